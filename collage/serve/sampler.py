@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from collage.serve.choice import HOW, Chooser, addresses
 from collage.serve.sampling import Sampling
 
+_MOST_TOP_K = 2**31
+"""More tokens than any vocabulary has. A request may ask for more than a C integer holds."""
 _COLDEST = 1e-5
 """Temperatures below this are 0: the division by them would leave the range of numbers."""
 
@@ -35,6 +37,7 @@ class Sampler:
         scale = 1 / sampling.temperature if self._draws else 0.0
         self._likeliest = HOW.pack(scale, 1.0, 0.0, 0.0, 0)
         self._numbers = scale, sampling.top_p, sampling.min_p
+        self._top_k = min(sampling.top_k, _MOST_TOP_K)
         self._counts: Counter[int] = Counter()
         self._counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
         repeats = sampling.repetition_penalty != 1
@@ -50,7 +53,7 @@ class Sampler:
         """How the next token is chosen, as the struct ``HOW``."""
         if not self._draws:
             return self._likeliest
-        return HOW.pack(*self._numbers, self._random.random(), self.sampling.top_k)
+        return HOW.pack(*self._numbers, self._random.random(), self._top_k)
 
     def adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of logits with penalties and biases, or the row itself where there are none."""

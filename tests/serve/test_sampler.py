@@ -136,6 +136,7 @@ def test_extremes() -> None:
     assert draws(Sampling(top_p=0.0), logits, 5) == [1] * 5
     assert draws(Sampling(top_k=1), logits, 5) == [1] * 5
     assert draws(Sampling(min_p=1.0), logits, 5) == [1] * 5
+    assert draws(Sampling(seed=1, top_k=2**64), logits, 50) == draws(Sampling(seed=1), logits, 50)
     assert 2 not in draws(Sampling(seed=1, temperature=100), logits, 200)
     assert 2 not in draws(Sampling(seed=1, temperature=100, top_k=4, top_p=1), logits, 200)
     minus = -np.inf
