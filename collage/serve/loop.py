@@ -201,7 +201,7 @@ class Loop:
         with self._changed:
             while not (self._inbox or self._closing or self._core.busy or self._flying or self._lost):
                 self._changed.wait()
-            if self._lost:
+            if self._lost and not (self._core.busy or self._flying):  # else an iteration will tell why
                 raise RunnerLostError("a process that computes for it has ended")
             taken = list(self._inbox)
             self._inbox.clear()

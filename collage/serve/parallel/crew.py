@@ -116,15 +116,24 @@ class Crew:
             except OSError as error:
                 raise self.lost() from error
 
-    def lost(self) -> RunnerLostError:
-        """The error for a process that is gone or does not answer. All processes are ended."""
+    def lost(self, reason: str = "") -> RunnerLostError:
+        """The error for a process that is gone or does not answer, or for another ``reason``. All processes are ended.
+
+        It has the first reason that there was.
+        """
         end = time.monotonic() + _REASON_S
-        while not self._lost and time.monotonic() < end:
+        while not (reason or self._lost) and time.monotonic() < end:
             time.sleep(0.01)  # the watcher will know how it ended
-        self._give_up(
-            f"a process of the decoder has not answered for {self._parallelism.answer_s:g} s; it was ended"
-        )
+        self._give_up(reason or self._silence())
         return RunnerLostError(self._lost)
+
+    def _silence(self) -> str:
+        """Why nothing comes from a process, where the watcher does not know it yet."""
+        for rank, each in enumerate(self._processes, 1):
+            if each.poll() is not None:
+                return self._end(rank)
+        limit_s = self._parallelism.answer_s
+        return f"a process of the decoder has not answered for {limit_s:g} s; it was ended"
 
     def close(self) -> None:
         """End the processes: by a message, and by force when they do not end soon."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
+from collage.core.library_text import library_text
 from collage.errors import CollageError, unknown_names
 from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES
 from collage.serve.decoder.buckets import bucket_for
@@ -26,6 +29,8 @@ from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_cach
 from collage.serve.parallel.tensors import PeerLostError, exchange
 from collage.serve.runner import RunnerLostError, Slice
 
+logger = logging.getLogger(__name__)
+
 _SAMPLES = 2
 
 
@@ -35,7 +40,7 @@ class ParallelRunner:
     One thread at a time may use it. With Cache Parallelism, an iteration may have N times the tokens. With pipeline
     parallelism, N threads may: as many iterations are in flight. ``close`` ends the other processes. They end by
     themselves when this one does. When one of them is gone, ``step`` raises RunnerLostError, and ``when_lost`` is
-    called.
+    called. ``step`` raises it for a failure in this process, too: the others are inside the iteration then.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class ParallelRunner:
 
     def sent_bytes(self) -> list[int]:
         """The bytes of tensors that each process has sent so far; only while nothing runs."""
-        with self._lock:
+        with self._lock, self._all_or_lost():
             self._open.tell(Count())
             counts = {peer: np.zeros(1) for peer in range(1, self.parallelism.processes)}
             exchange(self._tensors, {}, counts)
@@ -118,42 +123,57 @@ class ParallelRunner:
 
         Raises InputError for slices that do not fit the decoder; nothing is computed then. Raises RunnerLostError.
         """
-        crew = self._open
         tokens_of(self, slices)
-        try:
-            if not isinstance(self._rank, PipelineRank):
-                with self._lock:
-                    crew.tell(Step(tuple(slices)))
-                    found = self._rank.step(slices)
-                    assert found is not None
-                    return found
+        if isinstance(self._rank, PipelineRank):
             return self._piped(self._rank, slices)
-        except (PeerLostError, RunnerLostError) as error:
-            with self._turns:
-                self._gone = True
-                self._turns.notify_all()
-            raise crew.lost() from error
+        with self._lock, self._all_or_lost():
+            self._open.tell(Step(tuple(slices)))
+            found = self._rank.step(slices)
+            assert found is not None
+            return found
 
     def _piped(self, rank: PipelineRank, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """Run the first layers, and wait for the logits in turn."""
-        with self._lock:
+        with self._lock, self._all_or_lost():
             self._open.tell(Step(tuple(slices)))
             turn, self._begun = self._begun, self._begun + 1
             rank.step(slices)
-        with self._turns:
-            self._turns.wait_for(lambda: self._gone or self._returned >= turn)
-            if self._gone:
-                raise PeerLostError("an iteration before was lost")
-        try:
-            return rank.logits(len(wanted_rows(slices)))
-        finally:
+        with self._all_or_lost():
+            with self._turns:
+                self._turns.wait_for(lambda: self._gone or self._returned >= turn)
+                if self._gone:
+                    raise PeerLostError("an iteration before was lost")
+            found = rank.logits(len(wanted_rows(slices)))
             with self._turns:
                 self._returned = turn + 1
                 self._turns.notify_all()
+            return found
+
+    @contextmanager
+    def _all_or_lost(self) -> Iterator[None]:
+        """End the other processes when anything fails here: they are not where this one is any more.
+
+        What one sends next would be taken for something else. Raises RunnerLostError.
+        """
+        crew = self._open
+        try:
+            yield
+        except BaseException as error:
+            with self._turns:
+                self._gone = True
+                self._turns.notify_all()
+            if isinstance(error, (PeerLostError, RunnerLostError)):
+                raise crew.lost() from error
+            what = f"{type(error).__name__}: {library_text(error)}".removesuffix(": ")
+            lost = crew.lost(f"process 0 of the decoder has failed: {what}")
+            if not isinstance(error, Exception):  # Ctrl-C, which is for the caller
+                raise
+            logger.exception("process 0 of the decoder has failed")
+            raise lost from error
 
     def fill_cache(self, seed: int) -> None:
         """Fill the cache with numbers that follow from the seed: for measurements with many cached tokens."""
-        with self._lock:
+        with self._lock, self._all_or_lost():
             self._open.tell(Fill(seed))
             layers = len(self._compiled.decoder.layers)
             fill_caches(self._rank.caches, seed, held_by(self.parallelism, 0, layers))

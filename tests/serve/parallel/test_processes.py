@@ -95,6 +95,33 @@ def test_a_killed_process_fails_all_requests(qwen: Ready, expected: list[tuple[i
         assert answers(runner, EngineOptions(max_running=3)) == expected
 
 
+@pytest.mark.parametrize(("kind", "policy"), [("cache", "chunked"), ("pipeline", "orca")])
+def test_a_failure_in_the_first_process_fails_all_requests(
+    qwen: Ready, monkeypatch: pytest.MonkeyPatch, kind: str, policy: str
+) -> None:
+    """The others are inside the iteration, and would take the next one's tensors for those of this one."""
+    steps = iter(range(100))
+
+    def step(slices: list[Slice]) -> object:
+        if next(steps) == 5:
+            raise MemoryError
+        return whole(slices)
+
+    with running(qwen.path, kind) as runner:
+        pids, whole = runner.pids, runner._rank.step
+        monkeypatch.setattr(runner._rank, "step", step)
+        engine = Engine(runner, EngineOptions(max_running=2, policy=policy))
+        sampling = Sampling(max_tokens=150, temperature=0, ignore_eos=True)
+        streams = [engine.submit((1, 2, n), sampling) for n in range(4)]
+        for each in streams:
+            with pytest.raises(CollageError, match="process 0 of the decoder has failed: MemoryError"):
+                each.result()
+        engine.close()
+        wait_until_gone(pids)
+        with pytest.raises(RunnerLostError, match="process 0 of the decoder has failed: MemoryError"):
+            runner.step([Slice((1,), 0, (0,), True)])
+
+
 def test_a_process_killed_while_nothing_runs_is_noticed(qwen: Ready) -> None:
     with running(qwen.path, "cache", 3) as runner:
         pids = runner.pids
