@@ -62,6 +62,29 @@ def open_runner(
     return DecoderRunner(compiled, registry, block_count, cache)
 
 
+def blocks_of_one(
+    model: Path,
+    block_count: int | None,
+    trusted_key: Path | None,
+    cache: str,
+    parallelism: Parallelism | None,
+    runners: int,
+) -> int | None:
+    """The blocks of the cache of each of ``runners`` runners on this machine, which all get the same.
+
+    Each has an equal share of the memory that is free before any of them has begun. The arguments are those of
+    ``open_runner``, which takes what this returns. Raises CollageError as that does.
+    """
+    if model.is_dir() and (model / REFERENCE_FILE).exists():
+        return block_count
+    from collage.serve.decoder.file import cache_in
+    from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
+
+    heads, layers, max_length = cache_in(_decoder_file(model), trusted_key)
+    bytes_each = block_bytes(heads, layers, cache, 1 if parallelism is None else parallelism.parts)
+    return chosen_blocks(block_count, bytes_each, max_length, free_bytes() // runners)
+
+
 def threads_of(model: Path, trusted_key: Path | None = None) -> int:
     """The threads that a decoder was compiled for. Its weights are not read. Raises CollageError."""
     if model.is_dir() and (model / REFERENCE_FILE).exists():

@@ -26,6 +26,8 @@ from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder, save_decoder
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
+from collage.serve.model import blocks_of_one
+from collage.serve.parallel.options import Parallelism
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, DecoderShape, small
@@ -193,8 +195,24 @@ def test_slices_that_do_not_fit(ready: Ready, piece: Slice, message: str) -> Non
 
 def test_more_blocks_than_memory(ready: Ready) -> None:
     found = load_decoder(ready.path, default_registry())
-    with pytest.raises(UsageError, match=r"GiB of memory are free: ask for at most \d+ blocks"):
+    with pytest.raises(UsageError, match=r"GiB of memory are free for them: ask for at most \d+ blocks"):
         DecoderRunner(found, default_registry(), 1 << 40)
+
+
+def test_runners_beside_each_other_share_the_memory(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load_decoder(ready.path, default_registry())
+    layers, least = len(found.decoder.layers), -(-found.max_length // ready.runner.block_tokens)
+    free = 100 * least * layers * found.heads.block_bytes()
+    monkeypatch.setattr("collage.serve.decoder.memory.free_bytes", lambda: free)
+
+    def blocks(wanted: int | None, runners: int, parallelism: Parallelism | None = None) -> int | None:
+        return blocks_of_one(ready.path, wanted, None, "float32", parallelism, runners)
+
+    assert [blocks(None, runners) for runners in (1, 2, 3)] == [60 * least, 30 * least, 20 * least]
+    assert blocks(None, 2, Parallelism("tensor", 2)) == 15 * least
+    assert blocks(5, 10) == 5
+    with pytest.raises(UsageError, match=f"ask for at most {95 * least // 2} blocks"):
+        blocks(60 * least, 2)
 
 
 @pytest.mark.parametrize(("cache", "size"), [("bfloat16", 0.5), ("int8", 0.32)])

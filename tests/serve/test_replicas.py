@@ -18,7 +18,10 @@ import psutil
 import pytest
 
 from collage.errors import ClusterError
-from collage.serve.replicas.deployment import check_room, own_cpus
+from collage.serve.http.options import ServerOptions
+from collage.serve.options import EngineOptions
+from collage.serve.parallel.options import Parallelism
+from collage.serve.replicas.deployment import check_room, most_beside, most_open, own_cpus
 from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
@@ -35,6 +38,19 @@ def test_replicas_of_one_node_have_processors_of_their_own() -> None:
     usable = [0, 2, 4, 6, 8]
     assert [own_cpus(usable, 2, place) for place in range(3)] == [(0, 2), (4, 6), ()]
     assert own_cpus(usable, 1, 0) == ()
+
+
+def test_replicas_that_may_be_on_one_node_share_its_memory() -> None:
+    assert most_beside(8, 2, 3) == 3
+    assert most_beside(8, 2, 100) == 4  # the others are on other nodes
+    assert most_beside(1, 2, 4) == 1  # Ray was told of more processors than there are
+
+
+@pytest.mark.parametrize(("kind", "most"), [(None, 10), ("cache", 10), ("pipeline", 20)])
+def test_a_pipeline_takes_as_many_requests_for_each_iteration_in_flight(kind: str | None, most: int) -> None:
+    parallelism = None if kind is None else Parallelism(kind, 3)
+    engine = EngineOptions(max_running=5, max_waiting=5)
+    assert most_open(ServerOptions(Path("m"), engine, parallelism=parallelism)) == most
 
 
 def test_a_cluster_without_room_is_told_at_once() -> None:

@@ -132,6 +132,15 @@ def threads_in(path: Path, trusted_key: Path | None = None) -> int:
         return typed(int, archive.manifest["decoder"]["threads"])
 
 
+def cache_in(path: Path, trusted_key: Path | None = None) -> tuple[Heads, int, int]:
+    """The heads of a decoder in a file, its layers, and the most tokens of a sequence. Raises ModuleFileError."""
+    archive = _opened(path, True, trusted_key)
+    with damage(path):
+        about = archive.manifest["decoder"]
+        layers = len(typed(Decoder, about["decoder"]).layers)
+        return typed(Heads, about["heads"]), layers, typed(int, about["max_length"])
+
+
 def _opened(path: Path, share: bool, trusted_key: Path | None) -> MappedArchive:
     archive = open_archive(path, share=share, trusted_key=trusted_key)
     if "decoder" not in archive.manifest:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from collage.core.cgroup import spare_memory
 from collage.core.memory import physical_bytes
-from collage.errors import UsageError
-from collage.serve.attention import BLOCK_TOKENS
+from collage.errors import UsageError, unknown_names
+from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Heads
 
 _SHARE = 0.6
 """The share of the free memory that the cache takes by default."""
@@ -39,25 +39,36 @@ def has_room_for_own(weight_bytes: int, free: int) -> bool:
     return weight_bytes <= free * _OWN_SHARE
 
 
-def chosen_blocks(wanted: int | None, block_bytes: int, max_length: int, free: int) -> int:
+def block_bytes(heads: Heads, layers: int, cache: str, parts: int = 1) -> int:
+    """The bytes of a block of the cache in all layers, where ``parts`` processes have such heads each.
+
+    Raises UsageError for a type of the cache that there is not.
+    """
+    if cache not in CACHE_TYPES:
+        raise unknown_names("type of the cache", [cache], CACHE_TYPES)
+    return parts * layers * heads.block_bytes(cache)
+
+
+def chosen_blocks(wanted: int | None, bytes_each: int, max_length: int, free: int) -> int:
     """The blocks of the cache: those that are wanted, or as many as make sense in the ``free`` bytes.
 
-    Raises UsageError, with the largest number that fits, where there is no memory for them, or where they do not hold
-    one sequence of ``max_length`` tokens.
+    Without a wish they hold at least one sequence of ``max_length`` tokens; those that are wanted may be fewer, and
+    longer requests are refused then. Raises UsageError, with the largest number that fits, where there is no memory for
+    them.
     """
-    fit = int(free * _MOST_SHARE) // block_bytes
+    fit = int(free * _MOST_SHARE) // bytes_each
     least = -(-max_length // BLOCK_TOKENS)
     if wanted is None:
-        wanted = max(least, min(int(free * _SHARE) // block_bytes, least * _SEQUENCES))
+        wanted = max(least, min(int(free * _SHARE) // bytes_each, least * _SEQUENCES))
         if wanted > fit:
             raise UsageError(
                 f"a sequence of {max_length} tokens takes {least} blocks of the cache, and at most {fit} fit into the "
-                f"{free / 2**30:.1f} GiB of memory that are free: choose a smaller longest sequence."
+                f"{free / 2**30:.1f} GiB of memory that are free for it: choose a smaller longest sequence."
             )
     if wanted > fit:
         raise UsageError(
-            f"{wanted} blocks of the cache take {wanted * block_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
-            f"memory are free: ask for at most {fit} blocks."
+            f"{wanted} blocks of the cache take {wanted * bytes_each / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            f"memory are free for them: ask for at most {fit} blocks."
         )
     if wanted < 1:
         raise UsageError(f"the cache needs at least one block, not {wanted}.")

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
-from collage.errors import CollageError, InputError, UsageError, unknown_names
+from collage.errors import CollageError, InputError, UsageError
 from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
-from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Batch, make_cache
+from collage.serve.attention import BLOCK_TOKENS, Batch, make_cache
 from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
-from collage.serve.decoder.memory import chosen_blocks, free_bytes
+from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.runner import Runner, Slice
 
 
@@ -44,12 +44,10 @@ class DecoderRunner:
                 f"{compiled.name} is compiled for {compiled.processes} processes: serve it with --parallel tensor."
             )
         self._compiled = compiled
-        if cache not in CACHE_TYPES:
-            raise unknown_names("type of the cache", [cache], CACHE_TYPES)
         layers = len(compiled.decoder.layers)
-        block_bytes = compiled.heads.block_bytes(cache) * layers
+        bytes_each = block_bytes(compiled.heads, layers, cache)
         self.block_tokens = BLOCK_TOKENS
-        self.block_count = chosen_blocks(blocks, block_bytes, compiled.max_length, free_bytes())
+        self.block_count = chosen_blocks(blocks, bytes_each, compiled.max_length, free_bytes())
         self.max_tokens = compiled.buckets[-1]
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary

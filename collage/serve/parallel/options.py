@@ -23,6 +23,16 @@ class Parallelism:
     processes: int = 2
     answer_s: float = 60.0
 
+    @property
+    def workers(self) -> int:
+        """The number of iterations that can be in flight."""
+        return self.processes if self.kind == PIPELINE else 1
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that the heads are divided into."""
+        return self.processes if self.kind == TENSOR else 1
+
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown_names("kind of parallelism", [self.kind], KINDS)

@@ -31,7 +31,7 @@ _RANKS: dict[str, type[CacheRank] | type[TensorRank] | type[PipelineRank]] = {
 
 def check_divisible(compiled: CompiledDecoder, parallelism: Parallelism) -> None:
     """Raise UsageError where a decoder cannot be divided like that."""
-    wanted = parallelism.processes if parallelism.kind == TENSOR else 1
+    wanted = parallelism.parts
     if compiled.processes != wanted:
         one = (
             "one process"

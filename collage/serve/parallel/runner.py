@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
 from collage.core.library_text import library_text
-from collage.errors import CollageError, unknown_names
-from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES
+from collage.errors import CollageError
+from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import bucket_for
-from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.costs import streams_ms
 from collage.serve.decoder.file import load_decoder
-from collage.serve.decoder.memory import chosen_blocks, free_bytes
+from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.decoder.runner import tokens_of
 from collage.serve.parallel.crew import Crew
 from collage.serve.parallel.messages import Count, Fill, Setup, Step
-from collage.serve.parallel.options import CACHE, PIPELINE, TENSOR, Parallelism
+from collage.serve.parallel.options import CACHE, Parallelism
 from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
 from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
@@ -56,18 +55,18 @@ class ParallelRunner:
 
         Raises CollageError where the decoder cannot be loaded or divided, or where memory does not suffice.
         """
-        if cache not in CACHE_TYPES:
-            raise unknown_names("type of the cache", [cache], CACHE_TYPES)
         compiled = load_decoder(model, registry, trusted_key=trusted_key)
         check_divisible(compiled, parallelism)
         size = parallelism.processes
         self._compiled = compiled
         self.parallelism = parallelism
         self.block_tokens = BLOCK_TOKENS
-        each = blocks_each(parallelism, _blocks(compiled, parallelism, blocks, cache))
+        # All processes share this machine's memory.
+        bytes_each = block_bytes(compiled.heads, len(compiled.decoder.layers), cache, parallelism.parts)
+        each = blocks_each(parallelism, chosen_blocks(blocks, bytes_each, compiled.max_length, free_bytes()))
         self.shares = size if parallelism.kind == CACHE else 1
         self.block_count = each * self.shares
-        self.workers = size if parallelism.kind == PIPELINE else 1
+        self.workers = parallelism.workers
         self.buckets = tuple(bucket * self.shares for bucket in compiled.buckets)
         """The numbers of tokens that it was compiled for; an iteration of others is padded."""
         self.max_tokens = self.buckets[-1]
@@ -192,10 +191,3 @@ class ParallelRunner:
             self._crew = None
             self._tensors.close()
             self._rank.close()
-
-
-def _blocks(compiled: CompiledDecoder, parallelism: Parallelism, wanted: int | None, cache: str) -> int:
-    """The blocks of the cache of all processes, which share this machine's memory."""
-    holders = parallelism.processes if parallelism.kind == TENSOR else 1  # each has some heads of all blocks
-    block_bytes = holders * compiled.heads.block_bytes(cache) * len(compiled.decoder.layers)
-    return chosen_blocks(wanted, block_bytes, compiled.max_length, free_bytes())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from collage.errors import ClusterError, UsageError
 from collage.serve.http.front import Front, check_libraries
 from collage.serve.http.options import ServerOptions
-from collage.serve.model import threads_of
+from collage.serve.model import blocks_of_one, threads_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -39,10 +39,24 @@ def import_serve() -> ModuleType:
 class Replica:
     """A server in an actor of Ray: requests come over Ray's proxies, and the engine has a process of its own."""
 
-    async def __init__(self, options: ServerOptions, cpus: int) -> None:  # type: ignore[misc]  # Ray awaits it
-        """Start the engine. ``cpus`` is the number of processors that it uses. Raises CollageError."""
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, options: ServerOptions, cpus: int, replicas: int
+    ) -> None:
+        """Start the engine. ``cpus`` is the number of processors that it uses. Raises CollageError.
+
+        ``replicas`` is the number of all replicas. They start at the same time, so each takes a share of the memory.
+        """
         place = import_serve().get_replica_context().rank.local_rank
-        self._front = Front(options, own_cpus(sorted(os.sched_getaffinity(0)), cpus, place))
+        usable = sorted(os.sched_getaffinity(0))
+        blocks = blocks_of_one(
+            options.model,
+            options.block_count,
+            options.trusted_key,
+            options.cache,
+            options.parallelism,
+            most_beside(len(usable), cpus, replicas),
+        )
+        self._front = Front(replace(options, block_count=blocks), own_cpus(usable, cpus, place))
         try:
             await self._front.start()
         except BaseException:
@@ -74,6 +88,17 @@ def own_cpus(usable: Sequence[int], count: int, place: int) -> tuple[int, ...]:
     return tuple(usable[last - count : last]) if count > 1 and last <= len(usable) else ()
 
 
+def most_beside(usable: int, cpus: int, replicas: int) -> int:
+    """How many of the replicas, which use ``cpus`` processors each, may be on a node with so many usable ones."""
+    return max(1, min(replicas, usable // cpus))
+
+
+def most_open(options: ServerOptions) -> int:
+    """The most requests that a replica takes at a time; its engine has ``max_running`` in each iteration in flight."""
+    workers = 1 if options.parallelism is None else options.parallelism.workers
+    return options.engine.max_running * workers + options.engine.max_waiting
+
+
 def cpus_of(options: ServerOptions) -> int:
     """The processors that a replica uses: the threads that the decoder was compiled for, in each of its processes."""
     threads = threads_of(options.model, options.trusted_key)
@@ -93,8 +118,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
         raise UsageError("replicas would write their traces to one file: leave --trace out.")
     serve = import_serve()
     cpus = cpus_of(options)
-    engine = options.engine
-    most = engine.max_running + engine.max_waiting
+    most = most_open(options)
     made = serve.deployment(
         serve.ingress()(Replica),
         name="Replica",
@@ -111,7 +135,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
         max_constructor_retry_count=_ATTEMPTS,
         logging_config={"enable_access_log": False},
     )
-    return made.bind(_absolute(options), cpus)
+    return made.bind(_absolute(options), cpus, replicas)
 
 
 def _absolute(options: ServerOptions) -> ServerOptions:
