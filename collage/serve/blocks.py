@@ -11,16 +11,28 @@ from itertools import chain
 from collage.errors import CollageError
 
 _KEY_BYTES = 16
+_ROOT_BYTES = 32
+_PERSON = b"collage salt"
 
 
 class OutOfBlocksError(CollageError):
     """The pool has too few free blocks. The scheduler counts them before, so this is a fault of ours."""
 
 
+def root_key(salt: str) -> bytes:
+    """What stands for the block before the first one, for requests with this salt. It has another size than a key.
+
+    A salt as it comes could be the key of another's prefix, and blocks behind it would be found behind that prefix.
+    """
+    text = salt.encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=_ROOT_BYTES, person=_PERSON).digest()
+
+
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of a full block: a hash of its tokens and of the key of the block before it, so of its whole prefix.
 
-    The hash is a cryptographic one, because whoever can make two prefixes collide reads the answers to another's.
+    ``parent`` is that key, or for the first block a ``root_key``. The hash is a cryptographic one, because whoever can
+    make two prefixes collide reads the answers to another's.
     """
     return blake2b(parent + struct.pack(f"{len(tokens)}q", *tokens), digest_size=_KEY_BYTES).digest()
 

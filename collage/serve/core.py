@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collage.serve.blocks import BlockPool
+from collage.serve.blocks import BlockPool, root_key
 from collage.serve.choice import Chooser
 from collage.serve.costs import costs_of
 from collage.serve.options import POLICIES, EngineOptions
@@ -89,7 +89,7 @@ class Core:
             request.priority,
             deadline,
             self._known.get(request.leader) if request.leader is not None and self.blocks.keeps else None,
-            request.cache_salt.encode(),
+            root_key(request.cache_salt),
         )
         self._arrivals += 1
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)

@@ -16,9 +16,10 @@ class Sequence:
 
     ``max_length`` is the most tokens that it can have. ``computed`` tokens have keys and values in the cache, in
     ``blocks``; ``cached`` of them were found there, and ``registered`` blocks can be found by others. ``leader`` is a
-    sequence with the same prompt whose blocks this one waits for. ``in_flight`` says that an iteration with it has not
-    returned, ``done`` that it has left the engine. Times are in seconds of the engine's clock; ``started_s`` is when it
-    was first admitted, and ``token_s`` when its last token came.
+    sequence with the same prompt whose blocks this one waits for, and ``root`` the key that the keys of its blocks
+    begin with. ``in_flight`` says that an iteration with it has not returned, ``done`` that it has left the engine.
+    Times are in seconds of the engine's clock; ``started_s`` is when it was first admitted, and ``token_s`` when its
+    last token came.
     """
 
     id: int
@@ -30,7 +31,7 @@ class Sequence:
     priority: int = 0
     deadline_s: float = float("inf")
     leader: Sequence | None = None
-    salt: bytes = b""
+    root: bytes = b""
     computed: int = 0
     cached: int = 0
     blocks: tuple[int, ...] = ()
@@ -62,5 +63,5 @@ class Sequence:
         """Compute the keys of the first ``full`` blocks, of which those known already are kept."""
         while len(self.keys) < full:
             at = len(self.keys) * block_tokens
-            parent = self.keys[-1] if self.keys else self.salt
+            parent = self.keys[-1] if self.keys else self.root
             self.keys.append(block_key(parent, self.tokens[at : at + block_tokens]))

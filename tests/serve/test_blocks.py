@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.serve.blocks import BlockPool, OutOfBlocksError, block_key
+from collage.serve.blocks import BlockPool, OutOfBlocksError, block_key, root_key
 
 COUNT = 8
 
@@ -86,7 +86,7 @@ def test_a_share_without_free_blocks_is_passed_over() -> None:
 def test_keys_are_of_the_whole_prefix() -> None:
     first = block_key(b"", [1, 2])
     assert first == block_key(b"", [1, 2])
-    assert first != block_key(b"salt", [1, 2])
+    assert first != block_key(root_key("salt"), [1, 2])
     assert block_key(first, [3, 4]) != block_key(block_key(b"", [1, 5]), [3, 4])
     assert block_key(b"", [1, 2]) != block_key(b"", [2, 1])
 

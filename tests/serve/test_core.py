@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+from collage.serve.blocks import block_key, root_key
 from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, Request
@@ -75,6 +78,26 @@ def test_only_computed_blocks_are_found() -> None:
     keys = core._running[0].keys
     core._running[0].extend_keys(4, 9)
     assert len(core.blocks.lookup(keys)[0]) == 4
+
+
+def test_a_salt_that_is_the_key_of_a_prefix_opens_no_way_behind_it() -> None:
+    """Else whoever knows a prompt could put blocks of other tokens behind its first ones."""
+    for number in count():
+        prefix = (number, 0, 0, 0)
+        try:
+            salt = block_key(root_key(""), prefix).decode()
+            break
+        except UnicodeDecodeError:  # few keys are texts
+            continue
+    core = Core(NullRunner(), EngineOptions())
+    one = Sampling(max_tokens=1, temperature=0)
+    core.add(Request(0, (*prefix, 0), one), 0.0)
+    step(core)
+    core.add(Request(1, (1, 1, 1, 1, 0), one, cache_salt=salt), 0.0)
+    step(core)
+    core.add(Request(2, (*prefix, 1, 1, 1, 1, 0), one), 0.0)
+    step(core)
+    assert core.stats().cached_tokens == len(prefix)
 
 
 def test_expired_requests_leave_with_their_blocks() -> None:
