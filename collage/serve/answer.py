@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collage.serve.request import Event, Finish
@@ -13,22 +14,31 @@ from collage.serve.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new in an answer: text, and the tokens since the last delta. ``finish`` is set in the last one."""
+    """What is new in an answer: text, and the tokens since the last delta. ``finish`` is set in the last one.
+
+    Where there are ``logprobs``, ``offsets`` has for each token the characters of the answer before it. Parts of one
+    character have the same.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     finish: Finish | None = None
     error: str = ""
+    offsets: tuple[int, ...] = ()
 
 
 class Answer:
     """Collects the events of one request. It knows its text so far and what it has used."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, prompt_tokens: int) -> None:
-        self._watch = StopWatch(tokenizer, sampling.stop)
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: Sampling, prompt_tokens: int, before: Sequence[int] = ()
+    ) -> None:
+        """``before`` are the tokens before the answer, or the last of them: they shape its first text."""
+        self._watch = StopWatch(tokenizer, sampling.stop, before)
         self._pending: list[int] = []
         self._pending_logprobs: list[Logprobs] = []
+        self._pending_offsets: list[int] = []
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         self.cached_tokens = 0
@@ -45,6 +55,7 @@ class Answer:
             self._pending.append(event.token)
             if event.logprobs is not None:
                 self._pending_logprobs.append(event.logprobs)
+                self._pending_offsets.append(self._watch.length)
             if event.cut or event.finish is not Finish.STOP:
                 text, found = self._watch.add(event.token)
             # Otherwise this is a token that ends the answer, and no part of its text.
@@ -54,7 +65,15 @@ class Answer:
         self.finish = Finish.STOP if found else event.finish
         if not text and self.finish is None:
             return None
-        delta = Delta(text, tuple(self._pending), tuple(self._pending_logprobs), self.finish, event.error)
+        delta = Delta(
+            text,
+            tuple(self._pending),
+            tuple(self._pending_logprobs),
+            self.finish,
+            event.error,
+            tuple(self._pending_offsets),
+        )
         self._pending.clear()
         self._pending_logprobs.clear()
+        self._pending_offsets.clear()
         return delta

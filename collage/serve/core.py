@@ -93,7 +93,7 @@ class Core:
         )
         self._arrivals += 1
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)
-        watch = StopWatch(self._tokenizer, sampling.stop) if sampling.stop else None
+        watch = StopWatch(self._tokenizer, sampling.stop, request.prompt) if sampling.stop else None
         self._answers[request.id] = _Answer(Sampler(sampling, request.prompt, ends), ends, watch)
         self._known[request.id] = sequence
         insort(self._waiting, sequence, key=_order)

@@ -159,7 +159,7 @@ class Engine:
 
     def _submit(self, *requests: Request) -> list[Stream]:
         streams = [
-            Stream(each.id, Answer(self._tokenizer, each.sampling, len(each.prompt)), self._loop)
+            Stream(each.id, Answer(self._tokenizer, each.sampling, len(each.prompt), each.prompt), self._loop)
             for each in requests
         ]
         with self._lock:

@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
-from collage.serve.tokenizer import Tokenizer
+from collections.abc import Sequence
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+from collage.serve.tokenizer import BROKEN, Tokenizer
+
 _MOST_HELD = 6
 """A character has four bytes at most, so more tokens than this with a broken end are broken for good."""
+_CONTEXT = 5
+"""The tokens before an answer that shape its first text, as many as vLLM takes."""
+_MOST_CONTEXT = 24
+"""The tokens that are taken where fewer begin within a character."""
 
 
 class Detokenizer:
-    """Decodes tokens one by one. A token may be part of a character, and its text may depend on the tokens before."""
+    """Decodes tokens one by one. A token may be part of a character, and its text may depend on the tokens before.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    ``before`` are tokens before the first one, of which the last few are decoded with it. Decoders of SentencePiece's
+    kind leave out the blank before a token where nothing is before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._context = 0  # tokens from here on are decoded again, since they shape the text of the next ones
-        self._shown = 0  # tokens up to here are in the text
+        # Tokens that are shown already are decoded again, since they shape the text of the next ones.
+        self._tokens = _context(tokenizer, before)
+        self._shown = len(self._tokens)
 
     def add(self, token: int) -> str:
         """The text that this token completes, perhaps empty."""
-        self._tokens.append(token)
-        text = self._new_text()
-        if text.endswith(_BROKEN) and len(self._tokens) - self._shown < _MOST_HELD:
+        if not self._tokenizer.has_text(token):
             return ""
-        return self._show(text)
+        self._tokens.append(token)
+        text, begins = self._new_text()
+        if (not text or text.endswith(BROKEN)) and len(self._tokens) - self._shown < _MOST_HELD:
+            return ""
+        return self._show(text, begins)
 
     def flush(self) -> str:
         """The text of tokens that were held back."""
-        return self._show(self._new_text())
+        return self._show(*self._new_text())
 
-    def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._tokens[self._context : self._shown])
-        return self._tokenizer.decode(self._tokens[self._context :])[len(before) :]
+    def _new_text(self) -> tuple[str, bool]:
+        """The text that is not shown yet, and whether it begins with a character of its own."""
+        before = self._tokenizer.decode(self._tokens[: self._shown])
+        text = self._tokenizer.decode(self._tokens)
+        begins = text.startswith(before)
+        if not begins:  # a character that had begun before is whole now
+            before = before.rstrip(BROKEN)
+        return text[len(before) :], begins
 
-    def _show(self, text: str) -> str:
-        if text:
-            self._context, self._shown = self._shown, len(self._tokens)
-            del self._tokens[: self._context]
-            self._shown -= self._context
-            self._context = 0
+    def _show(self, text: str, begins: bool) -> str:
+        if begins or self._shown > _MOST_CONTEXT:
+            del self._tokens[: self._shown]
+        self._shown = len(self._tokens)
         return text
+
+
+def _context(tokenizer: Tokenizer, before: Sequence[int]) -> list[int]:
+    """The last tokens that have a text, from the beginning of a character on."""
+    found = [each for each in before[-2 * _MOST_CONTEXT :] if tokenizer.has_text(each)]
+    for count in range(_CONTEXT, min(len(found), _MOST_CONTEXT) + 1):
+        text = tokenizer.decode(found[-count:]).rstrip(BROKEN)
+        if text and BROKEN not in text:
+            return found[-count:]
+    return found[-_CONTEXT:]
 
 
 class StopFinder:
@@ -71,13 +95,18 @@ class StopFinder:
 class StopWatch:
     """Tells when tokens that come one by one have completed one of several texts."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], before: Sequence[int] = ()) -> None:
+        """``before`` are tokens before the first one, as a ``Detokenizer`` takes them."""
+        self._detokenizer = Detokenizer(tokenizer, before)
         self._finder = StopFinder(stops)
+        self.length = 0
+        """The characters of all tokens so far, also of those whose text is held back; not those of half a character."""
 
     def add(self, token: int) -> tuple[str, bool]:
         """The text that is safe to show with this token, and whether a stop text was found; it ends before that."""
-        return self._finder.add(self._detokenizer.add(token))
+        text = self._detokenizer.add(token)
+        self.length += len(text)
+        return self._finder.add(text)
 
     def flush(self) -> tuple[str, bool]:
         """The text that was held back at the end, and whether a stop text was found in it."""

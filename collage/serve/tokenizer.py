@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,16 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
 
 EXTRA = "pip install 'collage[serve]'"
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How vocabularies of SentencePiece's kind name a byte."""
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_ALPHABET = {
+    **{chr(byte): byte for byte in _PRINTED},
+    **{chr(256 + i): byte for i, byte in enumerate(each for each in range(256) if each not in _PRINTED)},
+}
+"""The characters that stand for bytes in vocabularies of GPT-2's kind: their own ones, as far as these are printed."""
 
 
 class Tokenizer(Protocol):
@@ -26,8 +37,16 @@ class Tokenizer(Protocol):
         """The text of tokens. A character that they have only a part of is U+FFFD."""
         ...
 
+    def has_text(self, token: int) -> bool:
+        """Whether ``decode`` takes the token into account. Special tokens, and ids that there are not, have no text."""
+        ...
+
     def name(self, token: int) -> str:
-        """The text of one token alone, also that of a special one."""
+        """The text of one token behind others, also that of a special one."""
+        ...
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of one token behind others, which may end within a character."""
         ...
 
 
@@ -48,9 +67,17 @@ class DecimalTokenizer:
         """The ids, each with a blank behind it."""
         return "".join(f"{each} " for each in tokens)
 
+    def has_text(self, token: int) -> bool:
+        """All have one."""
+        return True
+
     def name(self, token: int) -> str:
         """The id and a blank."""
         return f"{token} "
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of these."""
+        return self.name(token).encode()
 
 
 class FileTokenizer:
@@ -70,6 +97,11 @@ class FileTokenizer:
         self._library.no_padding()
         self.end_tokens = end_tokens
         self.vocabulary = int(self._library.get_vocab_size())
+        added = self._library.get_added_tokens_decoder()
+        self._special = frozenset(token for token, each in added.items() if each.special)
+        # Alone a token may have another text: decoders leave out the blank before the first one.
+        self._before = self.encode("a", special=False)
+        self._text_before = self._text(self._before)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text. Other threads run meanwhile, as they do in the library's functions for batches only."""
@@ -79,16 +111,43 @@ class FileTokenizer:
         """The text of tokens, without special ones."""
         return str(self._library.decode(list(tokens), skip_special_tokens=True))
 
+    def has_text(self, token: int) -> bool:
+        """Whether the token is in the vocabulary, and no special one."""
+        return token not in self._special and self._library.id_to_token(token) is not None
+
     def name(self, token: int) -> str:
         """The text of one token, which for a special one is its name."""
-        text = str(self._library.decode([token], skip_special_tokens=False))
+        text = self._behind(token)
         # Part of a character has no text of its own, and all such parts would have the same name.
-        return str(self._library.id_to_token(token) or text) if "\N{REPLACEMENT CHARACTER}" in text else text
+        return self._piece(token) if BROKEN in text else text
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of one token, which for a special one are those of its name."""
+        text = self._behind(token)
+        return _piece_bytes(self._piece(token)) if BROKEN in text else text.encode()
+
+    def _piece(self, token: int) -> str:
+        """What the vocabulary calls a token."""
+        return str(self._library.id_to_token(token) or "")
+
+    def _behind(self, token: int) -> str:
+        text = self._text([*self._before, token])
+        return text[len(self._text_before) :] if text.startswith(self._text_before) else self._text([token])
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._library.decode(list(tokens), skip_special_tokens=False))
 
     def token(self, name: str) -> int | None:
         """The id of a token by its name, None if there is none."""
         found = self._library.token_to_id(name)
         return None if found is None else int(found)
+
+
+def _piece_bytes(piece: str) -> bytes:
+    """The bytes of a token that is a part of a character, by its name in the vocabulary."""
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    return bytes(_ALPHABET[each] for each in piece) if set(piece) <= set(_ALPHABET) else piece.encode()
 
 
 def open_tokenizer(folder: Path) -> DecimalTokenizer | FileTokenizer:

@@ -37,7 +37,6 @@ class CompletionShape:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._offsets: dict[int, int] = {}
 
     def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
         """The answer as one object."""
@@ -64,28 +63,23 @@ class CompletionShape:
         return {
             "index": number,
             "text": delta.text,
-            "logprobs": self._logprobs(number, delta),
+            "logprobs": self._logprobs(delta),
             "finish_reason": _reason(delta.finish),
             "token_ids": list(delta.tokens),
         }
 
-    def _logprobs(self, number: int, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not delta.logprobs:
             return None
         tokenizer = self._service.tokenizer
-        names = [tokenizer.name(token) for token in delta.tokens]
-        offsets = []
-        for name in names:
-            offsets.append(self._offsets.setdefault(number, 0))
-            self._offsets[number] += len(name)
         return {
-            "tokens": names,
+            "tokens": [tokenizer.name(token) for token in delta.tokens],
             "token_logprobs": [_finite(each.chosen) for each in delta.logprobs],
             "top_logprobs": [
                 {tokenizer.name(token): _finite(value) for token, value in each.top}
                 for each in delta.logprobs
             ],
-            "text_offset": offsets,
+            "text_offset": list(delta.offsets),
         }
 
 
@@ -145,18 +139,20 @@ class ChatShape:
 
 
 def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
-    name = tokenizer.name(token)
-    return {"token": name, "logprob": _finite(value), "bytes": list(name.encode())}
+    return {"token": tokenizer.name(token), "logprob": _finite(value), "bytes": list(tokenizer.raw(token))}
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:
     tokens: list[int] = []
     logprobs: list[Logprobs] = []
+    offsets: list[int] = []
     for each in deltas:
         tokens += each.tokens
         logprobs += each.logprobs
+        offsets += each.offsets
     text = "".join(each.text for each in deltas)
-    return Delta(text, tuple(tokens), tuple(logprobs), deltas[-1].finish if deltas else None)
+    finish = deltas[-1].finish if deltas else None
+    return Delta(text, tuple(tokens), tuple(logprobs), finish, offsets=tuple(offsets))
 
 
 def _reason(finish: Finish | None) -> str | None:
