@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from collage.errors import CollageError
+from collage.errors import CollageError, InputError
 from collage.serve.answer import Answer
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.options import EngineOptions
@@ -115,19 +115,38 @@ class Engine:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        cache_salt: str = "",
     ) -> Stream:
         """Send a request. Raises InputError when it can never be served, and BusyError when too many wait.
 
-        ``priority`` is lower for what matters more; ``timeout_s`` bounds the time until the answer is complete.
+        ``priority`` is lower for what matters more: each step is worth ten seconds of waiting. ``timeout_s`` bounds the
+        time until the answer is complete, in seconds. Only requests with the same ``cache_salt`` share blocks.
         """
-        return self._submit(self._request(prompt, sampling, priority, timeout_s))[0]
+        return self._submit(self._request(prompt, sampling, priority, timeout_s, cache_salt))[0]
 
-    def submit_all(self, prompt: str | Sequence[int], sampling: Sampling, n: int) -> list[Stream]:
-        """Send a request for ``n`` answers, which share the blocks of the prompt. Seeds count up from the one given."""
-        first = self._request(prompt, sampling, 0, None)
+    def submit_all(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        n: int,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[Stream]:
+        """Send a request for ``n`` answers, which share the blocks of the prompt: all of them or none.
+
+        Seeds count up from the one given, and go on with 0 after 2**64 - 1. The other parameters and the errors are
+        those of ``submit``.
+        """
+        if not 1 <= n <= self._loop.most_open:
+            raise InputError(
+                f"n is {n}; it must be from 1 to {self._loop.most_open}, as many as this engine takes."
+            )
+        first = self._request(prompt, sampling, priority, timeout_s, cache_salt)
         requests = [first]
         for i in range(1, n):
-            seed = None if sampling.seed is None else sampling.seed + i
+            seed = None if sampling.seed is None else (sampling.seed + i) % 2**64
             requests.append(
                 replace(first, id=next(self._ids), sampling=replace(sampling, seed=seed), leader=first.id)
             )
@@ -150,11 +169,21 @@ class Engine:
         self._loop.check()
 
     def _request(
-        self, prompt: str | Sequence[int], sampling: Sampling | None, priority: int, timeout_s: float | None
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None,
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
     ) -> Request:
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return Request(
-            next(self._ids), tuple(tokens), sampling or Sampling(), priority=priority, timeout_s=timeout_s
+            next(self._ids),
+            tuple(tokens),
+            sampling or Sampling(),
+            priority=priority,
+            timeout_s=timeout_s,
+            cache_salt=cache_salt,
         )
 
     def _submit(self, *requests: Request) -> list[Stream]:

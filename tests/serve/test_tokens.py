@@ -103,6 +103,24 @@ def test_answers_to_one_prompt_share_its_blocks() -> None:
     engine.check()
 
 
+def test_several_answers_take_what_one_takes() -> None:
+    prompt = tuple(range(50))
+    with Engine(runner(step_ms=5.0)) as engine:
+        for n in (0, -1, 10**6):
+            with pytest.raises(InputError, match=f"n is {n}; it must be from 1 to "):
+                engine.submit_all(prompt, GREEDY, n)
+        last = Sampling(max_tokens=8, seed=2**64 - 1)
+        answers = [each.result() for each in engine.submit_all(prompt, last, 2, cache_salt="one")]
+        assert answers[1].tokens == engine.submit(prompt, Sampling(max_tokens=8, seed=0)).result().tokens
+        salted = [each.result() for each in engine.submit_all(prompt, GREEDY, 2, cache_salt="other")]
+        assert [each.cached_tokens for each in salted] == [0, 48]
+        late = engine.submit_all(prompt, Sampling(max_tokens=70), 2, priority=-1, timeout_s=0.05)
+        assert [each.result().finish for each in late] == [Finish.EXPIRED] * 2
+        with pytest.raises(InputError, match="priority is 101"):
+            engine.submit_all(prompt, GREEDY, 2, priority=101)
+    engine.check()
+
+
 def test_seeded_draws_do_not_depend_on_what_else_runs() -> None:
     sampling = Sampling(max_tokens=20, seed=1, top_p=0.9, top_k=50)
     with Engine(runner()) as engine:
