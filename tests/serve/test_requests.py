@@ -55,6 +55,12 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
     assert chat(**fields).sampling(None) == chat().sampling(None)
 
 
+def test_parts_of_a_message_are_lines() -> None:
+    parts = [{"type": "text", "text": each} for each in ("x", "y")]
+    (message,) = chat(messages=[{"role": "user", "content": parts}]).messages
+    assert message.for_template() == {"role": "user", "content": "x\ny"}
+
+
 def test_values_that_change_nothing_are_taken_in_one_kind_of_request() -> None:
     completion(echo=False, best_of=1, suffix=None)
     chat(tools=[], tool_choice="auto", parallel_tool_calls=True, store=False, metadata={"a": "b"})

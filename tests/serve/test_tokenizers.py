@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from collage.serve import Engine, Sampling
 from collage.serve.answer import Answer
+from collage.serve.http.service import Job
 from collage.serve.http.shapes import ChatShape, CompletionShape
-from collage.serve.request import Event, Finish
+from collage.serve.request import Event, Finish, Request
 from collage.serve.sampler import Logprobs
 from collage.serve.text import Detokenizer
 from collage.serve.tokenizer import FileTokenizer
@@ -148,6 +149,12 @@ def test_names_and_bytes_of_tokens_behind_others(of_llama: FileTokenizer, tmp_pa
     part, replacement = bytewise.token("Ġä½"), bytewise.token("ï¿½")
     assert (bytewise.name(part), bytewise.raw(part)) == ("Ġä½", b" \xe4\xbd")
     assert bytewise.raw(replacement) == "\N{REPLACEMENT CHARACTER}".encode()
+
+
+def test_answers_over_http_know_their_prompts(of_llama: FileTokenizer) -> None:
+    job = Job(SimpleNamespace(tokenizer=of_llama), [Request(1, (BEGIN, HELLO), Sampling())])  # type: ignore[arg-type]
+    delta = job.answers[0].add(Event(1, WORLD, finish=Finish.LENGTH))
+    assert delta is not None and delta.text == " world"
 
 
 def test_log_probabilities_tell_where_tokens_are_and_their_bytes(of_llama: FileTokenizer) -> None:

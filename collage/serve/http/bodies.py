@@ -180,9 +180,9 @@ class Message(Part):
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
-        """The message as chat templates take it."""
+        """The message as chat templates take it. Its parts are lines, as vLLM has them."""
         content = self.content
-        text = content if isinstance(content, str) else "".join(each.text for each in content)
+        text = content if isinstance(content, str) else "\n".join(each.text for each in content)
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
 
 

@@ -176,7 +176,9 @@ class Job:
         self._requests = list(requests)
         self.id = uuid.uuid4().hex
         self.created = int(time.time())
-        self.answers = [Answer(service.tokenizer, each.sampling, len(each.prompt)) for each in self._requests]
+        self.answers = [
+            Answer(service.tokenizer, each.sampling, len(each.prompt), each.prompt) for each in self._requests
+        ]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Send the requests, and yield the number of an answer with what is new in it.
