@@ -134,7 +134,7 @@ def _cache(
     parallelism = Parallelism("cache", processes, _ANSWER_S)
     with closing(ParallelRunner(study.path, default_registry(), parallelism, blocks)) as runner:
         runner.fill_cache(0)
-        error = float(np.abs(runner.step(slices) - logits).max())
+        error = _error(runner.step(slices), logits)
         before, wire = sum(runner.sent_bytes()), loopback_bytes()
         runner.step(slices)
         carried = loopback_bytes()
@@ -161,7 +161,7 @@ def _tensor(
     parallelism = Parallelism("tensor", _MEASURED, _ANSWER_S)
     with closing(ParallelRunner(study.divided, default_registry(), parallelism, blocks)) as runner:
         runner.fill_cache(0)
-        error = float(np.abs(runner.step(slices) - logits).max())
+        error = _error(runner.step(slices), logits)
         before = sum(runner.sent_bytes())
         runner.step(slices)
         heads = compiled.heads
@@ -172,6 +172,11 @@ def _tensor(
             * tensor_bytes(batch, heads.heads * heads.dim, _MEASURED),
             "tensor_ms": median_ms(times_ms(runner, [slices], study.rounds)),
         }
+
+
+def _error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest error of a logit, as a share of the largest one, or of 1 where that is more."""
+    return float(np.abs(found - expected).max()) / max(1.0, float(np.abs(expected).max()))
 
 
 def _pipeline(study: Study, compiled: CompiledDecoder, cached: int) -> float | None:
