@@ -35,7 +35,8 @@ class Sampler:
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
         self._draws = sampling.temperature >= _COLDEST
         scale = 1 / sampling.temperature if self._draws else 0.0
-        self._likeliest = HOW.pack(scale, 1.0, 0.0, 0.0, 0)
+        self.fixed = None if self._draws else HOW.pack(scale, 1.0, 0.0, 0.0, 0)
+        """What ``how`` returns, for a request that draws nothing."""
         self._numbers = scale, sampling.top_p, sampling.min_p
         self._top_k = min(sampling.top_k, _MOST_TOP_K)
         self._counts: Counter[int] = Counter()
@@ -51,8 +52,8 @@ class Sampler:
 
     def how(self) -> bytes:
         """How the next token is chosen, as the struct ``HOW``."""
-        if not self._draws:
-            return self._likeliest
+        if self.fixed is not None:
+            return self.fixed
         return HOW.pack(*self._numbers, self._random.random(), self._top_k)
 
     def adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -113,17 +114,18 @@ def choose_all(
     """
     logits = np.ascontiguousarray(logits, np.float32)
     rows = addresses(logits)
-    kept = []
-    for at, sampler in enumerate(samplers):
-        if not sampler.plain:
-            adjusted = sampler.adjusted(logits[at])
-            kept.append(adjusted)
-            rows[at] = adjusted.ctypes.data
-    tokens = chooser.choose(rows, b"".join([each.how() for each in samplers]))
-    return [
-        None if token < 0 else (token, None) if sampler.plain else _told(sampler, token, row)
-        for sampler, token, row in zip(samplers, tokens, logits, strict=True)
+    others = [at for at, each in enumerate(samplers) if not each.plain]
+    adjusted = [samplers[at].adjusted(logits[at]) for at in others]
+    for at, row in zip(others, adjusted, strict=True):
+        rows[at] = row.ctypes.data
+    tokens = chooser.choose(rows, b"".join([each.fixed or each.how() for each in samplers]))
+    found: list[tuple[int, Logprobs | None] | None] = [
+        (token, None) if token >= 0 else None for token in tokens
     ]
+    for at in others:
+        if tokens[at] >= 0:
+            found[at] = _told(samplers[at], tokens[at], logits[at])
+    return found
 
 
 def _told(sampler: Sampler, token: int, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
