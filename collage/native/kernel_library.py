@@ -16,6 +16,12 @@ from collage.native.library import address_of, built
 REVISION = 11
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
+NOT_BUILT = (
+    "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 compiler "
+    "(Debian: apt install g++) and install Collage again."
+)
+"""What to say where ``library_function`` finds nothing."""
+
 _AVX512, _AVX2 = 512, 256
 
 

@@ -14,7 +14,7 @@ from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.native import Step, Task
-from collage.native.kernel_library import kernels_problem, library_function
+from collage.native.kernel_library import NOT_BUILT, kernels_problem, library_function
 from collage.native.structure import structure
 from collage.serve.runner import Slice
 
@@ -239,10 +239,7 @@ def attention_problem() -> str:
     """The reason why the native attention cannot be used, or "" where it can."""
     if library_function("collage_attention_combine") is not None:
         return kernels_problem() if platform.machine() in ("x86_64", "AMD64") else ""
-    return (
-        "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 "
-        "compiler (Debian: apt install g++) and install Collage again."
-    )
+    return NOT_BUILT
 
 
 def _function(name: str) -> int:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from collage.errors import CollageError
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, Step, Task, team_of
-from collage.native.kernel_library import library_function
+from collage.native.kernel_library import NOT_BUILT, library_function
 
 HOW = struct.Struct("=ddddq")
 """How the token of a row is chosen: scale, top-p, min-p, draw and top-k of the C struct ``collage_sampling_choice``."""
 
 _SPAN = 256
+"""The logits of a span, as in sampling.h; each thread has room for whole spans."""
 _GROWTH = 2
 
 
@@ -27,10 +28,7 @@ class Chooser:
         """Prepare for rows of ``vocabulary`` logits. Raises CollageError without the native kernels."""
         function = library_function("collage_sampling_choose")
         if function is None:
-            raise CollageError(
-                "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 "
-                "compiler (Debian: apt install g++) and install Collage again."
-            )
+            raise CollageError(NOT_BUILT)
         room = -(-vocabulary // _SPAN) * _SPAN
         self._weights = aligned_empty((threads, room), "float32")
         self._batch = _Batch(weights=self._weights.ctypes.data, vocabulary=vocabulary, shares=threads)
