@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ from collage.errors import CollageError, InputError
 from collage.serve.answer import Answer
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.options import EngineOptions
-from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats, answers_to
 from collage.serve.runner import Runner
 from collage.serve.sampler import Logprobs
 from collage.serve.sampling import Sampling
@@ -144,13 +144,7 @@ class Engine:
                 f"n is {n}; it must be from 1 to {self._loop.most_open}, as many as this engine takes."
             )
         first = self._request(prompt, sampling, priority, timeout_s, cache_salt)
-        requests = [first]
-        for i in range(1, n):
-            seed = None if sampling.seed is None else (sampling.seed + i) % 2**64
-            requests.append(
-                replace(first, id=next(self._ids), sampling=replace(sampling, seed=seed), leader=first.id)
-            )
-        return self._submit(*requests)
+        return self._submit(*answers_to(first, n, lambda: next(self._ids)))
 
     def stats(self) -> Stats:
         """The state and the totals after the last iteration."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -26,6 +27,19 @@ class Request:
     priority: int = 0
     timeout_s: float | None = None
     cache_salt: str = ""
+
+
+def answers_to(first: Request, n: int, new_id: Callable[[], int]) -> list[Request]:
+    """A request and the ones for ``n - 1`` more answers to its prompt, which wait for its blocks.
+
+    Seeds count up from its own, and go on with 0 after 2**64 - 1.
+    """
+    requests = [first]
+    for i in range(1, n):
+        seed = None if first.sampling.seed is None else (first.sampling.seed + i) % 2**64
+        sampling = replace(first.sampling, seed=seed)
+        requests.append(replace(first, id=new_id(), sampling=sampling, leader=first.id))
+    return requests
 
 
 class Finish(str, Enum):

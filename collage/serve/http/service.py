@@ -17,7 +17,7 @@ from collage.serve.http.errors import ApiError, bad_request, ended, unavailable
 from collage.serve.http.link import DownError, Link
 from collage.serve.http.messages import Ready
 from collage.serve.http.metrics import Metrics
-from collage.serve.request import Event, RefusedError, Request
+from collage.serve.request import Event, RefusedError, Request, answers_to
 from collage.serve.sampling import Sampling
 from collage.serve.tokenizer import Tokenizer
 
@@ -121,12 +121,7 @@ class Service:
             if len(prompt) + sampling.max_tokens > sizes.most_tokens:
                 raise bad_request(str(error), body.prompt_field, _TOO_LONG) from error
             raise
-        requests = [first]
-        for i in range(1, body.answers):
-            seed = None if sampling.seed is None else (sampling.seed + i) % 2**64
-            other = replace(sampling, seed=seed)
-            requests.append(replace(first, id=self.link.new_id(), sampling=other, leader=first.id))
-        return requests
+        return answers_to(first, body.answers, self.link.new_id)
 
     def _check_number(self, body: CommonBody, prompts: int) -> None:
         """Raise ApiError where these are more answers than the engine takes at a time."""
