@@ -109,7 +109,7 @@ QUICK: tuple[Pass, ...] = (
     ),
 )
 
-ANYTIME: tuple[Pass, ...] = (Anytime(FULL, Settle()),)
+ANYTIME: tuple[Pass, ...] = (Anytime(FULL, Settle(), least=QUICK),)
 
 ANYTIME_QUICK: tuple[Pass, ...] = (Anytime(QUICK, Settle(select=SelectOnly())),)
 

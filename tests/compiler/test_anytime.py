@@ -102,9 +102,14 @@ def test_ctrl_c_again_ends_the_compile() -> None:
         Anytime(passes, Stop(KeyboardInterrupt("second")))(each.context, start)
 
 
-def test_without_a_module_the_budget_is_exceeded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def no_first_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine runs the whole model."""
+    monkeypatch.setattr(anytime, "FirstModule", lambda: lambda context, compilation: compilation)
+
+
+@pytest.mark.usefixtures("no_first_module")
+def test_without_a_module_the_budget_is_exceeded(caplog: pytest.LogCaptureFixture) -> None:
     """No engine runs the model, so the placement has to be found, however long it takes."""
     each, start = made()
     each = with_budget(each, 60.0)
@@ -118,11 +123,37 @@ def test_without_a_module_the_budget_is_exceeded(
                 raise BudgetOverError
             return done
 
-    monkeypatch.setattr(anytime, "FirstModule", lambda: lambda context, compilation: compilation)
     with caplog.at_level(logging.WARNING):
         found = Anytime((StopOnce(),), Stop(NoPlacementError("nothing")))(each.context, start)
     assert found is done
     assert "the compile goes on until there is a placement" in caplog.text
+
+
+@pytest.mark.usefixtures("no_first_module")
+def test_without_a_module_few_candidates_are_measured_once_the_budget_is_over() -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    done = whole_on_engine(start.source.original)
+    passes = Anytime((Stop(BudgetOverError()),), Stop(NoPlacementError("nothing")), least=(Hand(done),))
+    assert passes(each.context, replace(start, first=None)) is done
+
+
+@pytest.mark.usefixtures("no_first_module")
+def test_all_candidates_are_measured_where_few_are_no_placement() -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    done = whole_on_engine(start.source.original)
+
+    @dataclass(frozen=True)
+    class StopOnce:
+        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+            if context.course.deadline.remaining_s < 100:
+                raise BudgetOverError
+            return done
+
+    few = Stop(NoPlacementError("nothing covers a node"))
+    passes = Anytime((StopOnce(),), Stop(NoPlacementError("nothing")), least=(few,))
+    assert passes(each.context, replace(start, first=None)) is done
 
 
 def test_passes_that_come_to_their_end_are_left_alone() -> None:

@@ -142,6 +142,28 @@ def test_a_model_compiles_and_runs(compiled: Compiled) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"quick": True}, {"budget_s": 0.5}], ids=["quick", "budget"])
+def test_little_time_is_enough_for_a_placement_on_the_gpu(
+    gpu: Gpu, compiled: Compiled, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """No engine runs the whole model on the GPU, so few candidates are measured, and the copies to it and back."""
+    chosen = {"device": "cuda", "backends": ["tvm_cuda", "cublas"], "threads": 1, **options}
+    paths = [str(each) for each in (compiled.folder / "model.onnx", tmp_path / "db.sqlite", tmp_path / "out")]
+    launches = json.loads(gpu.run(COMPILE, *paths, json.dumps(chosen)).splitlines()[-1])
+    assert launches[0][2] == "plain -> cuda:plain"
+    assert launches[-1][2] == "cuda:plain -> plain"
+    assert {backend for backend, *_ in launches} <= {"tvm_cuda", "cublas"}
+    found = np.load(f"{tmp_path / 'out'}.npz")
+    for name, wanted in compiled.expected(compiled.inputs()).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
+    assert 0 < _kernels_in(tmp_path / "db.sqlite") < _kernels_in(compiled.folder / "db.sqlite")
+
+
+def _kernels_in(path: Path) -> int:
+    found: int = sqlite3.connect(path).execute("SELECT COUNT(*) FROM kernels").fetchone()[0]
+    return found
+
+
 def test_both_backends_are_measured_and_right(compiled: Compiled) -> None:
     rows = sqlite3.connect(compiled.folder / "db.sqlite").execute(
         "SELECT backend, backend_version, settings, median_us, message FROM kernels"

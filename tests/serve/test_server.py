@@ -153,7 +153,7 @@ def test_other_errors_have_the_same_form(server: Served) -> None:
         assert headers["x-request-id"]
         allowed = "POST" if path == "/v1/completions" else "GET, HEAD"
         assert expected != 405 or sorted(headers["allow"].split(", ")) == allowed.split(", ")
-    status, _, found = server.ask("POST", "/v1/completions", b" " * ((16 << 20) + 1))
+    status, _, found = server.ask("POST", "/v1/completions", b" " * ((4 << 20) + 1))
     assert status == 413
     chat = {"model": "m", "messages": [{"role": "tool", "content": "x"}]}
     status, _, found = server.ask("POST", "/v1/chat/completions", chat)

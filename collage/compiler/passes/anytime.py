@@ -36,10 +36,14 @@ class Anytime:
     Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, and the
     user was told of something faster than the engines, there are some seconds more for it. Else an early engine is
     handed over, or the first module. What was measured is in the database, and the next compile goes on from there.
+
+    Where no engine runs the whole model there is no first module, and no budget can be kept. Then ``least`` are the
+    passes that find a placement with few measurements; by default those of ``improve``.
     """
 
     improve: tuple[Pass, ...]
     finish: Pass
+    least: tuple[Pass, ...] = ()
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets what the passes set, or at least the selection.
@@ -106,6 +110,10 @@ class Anytime:
         log.warning(
             "the budget is over, and no engine runs the whole model: the compile goes on until there is a placement"
         )
+        if self.least:
+            found = _tried("a placement of few candidates", lambda: run(self.least, context, compilation))
+            if found is not None:
+                return found
         return run(self.improve, context, compilation)
 
     def _knows_better(self, context: Context, compilation: Compilation, early: Plan | None) -> bool:

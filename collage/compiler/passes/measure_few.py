@@ -20,7 +20,7 @@ from collage.search.promising import promising
 
 @dataclass(frozen=True)
 class MeasureFew:
-    """Measures the most promising offers in the plain format; with ``every`` it measures all offers in that format.
+    """Measures the most promising offers in the plain format, on every device; with ``every`` all in that format.
 
     With ``between`` it also measures what is left where largest subgraphs of two libraries share nodes.
     """
@@ -63,4 +63,4 @@ def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer
 
 def _is_plain(offer: Offer) -> bool:
     variant = offer.request.variant
-    return all(layout == PLAIN for layout in (*variant.inputs, *variant.outputs))
+    return all(layout.format == PLAIN.format for layout in (*variant.inputs, *variant.outputs))

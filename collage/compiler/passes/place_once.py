@@ -1,11 +1,11 @@
-"""Place once: the fastest cover of the graph by what is known. It suggests no candidates and measures nothing."""
+"""Place once: the fastest cover of the graph by what is known. It suggests no candidates, and measures no kernels."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
 
-from collage.compiler.by_known import candidates_in
+from collage.compiler.by_known import candidates_in, transform_costs_us
 from collage.compiler.cheapest import cheapest
 from collage.compiler.events import Searched
 from collage.compiler.plan import QUICK, Plan
@@ -17,8 +17,8 @@ from collage.compiler.state import Compilation, Context
 class PlaceOnce:
     """Places the model by dynamic programming, by times measured alone, and with all values in the plain format.
 
-    The placement is the only plan. A pass that is not ``guarded`` leaves out kernels that are right on finite numbers
-    only.
+    Where candidates compute on several devices, copies between these are measured. The placement is the only plan. A
+    pass that is not ``guarded`` leaves out kernels that are right on finite numbers only.
     """
 
     guarded: bool = True
@@ -27,9 +27,11 @@ class PlaceOnce:
         """Sets the proposal and the plan. Raises NoPlacementError."""
         candidates = candidates_in(context, compilation, compilation.outcomes)
         usable = [c for c in candidates if not c.outrun and (self.guarded or not c.finite_only)]
+        measurer = context.workbench(compilation).measurer
+        copies_us = transform_costs_us(measurer, compilation, usable, measurer.measure_transforms)
         started = time.perf_counter()
-        placement = cheapest(context, compilation, usable)
-        proposal = Proposal(placement, None, tuple(candidates))
+        placement = cheapest(context, compilation, usable, copies_us)
+        proposal = Proposal(placement, None, tuple(candidates), copies_us)
         plan = Plan(QUICK, placement, exclusive=len(placement.candidates) == 1)
         return replace(compilation, proposal=proposal, plans=(plan,)).told(
             Searched(time.perf_counter() - started)

@@ -26,7 +26,12 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Receive = Callable[[], Awaitable[Any]]
 
-_MAX_BODY = 16 << 20
+_MAX_BODY = 4 << 20
+"""The most bytes of a body: more than half a million token ids.
+
+All streams wait while a body is read, and one of 16 MiB took seconds.
+"""
+
 _GONE = 499  # nobody reads it
 
 
