@@ -71,6 +71,11 @@ class Backend(TransformMaker, ABC):
     kind: ClassVar[BackendKind]
     device: ClassVar[str] = HOST
     """The device that its kernels compute on. A compile for the CPU alone leaves out all others."""
+    ahead_s: ClassVar[float] = 0.1
+    """About how many seconds of a core ``codegen`` takes. Other processes may do it while kernels are measured.
+
+    They must not where it is 0, as for a ``codegen`` that computes on a GPU.
+    """
     worker_imports: ClassVar[tuple[str, ...]] = ()
     """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
     untried: ClassVar[str] = ""

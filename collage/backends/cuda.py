@@ -50,6 +50,7 @@ class CudaBackend(Backend):
     """A backend whose kernels compute on the GPU that CUDA takes by default."""
 
     device: ClassVar[str] = CUDA
+    ahead_s: ClassVar[float] = 0.0
 
     @abstractmethod
     def library(self) -> Availability:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from collage.backends.base import Availability, BackendKind, UnsupportedError
 from collage.backends.cuda import CudaBackend, architecture
@@ -43,6 +43,7 @@ class TvmCuda(Tuner, CudaBackend):
 
     name = "tvm_cuda"
     kind = BackendKind.COMPILER
+    ahead_s: ClassVar[float] = 0.3
 
     def library(self) -> Availability:
         """The versions of TVM and NVRTC."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from collage.backends.base import Backend
 from collage.backends.tuner import Tuner
-from collage.graph.storage import HOST
 from collage.kernel.options import BuildOptions
 from collage.measure_db.builder import Builder
 from collage.measure_db.contenders import Contenders
@@ -55,8 +54,5 @@ class Ahead:
         backend = self._backends[request.backend]
         tuned = self._options(request).tune_trials and isinstance(backend, Tuner)
         return (
-            backend.device == HOST
-            and not request.original
-            and not tuned
-            and self._contenders.is_open(request)
+            backend.ahead_s > 0 and not request.original and not tuned and self._contenders.is_open(request)
         )

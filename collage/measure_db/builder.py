@@ -1,4 +1,4 @@
-"""A process that builds candidates before the worker comes to them, on a core that nobody needs just then."""
+"""Processes that build candidates before the worker comes to them, on cores that nobody needs just then."""
 
 from __future__ import annotations
 
@@ -28,24 +28,29 @@ Start = Callable[[Callable[[WorkerProcess], None]], WorkerProcess]
 
 
 class Builder:
-    """Builds kernels in a process of its own. It must be closed after use.
+    """Builds kernels in processes of its own. It must be closed after use.
 
-    A kernel that ends the process, or fails, is left to the worker, which finds the same out. No method raises.
+    A kernel that ends its process, or fails, is left to the worker, which finds the same out. No method raises.
     """
 
-    def __init__(self, start: Start, limit_s: float) -> None:
-        """The process starts now. A kernel may take ``limit_s`` seconds."""
+    def __init__(self, start: Start, limit_s: float, count: int = 1) -> None:
+        """Starts ``count`` processes. A kernel may take ``limit_s`` seconds."""
         self._start = start
         self._limit_s = limit_s
         self._changed = threading.Condition()
         self._waiting: deque[PlanKernel] = deque()
-        self._building: str | None = None
+        self._building: set[str] = set()
         self._taken: dict[str, list[float]] = defaultdict(list)
-        self._process: WorkerProcess | None = None
+        self._processes: list[WorkerProcess] = []
         self._over = False
-        # The process ends with the thread that started it, so this thread asks it, too.
-        self._thread = threading.Thread(target=self._work, name="collage-builder", daemon=True)
-        self._thread.start()
+        # A process ends with the thread that started it, so this thread asks it, too.
+        self._threads = [
+            threading.Thread(target=self._work, name=f"collage-builder-{number}", daemon=True)
+            for number in range(count)
+        ]
+        self._at_work = count
+        for each in self._threads:
+            each.start()
 
     @property
     def spent_s(self) -> float:
@@ -69,18 +74,19 @@ class Builder:
         with self._changed:
             if kernel in self._waiting:
                 self._waiting.remove(kernel)
-            self._changed.wait_for(lambda: self._building != kernel.key, _WAIT_S)
+            self._changed.wait_for(lambda: kernel.key not in self._building, _WAIT_S)
 
     def close(self) -> None:
-        """End the process. Closing twice does nothing."""
+        """End the processes. Closing twice does nothing."""
         with self._changed:
             self._over = True
             self._waiting.clear()
             self._changed.notify_all()
-            process = self._process
-        if process is not None:
+            processes = [*self._processes]
+        for process in processes:
             process.end()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _worthwhile(self, backend: str) -> bool:
         with self._changed:
@@ -88,40 +94,50 @@ class Builder:
             return len(taken) < _KNOWN or median(taken[-_KNOWN:]) >= _WORTH_S
 
     def _work(self) -> None:
+        mine: list[WorkerProcess] = []
+
+        def started(process: WorkerProcess) -> None:
+            mine.append(process)
+            with self._changed:
+                self._processes.append(process)
+                if self._over:
+                    process.end()
+
         try:
-            process = self._start(self._started)
+            process = self._start(started)
             while (kernel := self._next()) is not None:
-                began = time.monotonic()
-                built = process.ask(BuildAhead(kernel, self._limit_s), self._limit_s)
-                seconds = built.seconds if isinstance(built, BuiltAhead) else time.monotonic() - began
-                with self._changed:
-                    self._taken[_backend(kernel)].append(seconds)
+                try:
+                    self._build(process, kernel)
+                finally:
+                    with self._changed:
+                        self._building.remove(kernel.key)
+                        self._changed.notify_all()
         except (Exception, BudgetOverError) as error:  # whatever fails here, the worker builds by itself
-            log.info("kernels are not built ahead any more: %s", error)
+            log.info("a process builds no kernels ahead any more: %s", error)
         finally:
             with self._changed:
-                self._over, self._building = True, None
-                self._waiting.clear()
-                self._changed.notify_all()
-            if self._process is not None:
-                self._process.kill()
+                self._at_work -= 1
+                if not self._at_work:
+                    self._over = True
+                    self._waiting.clear()
+            for process in mine:
+                process.kill()
 
-    def _started(self, process: WorkerProcess) -> None:
+    def _build(self, process: WorkerProcess, kernel: PlanKernel) -> None:
+        began = time.monotonic()
+        built = process.ask(BuildAhead(kernel, self._limit_s), self._limit_s)
+        seconds = built.seconds if isinstance(built, BuiltAhead) else time.monotonic() - began
         with self._changed:
-            self._process = process
-            if self._over:
-                process.end()
+            self._taken[_backend(kernel)].append(seconds)
 
     def _next(self) -> PlanKernel | None:
         """The next kernel to build, which is waited for; None at the end."""
         with self._changed:
-            self._building = None
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._waiting)
             if self._over:
                 return None
             kernel = self._waiting.popleft()
-            self._building = kernel.key
+            self._building.add(kernel.key)
             return kernel
 
 

@@ -49,9 +49,9 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 
-_MANY, _BYTES_EACH = 50, 4 << 20
-"""A process that builds ahead is started for so many candidates, and one more for each so many bytes of weights: its
-start takes some seconds of a core, and it reads all weights."""
+_AHEAD_S, _BYTES_A_SECOND = 5.0, 40 << 20
+"""Processes that build ahead are started for kernels that take so many seconds to build, and one more for each so many
+bytes of weights: their start takes some seconds of a core, and reads all weights."""
 
 Show = Callable[[Progress], None]
 """Shows how far the work has come."""
@@ -294,8 +294,9 @@ class Measurer:
         """What has candidates built ahead, where that is worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
-        worth = _MANY + self.session.weights_bytes // _BYTES_EACH
-        builder = self.session.builder(start=sum(map(len, regions)) >= worth)
+        wanted_s = sum(self.backends[request.backend].ahead_s for region in regions for request in region)
+        worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
+        builder = self.session.builder(start=wanted_s >= worth_s)
         if builder is None:
             return None
         return Ahead(builder, regions, contenders, self.backends, self._keys.options)

@@ -26,6 +26,8 @@ from collage.measure_db.spent import AHEAD
 
 _WORKER_BYTES, _TIMES_WEIGHTS = 1 << 30, 8
 """What a second worker takes at most, besides so many times the model's weights."""
+_MOST_BUILDERS = 6
+"""More processes do not build kernels ahead: each of them takes seconds of a core to begin."""
 _BUILD_LIMIT_S = 60.0
 """A kernel that is built ahead may take so many seconds more, since the process stands still while others measure."""
 
@@ -91,11 +93,11 @@ class WorkerSession:
         return self._begun.ask(message, what, threads)
 
     def builder(self, *, start: bool) -> Builder | None:
-        """What builds kernels on another core while the worker measures.
+        """What builds kernels on other cores while the worker measures.
 
         Where there is none yet it is started, if ``start``. None where there is no second core, or too little memory.
         """
-        if self._builder is None and start and self._has_room():
+        if self._builder is None and start and (count := self._room()):
             settings, init = self.settings, replace(self.init, background=True)
 
             def started(tell: Callable[[WorkerProcess], None]) -> WorkerProcess:
@@ -104,7 +106,7 @@ class WorkerSession:
                 worker.begin(init)
                 return worker
 
-            self._builder = Builder(started, settings.limits.time_s + _BUILD_LIMIT_S)
+            self._builder = Builder(started, settings.limits.time_s + _BUILD_LIMIT_S, count)
         return self._builder
 
     @cached_property
@@ -112,12 +114,14 @@ class WorkerSession:
         """The bytes of the model's constants."""
         return sum(array.nbytes for array in self.measured.model.graph.constants.values())
 
-    def _has_room(self) -> bool:
-        """Whether there are a core and memory for a second worker."""
-        if background.folder() is None or usable_cores() < 2:
-            return False
-        spare = spare_memory()
-        return spare is None or spare >= _WORKER_BYTES + _TIMES_WEIGHTS * self.weights_bytes
+    def _room(self) -> int:
+        """The number of processes for which there are a core and memory besides the worker's."""
+        if background.folder() is None:
+            return 0
+        count, spare = min(usable_cores() - 1, _MOST_BUILDERS), spare_memory()
+        if spare is not None:
+            count = min(count, spare // (_WORKER_BYTES + _TIMES_WEIGHTS * self.weights_bytes))
+        return max(count, 0)
 
     def spent(self) -> Mapping[str, float]:
         """The seconds that workers have spent measuring so far, by kind of work (see ``collage.measure_db.spent``)."""

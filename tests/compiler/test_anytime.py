@@ -139,6 +139,23 @@ def test_without_a_module_few_candidates_are_measured_once_the_budget_is_over() 
 
 
 @pytest.mark.usefixtures("no_first_module")
+def test_without_a_module_a_placement_is_finished_however_long_that_takes() -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    done = whole_on_engine(start.source.original)
+
+    @dataclass(frozen=True)
+    class Finish:
+        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+            if context.course.deadline.remaining_s < 100:
+                raise BudgetOverError
+            return done
+
+    passes = Anytime((Stop(BudgetOverError()),), Finish(), least=(Stop(AssertionError()),))
+    assert passes(each.context, replace(start, first=None)).result.label == done.result.label
+
+
+@pytest.mark.usefixtures("no_first_module")
 def test_all_candidates_are_measured_where_few_are_no_placement() -> None:
     each, start = made()
     each = with_budget(each, 60.0)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import pytest
 
+import collage
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
@@ -53,7 +54,7 @@ class Noting(NumpyBackend):
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few candidates be enough for a second process."""
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
-    monkeypatch.setattr(measurer_module, "_MANY", 2)
+    monkeypatch.setattr(measurer_module, "_AHEAD_S", 0.2)
     monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: 2)
 
 
@@ -65,7 +66,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(builder: Builder, kernels: Iterator[object]) -> None:
         offer(builder, kernels)  # type: ignore[arg-type]
         end = time.monotonic() + 60
-        while builder.spent_s == 0 and time.monotonic() < end and builder._thread.is_alive():
+        while builder.spent_s == 0 and time.monotonic() < end and builder._threads[0].is_alive():
             time.sleep(0.01)
 
     monkeypatch.setattr(Builder, "offer", waits)
@@ -86,10 +87,49 @@ def test_two_processes_build_each_kernel_once(model: Model, database: Database, 
         assert not [*ahead_folder(made.session.folder).glob("[!p]*")]  # what was measured is not kept twice
         builder = made.session.builder(start=False)
         assert builder is not None
-    assert builder._process is not None and not builder._process.alive
+    assert [each.alive for each in builder._processes] == [False]
     lines = built(log)
     assert len({tuple(line[1:]) for line in lines}) == len(lines) == len(REQUESTS)
     assert len({line[0] for line in lines}) == 2
+
+
+def test_there_are_as_many_builders_as_cores_and_memory_allow(
+    model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(cores: int, spare: int | None) -> int:
+        monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: cores)
+        monkeypatch.setattr("collage.measure_db.session.spare_memory", lambda: spare)
+        with measurer(model, database, Noting(tmp_path / "log")) as made:
+            return made.session._room()
+
+    assert [count(cores, None) for cores in (1, 2, 4, 64)] == [0, 1, 3, 6]
+    assert [count(64, gib << 30) for gib in (0, 1, 3)] == [0, 0, 2]
+
+
+def test_several_processes_build_each_kernel_once(
+    model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: 4)
+    offer, log = Builder.offer, tmp_path / "log"
+
+    def waits(builder: Builder, kernels: Iterator[object]) -> None:
+        """Measuring begins when all three have built a kernel."""
+        offer(builder, kernels)  # type: ignore[arg-type]
+        end = time.monotonic() + 60
+        while log.exists() is False or len({line[0] for line in built(log)}) < 3:
+            assert time.monotonic() < end
+            offer(builder, kernels)  # type: ignore[arg-type]
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Builder, "offer", waits)
+    with measurer(model, database, Noting(log)) as made:
+        found = made.measure(REQUESTS)
+        assert all(isinstance(each, Measurement) for each in found.values()) and len(found) == len(REQUESTS)
+        builder = made.session.builder(start=False)
+        assert builder is not None
+    assert [each.alive for each in builder._processes] == [False] * 3
+    lines = built(log)
+    assert len({tuple(line[1:]) for line in lines}) == len(lines) == len(REQUESTS)
 
 
 @pytest.mark.usefixtures("ready")
@@ -114,8 +154,8 @@ def test_a_builder_that_is_killed_costs_nothing_but_its_help(
     with measurer(model, database, Noting(tmp_path / "log")) as made:
         made.measure(REQUESTS[:4])
         builder = made.session.builder(start=False)
-        assert builder is not None and builder._process is not None
-        builder._process.end()
+        assert builder is not None
+        builder._processes[0].end()
         found = made.measure(REQUESTS)
         assert all(isinstance(each, Measurement) for each in found.values())
 
@@ -126,7 +166,7 @@ def test_no_process_is_started_for_few_candidates_or_a_quick_compile(
     with measurer(model, database, Noting(tmp_path / "log"), effort=QUICK) as made:
         made.measure(REQUESTS[:2])
         assert made.session.builder(start=False) is None
-    monkeypatch.setattr(measurer_module, "_MANY", 3)
+    monkeypatch.setattr(measurer_module, "_AHEAD_S", 0.3)
     with measurer(model, database, Noting(tmp_path / "log")) as made:
         made.measure(REQUESTS[:2])
         assert made.session.builder(start=False) is None
@@ -135,7 +175,7 @@ def test_no_process_is_started_for_few_candidates_or_a_quick_compile(
 def test_large_weights_ask_for_more_candidates(
     model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurer_module, "_MANY", 2)
+    monkeypatch.setattr(measurer_module, "_AHEAD_S", 0.2)
     with measurer(model, database, Noting(tmp_path / "log")) as made:
         made.session.weights_bytes = 4 << 20
         made.measure(REQUESTS[:2])
@@ -150,8 +190,14 @@ def test_a_session_may_be_closed_while_the_process_starts(
     made = measurer(model, database, Noting(tmp_path / "log"))
     builder = made.session.builder(start=True)
     made.close()
-    assert builder is not None and not builder._thread.is_alive()
-    assert builder._process is None or not builder._process.alive
+    assert builder is not None and not builder._threads[0].is_alive()
+    assert not any(each.alive for each in builder._processes)
+
+
+def test_what_asks_the_gpu_while_it_is_built_is_left_to_the_worker() -> None:
+    registry = collage.default_registry()
+    assert registry["tvm_cuda"].ahead_s > registry["tvm"].ahead_s > 0
+    assert {registry[name].ahead_s for name in ("cublas", "cudnn", "tensorrt", "torch_cuda")} == {0.0}
 
 
 def test_a_backend_that_builds_quickly_is_left_to_the_worker() -> None:

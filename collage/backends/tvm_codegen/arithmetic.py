@@ -12,7 +12,7 @@ from tvm import tirx
 
 from collage.backends.tvm_codegen.blocks import op_name
 
-__all__ = ["is_polynomial", "let", "vector_math"]
+__all__ = ["is_polynomial", "let", "power", "vector_math"]
 
 
 def vector_math(func: Any) -> Any:
@@ -21,7 +21,9 @@ def vector_math(func: Any) -> Any:
     def rewrite(call: Any) -> Any:
         name, dtype = op_name(call), str(call.ty.dtype) if hasattr(call.ty, "dtype") else ""
         if name == "pow":
-            powered = _power(*call.args) if dtype in ("float32", "float64") else None
+            x, exponent = call.args
+            known = isinstance(exponent, tirx.FloatImm) and dtype in ("float32", "float64")
+            powered = power(x, float(exponent.value)) if known else None
             return call if powered is None else powered
         if name not in _MATH or dtype not in ("float32", "float16"):
             return call
@@ -155,10 +157,11 @@ def _log(x: Any) -> Any:
     return tirx.Select(x < inf, special, x)  # the comparison is false for inf and NaN
 
 
-def _power(x: Any, exponent: Any) -> Any | None:
-    """Powers that occur in networks: whole numbers up to 4, halves and their inverses."""
-    if not isinstance(exponent, tirx.FloatImm):
-        return None
+def power(x: Any, exponent: float) -> Any | None:
+    """The power without a call, for exponents that occur in networks: whole numbers up to 4, halves, their inverses.
+
+    None for other ones.
+    """
     one = tirx.const(1.0, str(x.ty.dtype))
     table: dict[float, Callable[[Any], Any]] = {
         1.0: lambda t: t,
@@ -169,7 +172,7 @@ def _power(x: Any, exponent: Any) -> Any | None:
         -0.5: lambda t: one / tirx.sqrt(t),
         -1.0: lambda t: one / t,
     }
-    rule = table.get(float(exponent.value))
+    rule = table.get(exponent)
     return None if rule is None else let(x, rule)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import te, tirx, topi
 
-from collage.backends.tvm_codegen.arithmetic import let
+from collage.backends.tvm_codegen.arithmetic import let, power
 
 __all__ = ["OPERATORS"]
 
@@ -119,11 +121,32 @@ def _equal(builder: Any, call: Any) -> Any:
     )
 
 
+def _power(builder: Any, call: Any) -> Any:
+    """Powers with a constant exponent, where they are arithmetic. TVM writes a warning for each from 3 on."""
+    x, exponent = call.args
+    usual = call.op.get_attr("FLegalize")
+    if not isinstance(exponent, tvm.ir.GenericConst) or str(x.ty.dtype) not in ("float32", "float64"):
+        return usual(builder, call)
+    value = np.array(np.from_dlpack(exponent.value))
+    if (
+        value.size != 1
+        or value.ndim > len(x.ty.shape)
+        or power(tirx.Var("x", str(x.ty.dtype)), value.item()) is None
+    ):
+        return usual(builder, call)
+    return builder.call_te(
+        lambda data: te.compute(data.shape, lambda *i: power(data(*i), value.item()), name="power"),
+        x,
+        primfunc_name_hint="power",
+    )
+
+
 OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.argmax": lambda builder, call: _arg_reduce(builder, call, True),
     "relax.argmin": lambda builder, call: _arg_reduce(builder, call, False),
     "relax.astype": _cast,
     "relax.sign": _sign,
     "relax.equal": _equal,
+    "relax.power": _power,
 }
 """Lowerings by the Relax names of their operators."""

@@ -37,8 +37,9 @@ class Anytime:
     user was told of something faster than the engines, there are some seconds more for it. Else an early engine is
     handed over, or the first module. What was measured is in the database, and the next compile goes on from there.
 
-    Where no engine runs the whole model there is no first module, and no budget can be kept. Then ``least`` are the
-    passes that find a placement with few measurements; by default those of ``improve``.
+    Where no engine runs the whole model there is no first module, and no budget can be kept. Then what is known is
+    finished without a limit. ``least`` are the passes that find a placement with few measurements where that fails; by
+    default those of ``improve``.
     """
 
     improve: tuple[Pass, ...]
@@ -110,11 +111,10 @@ class Anytime:
         log.warning(
             "the budget is over, and no engine runs the whole model: the compile goes on until there is a placement"
         )
-        if self.least:
+        found = self._again(context, compilation)
+        if found is None and self.least:
             found = _tried("a placement of few candidates", lambda: run(self.least, context, compilation))
-            if found is not None:
-                return found
-        return run(self.improve, context, compilation)
+        return run(self.improve, context, compilation) if found is None else found
 
     def _knows_better(self, context: Context, compilation: Compilation, early: Plan | None) -> bool:
         """Whether the user was told of something faster than the first module and the early engine, if there is one."""
