@@ -105,7 +105,8 @@ def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0, *, least
         except UnsupportedError:
             continue
         for mine, exact in zip(found, wanted, strict=True):
-            scale = np.abs(exact).max() + 1e-3
+            # Sums of terms of size 1 are rounded by some 1e-7, also where next to nothing is left of them.
+            scale = np.abs(exact).max() + 0.1
             np.testing.assert_allclose(mine / scale, exact / scale, atol=2e-5, err_msg=str(variant))
         built.append(variant)
     assert len(built) >= least, variants_of(subgraph, threads)
