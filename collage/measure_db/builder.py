@@ -110,7 +110,7 @@ class Builder:
                     self._build(process, kernel)
                 finally:
                     with self._changed:
-                        self._building.remove(kernel.key)
+                        self._building.discard(kernel.key)
                         self._changed.notify_all()
         except (Exception, BudgetOverError) as error:  # whatever fails here, the worker builds by itself
             log.info("a process builds no kernels ahead any more: %s", error)
