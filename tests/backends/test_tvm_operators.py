@@ -138,6 +138,11 @@ def test_constant_power(exponent: float) -> None:
     )
 
 
+def test_a_constant_power_makes_tvm_warn_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    check(lambda e, x: op.power(x, const(3.0)), lambda x: x**3, f32(5, 21))
+    assert "pow" not in capfd.readouterr().err
+
+
 def test_long_chain_stays_small() -> None:
     def build(emit: Callable[[Any], Any], x: Any) -> Any:
         for _ in range(12):  # 2**12 copies of x if inlined blindly
