@@ -97,7 +97,7 @@ class WorkerSession:
 
         Where there is none yet it is started, if ``start``. None where there is no second core, or too little memory.
         """
-        if self._builder is None and start and (count := self._room()):
+        if self._builder is None and start and (count := self._builders()):
             settings, init = self.settings, replace(self.init, background=True)
 
             def started(tell: Callable[[WorkerProcess], None]) -> WorkerProcess:
@@ -114,8 +114,8 @@ class WorkerSession:
         """The bytes of the model's constants."""
         return sum(array.nbytes for array in self.measured.model.graph.constants.values())
 
-    def _room(self) -> int:
-        """The number of processes for which there are a core and memory besides the worker's."""
+    def _builders(self) -> int:
+        """The number of builders for which there are a core and memory besides the worker's."""
         if background.folder() is None:
             return 0
         count, spare = min(usable_cores() - 1, _MOST_BUILDERS), spare_memory()

@@ -108,69 +108,40 @@ def no_first_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anytime, "FirstModule", lambda: lambda context, compilation: compilation)
 
 
+@dataclass(frozen=True)
+class Slow(Hand):
+    """A pass that hands on a given state where it has no limit, and is stopped where it has one."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        if context.course.deadline.remaining_s < 1e6:
+            raise BudgetOverError
+        return self.on
+
+
+OVER, NOTHING = Stop(BudgetOverError()), Stop(NoPlacementError("nothing covers a node"))
+DONE = whole_on_engine(made()[1].source.original)
+
+
 @pytest.mark.usefixtures("no_first_module")
-def test_without_a_module_the_budget_is_exceeded(caplog: pytest.LogCaptureFixture) -> None:
-    """No engine runs the model, so the placement has to be found, however long it takes."""
+@pytest.mark.parametrize(
+    ("improve", "finish", "least"),
+    [
+        pytest.param(OVER, Slow(DONE), (Stop(AssertionError()),), id="what is known is finished"),
+        pytest.param(OVER, NOTHING, (Hand(DONE),), id="else few candidates are measured"),
+        pytest.param(Slow(DONE), NOTHING, (NOTHING,), id="else all of them"),
+        pytest.param(Slow(DONE), NOTHING, (), id="all of them"),
+    ],
+)
+def test_without_a_module_the_budget_is_exceeded(
+    improve: Pass, finish: Pass, least: tuple[Pass, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No engine runs the model, so a placement has to be found, however long it takes."""
     each, start = made()
     each = with_budget(each, 60.0)
-    start = replace(start, first=None)
-    done = whole_on_engine(start.source.original)
-
-    @dataclass(frozen=True)
-    class StopOnce:
-        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-            if context.course.deadline.remaining_s < 100:
-                raise BudgetOverError
-            return done
-
     with caplog.at_level(logging.WARNING):
-        found = Anytime((StopOnce(),), Stop(NoPlacementError("nothing")))(each.context, start)
-    assert found is done
+        found = Anytime((improve,), finish, least)(each.context, replace(start, first=None))
+    assert found.result.label == DONE.result.label
     assert "the compile goes on until there is a placement" in caplog.text
-
-
-@pytest.mark.usefixtures("no_first_module")
-def test_without_a_module_few_candidates_are_measured_once_the_budget_is_over() -> None:
-    each, start = made()
-    each = with_budget(each, 60.0)
-    done = whole_on_engine(start.source.original)
-    passes = Anytime((Stop(BudgetOverError()),), Stop(NoPlacementError("nothing")), least=(Hand(done),))
-    assert passes(each.context, replace(start, first=None)) is done
-
-
-@pytest.mark.usefixtures("no_first_module")
-def test_without_a_module_a_placement_is_finished_however_long_that_takes() -> None:
-    each, start = made()
-    each = with_budget(each, 60.0)
-    done = whole_on_engine(start.source.original)
-
-    @dataclass(frozen=True)
-    class Finish:
-        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-            if context.course.deadline.remaining_s < 100:
-                raise BudgetOverError
-            return done
-
-    passes = Anytime((Stop(BudgetOverError()),), Finish(), least=(Stop(AssertionError()),))
-    assert passes(each.context, replace(start, first=None)).result.label == done.result.label
-
-
-@pytest.mark.usefixtures("no_first_module")
-def test_all_candidates_are_measured_where_few_are_no_placement() -> None:
-    each, start = made()
-    each = with_budget(each, 60.0)
-    done = whole_on_engine(start.source.original)
-
-    @dataclass(frozen=True)
-    class StopOnce:
-        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-            if context.course.deadline.remaining_s < 100:
-                raise BudgetOverError
-            return done
-
-    few = Stop(NoPlacementError("nothing covers a node"))
-    passes = Anytime((StopOnce(),), Stop(NoPlacementError("nothing")), least=(few,))
-    assert passes(each.context, replace(start, first=None)) is done
 
 
 def test_passes_that_come_to_their_end_are_left_alone() -> None:

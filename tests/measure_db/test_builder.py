@@ -100,7 +100,7 @@ def test_there_are_as_many_builders_as_cores_and_memory_allow(
         monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: cores)
         monkeypatch.setattr("collage.measure_db.session.spare_memory", lambda: spare)
         with measurer(model, database, Noting(tmp_path / "log")) as made:
-            return made.session._room()
+            return made.session._builders()
 
     assert [count(cores, None) for cores in (1, 2, 4, 64)] == [0, 1, 3, 6]
     assert [count(64, gib << 30) for gib in (0, 1, 3)] == [0, 0, 2]
@@ -116,7 +116,7 @@ def test_several_processes_build_each_kernel_once(
         """Measuring begins when all three have built a kernel."""
         offer(builder, kernels)  # type: ignore[arg-type]
         end = time.monotonic() + 60
-        while log.exists() is False or len({line[0] for line in built(log)}) < 3:
+        while not log.exists() or len({line[0] for line in built(log)}) < 3:
             assert time.monotonic() < end
             offer(builder, kernels)  # type: ignore[arg-type]
             time.sleep(0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -12,7 +12,7 @@ from tvm import tirx
 
 from collage.backends.tvm_codegen.blocks import op_name
 
-__all__ = ["is_polynomial", "let", "power", "vector_math"]
+__all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
 
 
 def vector_math(func: Any) -> Any:
@@ -23,8 +23,8 @@ def vector_math(func: Any) -> Any:
         if name == "pow":
             x, exponent = call.args
             known = isinstance(exponent, tirx.FloatImm) and dtype in ("float32", "float64")
-            powered = power(x, float(exponent.value)) if known else None
-            return call if powered is None else powered
+            rule = POWERS.get(float(exponent.value)) if known else None
+            return call if rule is None else let(x, rule)
         if name not in _MATH or dtype not in ("float32", "float16"):
             return call
         if dtype == "float32":
@@ -157,24 +157,20 @@ def _log(x: Any) -> Any:
     return tirx.Select(x < inf, special, x)  # the comparison is false for inf and NaN
 
 
-def power(x: Any, exponent: float) -> Any | None:
-    """The power without a call, for exponents that occur in networks: whole numbers up to 4, halves, their inverses.
+def _inverse(x: Any) -> Any:
+    return tirx.const(1.0, str(x.ty.dtype)) / x
 
-    None for other ones.
-    """
-    one = tirx.const(1.0, str(x.ty.dtype))
-    table: dict[float, Callable[[Any], Any]] = {
-        1.0: lambda t: t,
-        2.0: lambda t: t * t,
-        3.0: lambda t: t * t * t,
-        4.0: lambda t: let(t * t, lambda s: s * s),
-        0.5: tirx.sqrt,
-        -0.5: lambda t: one / tirx.sqrt(t),
-        -1.0: lambda t: one / t,
-    }
-    rule = table.get(exponent)
-    return None if rule is None else let(x, rule)
 
+POWERS: Mapping[float, Callable[[Any], Any]] = {
+    1.0: lambda t: t,
+    2.0: lambda t: t * t,
+    3.0: lambda t: t * t * t,
+    4.0: lambda t: let(t * t, lambda s: s * s),
+    0.5: tirx.sqrt,
+    -0.5: lambda t: _inverse(tirx.sqrt(t)),
+    -1.0: _inverse,
+}
+"""Powers that occur in networks as arithmetic, by their exponents."""
 
 _MATH: dict[str, Callable[[Any], Any]] = {
     "exp": _exp,

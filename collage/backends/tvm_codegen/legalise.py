@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import te, tirx, topi
 
-from collage.backends.tvm_codegen.arithmetic import let, power
+from collage.backends.tvm_codegen.arithmetic import POWERS, let
 
 __all__ = ["OPERATORS"]
 
@@ -128,14 +128,11 @@ def _power(builder: Any, call: Any) -> Any:
     if not isinstance(exponent, tvm.ir.GenericConst) or str(x.ty.dtype) not in ("float32", "float64"):
         return usual(builder, call)
     value = np.array(np.from_dlpack(exponent.value))
-    if (
-        value.size != 1
-        or value.ndim > len(x.ty.shape)
-        or power(tirx.Var("x", str(x.ty.dtype)), value.item()) is None
-    ):
+    rule = POWERS.get(value.item()) if value.size == 1 and value.ndim <= len(x.ty.shape) else None
+    if rule is None:
         return usual(builder, call)
     return builder.call_te(
-        lambda data: te.compute(data.shape, lambda *i: power(data(*i), value.item()), name="power"),
+        lambda data: te.compute(data.shape, lambda *i: let(data(*i), rule), name="power"),
         x,
         primfunc_name_hint="power",
     )
