@@ -56,8 +56,11 @@ _EARLY: tuple[Pass, ...] = (
         Concurrency(rounds=2, most_first=1),
     ),
     Concurrency(rounds=1, most_first=1),
+    GpuStreams(),
     Glance(of_streams=True),
 )
+
+_STREAMS: tuple[Pass, ...] = (Concurrency(), GpuStreams(), Glance(of_streams=True))
 
 _SEARCH: tuple[Pass, ...] = (
     EarlyEngines(),
@@ -69,7 +72,7 @@ _SEARCH: tuple[Pass, ...] = (
     ),
     Measure(),
     # What runs side by side gains more than the next rounds of calibration do, if the compile is stopped here.
-    IfPlaced((Repeat((Fixpoint(Place(), Calibrate(), rounds=1), Concurrency(), Glance(of_streams=True))),)),
+    IfPlaced((Repeat((Fixpoint(Place(), Calibrate(), rounds=1), *_STREAMS)),)),
     Repeat(
         (
             Within(Fixpoint(Place(), Calibrate())),
@@ -86,27 +89,21 @@ _SEARCH: tuple[Pass, ...] = (
 FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), Match(), Recall(_SEARCH))
 
 
-def _quickly(place: Pass) -> Pass:
-    """Placing once, and within the tolerance: samples are few, and sensitivities take too long to measure."""
-    return Within(place, aim=0.7, rounds=4, sensitivities=False)
+def _quick(measure: Pass, *, guarded: bool = True) -> Pass:
+    """Place once, and within the tolerance: samples are few, and sensitivities take too long to measure."""
+    place = Within(PlaceOnce(guarded=guarded), aim=0.7, rounds=4, sensitivities=False)
+    return Repeat((measure, place, GpuStreams(), SelectOnly()))
 
+
+# Where the model's usual values are infinite, a guard would trip in every call.
+_QUICK_AT_LAST = Either(_quick(MeasureFew(between=True), guarded=False), _quick(MeasureFew(every=True)))
 
 QUICK: tuple[Pass, ...] = (
     Import(),
     Verify(),
     EarlyEngines(),
     Match(),
-    Either(
-        Repeat((MeasureFew(), _quickly(PlaceOnce()), SelectOnly())),
-        Either(
-            Repeat((MeasureFew(between=True), _quickly(PlaceOnce()), SelectOnly())),
-            Either(
-                # Where the model's usual values are infinite, a guard would trip in every call.
-                Repeat((MeasureFew(between=True), _quickly(PlaceOnce(guarded=False)), SelectOnly())),
-                Repeat((MeasureFew(every=True), _quickly(PlaceOnce()), SelectOnly())),
-            ),
-        ),
-    ),
+    Either(_quick(MeasureFew()), Either(_quick(MeasureFew(between=True)), _QUICK_AT_LAST)),
 )
 
 ANYTIME: tuple[Pass, ...] = (Anytime(FULL, Settle(), least=QUICK),)

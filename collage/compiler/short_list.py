@@ -22,13 +22,14 @@ SHORT = Race(replace(FULL, rounds=12, compare_s=3.0), FEWEST, SURE, noted=True, 
 
 
 def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan], most: int) -> list[Plan]:
-    """The placement, or the first one of the plans where it is among them; the last ones of them; the best engine.
+    """The placement without streams, or the first one of the plans where it is among them; the last ones of them; the
+    best engine.
 
     Early plans of reduced precision are on the list, too.
     """
     ours = [plan for plan in plans if not plan.original]
     placement = compilation.placed.placement
-    if all(plan.placement != placement for plan in ours):
+    if all(plan.placement != placement or plan.streams for plan in ours):
         ours.insert(0, Plan("collage", placement, exclusive=len(placement.candidates) == 1))
     kept = list(dict.fromkeys((ours[0], *ours[1 - most :]))) if most > 1 else ours[:1]
     return _with_early(compilation, [*kept, *_fastest_engine(context, compilation, plans)])

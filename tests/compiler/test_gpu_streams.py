@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.gpu_streams import LABEL, GpuStreams
 from collage.compiler.passes.place import Place
+from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.graph.storage import Storage
 from collage.kernel.options import Variant
@@ -18,8 +21,8 @@ from tests.compiler.null import Made, NullBackend, each_node, fork
 GPU = Storage("cuda")
 
 
-def placed(storage: Storage | None = GPU, **options: Any) -> tuple[Made, Compilation]:
-    """Two kernels that do not depend on each other, and one that reads what both have made."""
+def on_gpu(storage: Storage | None = GPU, **options: Any) -> tuple[Made, Compilation]:
+    """Two kernels that do not depend on each other, and one that reads what both have made; nothing is placed."""
     made = Made(each_node("lib", 10.0, 3), NullBackend("lib"), model=fork, **options)
     ends = [] if storage is None else [storage]
     requests = [
@@ -27,7 +30,12 @@ def placed(storage: Storage | None = GPU, **options: Any) -> tuple[Made, Compila
         for node, inputs in ((0, 1), (1, 1), (2, 2))
     ]
     offers = tuple(Offer(request, "pattern") for request in requests)
-    start = replace(made.start, offers=offers, outcomes=made.measurer.known(requests), epsilon_us=0.5)
+    return made, replace(made.start, offers=offers, outcomes=made.measurer.known(requests), epsilon_us=0.5)
+
+
+def placed(storage: Storage | None = GPU, **options: Any) -> tuple[Made, Compilation]:
+    """The same with a placement."""
+    made, start = on_gpu(storage, **options)
     return made, Place()(made.context, start)
 
 
@@ -54,3 +62,16 @@ def test_nothing_is_planned_on_the_host_or_without_streams() -> None:
     assert GpuStreams()(made.context, start) is start
     made, start = placed(streams=False)
     assert GpuStreams()(made.context, start) is start
+
+
+def test_a_compile_that_is_stopped_runs_streams_against_none() -> None:
+    """Whether the placement is new, or was found and compared before."""
+    made, start = on_gpu()
+    for known in (start, Place()(made.context, start)):
+        Settle()(made.context, known)
+        labels, _ = made.runs.raced[-1]
+        assert labels[0] == "collage" and [each.startswith(LABEL) for each in labels[1:]] == [True, True]
+    made.context.course.comparing_s = 0.1
+    Settle()(made.context, Fixpoint(Place(), Calibrate())(made.context, start))
+    labels, _ = made.runs.raced[-1]
+    assert labels[0] == "collage" and [each.startswith(LABEL) for each in labels[1:]] == [True]

@@ -76,15 +76,15 @@ def test_a_full_compile_is_this_list_of_passes() -> None:
         "Select",
     ]
     early = ["Measure", "Place", "Calibrate", "Concurrency"]
-    first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "Glance"]
+    first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "GpuStreams", "Glance"]
     promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
-    streams = ["Place", "Calibrate", "Concurrency", "Glance"]
+    streams = ["Place", "Calibrate", "Concurrency", "GpuStreams", "Glance"]
     begin = ["Import", "Verify", "Ranges", "Match"]
     assert list(leaves(FULL)) == [*begin, *promising, "Measure", *streams, *search]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
-    search = ["MeasureFew", "PlaceOnce", "SelectOnly"]
+    search = ["MeasureFew", "PlaceOnce", "GpuStreams", "SelectOnly"]
     assert list(leaves(QUICK)) == ["Import", "Verify", "EarlyEngines", "Match", *search * 4]
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from collage.compiler.passes.gpu_streams import LABEL, GpuStreams
 from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.within import FLOAT32, Within
+from collage.compiler.plan import SEQUENTIAL
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
 from collage.measure_db.effort import QUICK
 from tests.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
+from tests.compiler.test_gpu_streams import on_gpu
 
 
 def test_a_quick_compile_selects_what_was_placed() -> None:
@@ -30,6 +33,20 @@ def test_a_quick_compile_of_wrong_outputs_has_no_placement() -> None:
     made.runs.dropped = {"quick": "crashed"}
     with pytest.raises(NoPlacementError, match="the placement fails as a whole: crashed"):
         SelectOnly()(made.context, start)
+
+
+@pytest.mark.parametrize(("streams_us", "wanted"), [(20.0, LABEL), (40.0, "quick")])
+def test_a_quick_compile_for_a_gpu_runs_launches_on_several_streams_beside(
+    streams_us: float, wanted: str
+) -> None:
+    made, start = on_gpu(effort=QUICK)
+    start = GpuStreams()(made.context, PlaceOnce()(made.context, start))
+    last = start.plans[-1].label
+    made.runs.whole_us = {"quick": 30.0, last: streams_us}
+    found = SelectOnly()(made.context, start)
+    assert list(found.result.timings) == ["quick", last]
+    assert found.result.label.startswith(wanted)
+    assert (found.result.schedule == SEQUENTIAL) == (wanted == "quick")
 
 
 def in_two_precisions(reduced_us: float, error: float = 4e-3) -> tuple[Made, Compilation]:

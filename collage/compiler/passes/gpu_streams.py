@@ -1,4 +1,4 @@
-"""GpuStreams: the mix with its launches on a GPU on several streams, for the last comparison."""
+"""GpuStreams: the mix with its launches on a GPU on several streams, for a comparison of plans."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class GpuStreams:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Adds plans where launches on the GPU are independent. Raises KernelRejectedError."""
-        mix = compilation.placed.mix
-        if mix is None or not context.options.streams or not any(map(_writes_on_gpu, mix.candidates)):
+        mix = compilation.placed.mix or compilation.placed.placement
+        if not context.options.streams or not any(map(_writes_on_gpu, mix.candidates)):
             return compilation
         bench = context.workbench(compilation)
         base = bench.assembler.assemble(Plan("mix", mix, exclusive=False), compilation.tunings)

@@ -27,8 +27,9 @@ _NOTE = "a quick compile: few candidates, few samples, no comparison of whole ne
 class SelectOnly:
     """Runs the placement, checks it with ONNX Runtime, and selects it. The log gets the ``note``.
 
-    A placement of reduced precision runs against the one in float32, which is selected where it is not slower. Early
-    plans take part, too, and are all that there is where nothing was placed.
+    A placement of reduced precision runs against the one in float32, which is selected where it is not slower, and
+    launches on a GPU run on one stream and on several. Early plans take part, too, and are all that there is where
+    nothing was placed.
     """
 
     note: str = _NOTE
@@ -101,11 +102,11 @@ def _rank(executable: Executable, timings: Mapping[str, Timing]) -> tuple[float,
 
 
 def _placed(compilation: Compilation) -> list[Plan]:
-    """The placement as a plan, with the one in float32 where it is of reduced precision."""
+    """The placement as a plan; the one in float32 where it is of reduced precision; one on streams of a GPU."""
     if compilation.proposal is None and compilation.early:
         return []
     placement = compilation.placed.placement
     found = [Plan(QUICK, placement, exclusive=len(placement.candidates) == 1)]
     if any(candidate.variant.precision for candidate in placement.candidates):
         found += [plan for plan in compilation.plans if plan.label == FLOAT32]
-    return found
+    return [*found, *[plan for plan in compilation.plans if plan.streams][-1:]]

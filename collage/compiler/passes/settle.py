@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from collage.compiler.by_known import placed_by_known
+from collage.compiler.passes.gpu_streams import GpuStreams
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
@@ -82,11 +83,16 @@ class Settle:
             return replace(compilation, plans=tuple(without_placement(context, compilation)))
         if _hardly_gains(context, compilation, known):
             return _as_told(context, compilation)
-        return replace(known, plans=tuple(short_list(context, known, compilation.plans, self.most_plans)))
+        known = GpuStreams()(context, known)
+        return replace(known, plans=tuple(short_list(context, known, known.plans, self.most_plans)))
 
 
 def _as_told(context: Context, compilation: Compilation) -> Compilation:
-    """Take the plans that were compared when the user was last told of the best one."""
+    """Take the plans that were compared when the user was last told of the best one.
+
+    On a GPU one with several streams is among them, whose schedule takes no time to find.
+    """
+    compilation = GpuStreams()(context, compilation)
     most = 2 if any(plan.streams for plan in compilation.plans) else 1
     return replace(compilation, plans=tuple(short_list(context, compilation, compilation.plans, most)))
 
