@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -101,9 +102,20 @@ class Server:
 
     def engine(self) -> int:
         """The id of the engine's process."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        (child,) = _children(self.process.pid)
+        return child
+
+    def workers(self) -> list[int]:
+        """The ids of the engine's process and of those that share its work."""
+        engine = self.engine()
+        return [engine, *_children(engine)]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 @dataclass
@@ -182,6 +194,7 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
 
     tasks: set[asyncio.Task[None]] = set()
     rss: list[int] = []
+    sent = 2 * rate
     start = time.monotonic()
     while (passed := time.monotonic() - start) < options.seconds:
         task = asyncio.create_task(client())
@@ -189,7 +202,10 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
         task.add_done_callback(tasks.discard)
         if passed > options.seconds * (len(rss) + 1) / 5:
             rss.append(server.rss())
-        await asyncio.sleep(draw.expovariate(2 * rate))
+            if not statuses[429]:  # its rate was that of a slow moment
+                sent *= 2
+                print(f"  nothing was refused so far; {sent:.1f} requests/s are sent")
+        await asyncio.sleep(draw.expovariate(sent))
     await asyncio.gather(*tasks)
     print(f"  answers: {dict(sorted(statuses.items()))}, memory in MiB: {[each >> 20 for each in rss]}")
     findings.check(
@@ -223,15 +239,17 @@ async def fuzz(server: Server, options: argparse.Namespace, findings: Findings) 
 
 
 async def kill(server: Server, options: argparse.Namespace, findings: Findings) -> None:
-    """Kill the engine's process several times while requests are open."""
+    """Kill the engine's process, or one that shares its work, several times while requests are open."""
     body = json.dumps({"model": "m", "prompt": [1], "max_tokens": 400, "ignore_eos": True, "stream": True})
-    for _ in range(3):
+    for number in range(3):
         asked = [asyncio.create_task(server.ask("POST", "/v1/completions", body.encode())) for _ in range(20)]
         await asyncio.sleep(0.5)
-        os.kill(server.engine(), signal.SIGKILL)
+        workers = server.workers()
+        os.kill(workers[number % len(workers)], signal.SIGKILL)
         answers = await asyncio.gather(*asked)
         told = all(b'"error"' in answer for _, answer in answers)
-        findings.check(told, "the engine was killed; each open request was told")
+        killed = "a worker" if number % len(workers) else "the engine"
+        findings.check(told, f"{killed} was killed; each open request was told")
         end = time.monotonic() + _START_S
         while (await server.ask("GET", "/health"))[0] != 200 and time.monotonic() < end:
             await asyncio.sleep(0.1)
@@ -326,6 +344,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--waiting", type=int, default=64, help="requests that may wait (default 64)")
     parser.add_argument("--vocabulary", type=int, default=_DECODER["vocabulary"], help="the model's tokens")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--serve",
+        default="",
+        metavar="OPTIONS",
+        help="more options of `collage serve`, such as '--parallel tensor --processes 2'",
+    )
     options = parser.parse_args(arguments)
     findings = Findings()
     with tempfile.TemporaryDirectory(prefix="serve-soak-") as folder:
@@ -335,6 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
             write_byte_tokenizer(model)
             (model / "reference.json").write_text(json.dumps(_DECODER))
         limits = ["--max-running", str(_RUNNING), "--max-waiting", str(options.waiting)]
+        limits += shlex.split(options.serve)
         for name, run in RUNS.items():
             if options.only in (None, name):
                 print(f"{name}: {(run.__doc__ or '').splitlines()[0]}", flush=True)

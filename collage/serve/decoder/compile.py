@@ -18,6 +18,7 @@ from collage.compiler.siblings import Shop, compile_family
 from collage.core.progress import Progress
 from collage.errors import CollageError, ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, as_written
+from collage.graph.dataflow import Array
 from collage.kernel.target import host
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK
@@ -27,6 +28,7 @@ from collage.serve.attention import MOST_DIM, Heads, Rotations, attention_proble
 from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.mixing import refuse_mixing
 from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes, read_graph
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.rotary import angles
@@ -78,6 +80,7 @@ def compile_parts(
     model = as_written(source)
     progress(Progress("recognise", 0, 1, name))
     decoder, graph = recognise(model, name)
+    refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
     heads, rotations, length = _positions(graph, decoder, options.max_length, name)
     threads = options.threads or host().threads
     compile_options = CompileOptions(
@@ -100,7 +103,7 @@ def compile_parts(
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
         for bucket in sorted({*buckets, *ends}):
-            sized = read_graph(model, Sizes(bucket, PROBE.past))
+            sized = read_graph(model, Sizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
             ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
             count = len(ranks[0].segments)
@@ -217,10 +220,25 @@ def _positions(
         first, second = (
             (table[:, 0::2], table[:, 1::2]) if rotation.interleaved else np.split(table, 2, axis=1)
         )
+        if _repeats(table, PROBE.tokens):
+            raise ModelError(
+                f"the rotary positions at {layer.node} of {name} are counted from the first new token, not from the "
+                "first token of the sequence: export the decoder with position_ids."
+            )
         if not np.array_equal(first, second):
             raise ModelError(f"the rotary positions at {layer.node} of {name} turn pairs by two angles.")
         halves.append(np.ascontiguousarray(first, np.float32))
     return _heads(decoder, rotation.elements, rotation.interleaved), Rotations(*halves), length
+
+
+def _repeats(table: Array, period: int) -> bool:
+    """Whether a table of angles begins again after so many positions, since nothing in the graph tells more of them."""
+    several = table[:period]
+    return (
+        len(table) >= 2 * period
+        and np.array_equal(several, table[period : 2 * period])
+        and np.ptp(several, 0).any()
+    )
 
 
 def _heads(decoder: Decoder, rotary: int, interleaved: bool) -> Heads:

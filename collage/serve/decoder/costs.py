@@ -61,9 +61,9 @@ def _by_turns(runner: Runner, iterations: Mapping[K, Sequence[Slice]], samples: 
 def iteration_of(runner: Runner, tokens: int, requests: int = MOST_REQUESTS) -> list[Slice]:
     """Slices with that many tokens, of that many requests or fewer, which share blocks where the cache has few.
 
-    Sharing them changes no time.
+    Sharing them changes no time. There are more requests where the longest sequence is shorter than that.
     """
-    requests = min(tokens, requests)
+    requests = min(tokens, max(requests, -(-tokens // runner.max_length)))
     random = np.random.default_rng(0)
     slices = []
     for number in range(requests):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,7 +34,7 @@ class OnnxGraph:
 
     ``shapes`` and ``dtypes`` (onnx's numbers) are of the values where they are known, ``weights`` are all initialisers,
     and ``inputs`` the names of the model's inputs. ``places`` are values that hold the tokens' positions although no
-    input does: ranges that begin after the cache.
+    input does, such as ranges that begin after the cache.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -95,17 +95,23 @@ def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object
     return default
 
 
-def read_graph(model: onnx.ModelProto, sizes: Sizes) -> OnnxGraph:
-    """The model's graph for one sequence of these sizes, with what follows from them folded. Raises ModelError."""
-    return _Reader(model, sizes).read()
+def read_graph(model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | None = None) -> OnnxGraph:
+    """The model's graph for one sequence of these sizes, with what follows from them folded.
+
+    Without a cache as inputs there are no tokens before. ``places`` are those that the graph for other sizes has, for
+    sizes with which other values may look the same. Raises ModelError.
+    """
+    return _Reader(model, sizes, places).read()
 
 
 class _Reader:
-    def __init__(self, model: onnx.ModelProto, sizes: Sizes) -> None:
+    def __init__(self, model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | None) -> None:
         self._model = model
-        self._sizes = sizes
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._inputs = [each for each in model.graph.input if each.name not in self._weights]
+        cached = any(each.name not in (IDS, POSITIONS, MASK) for each in self._inputs)
+        self._sizes = sizes if cached else Sizes(sizes.tokens, 0)
+        self._known_places = places
         self._types: dict[str, onnx.TypeProto] = {}
         self._constants: dict[str, Array] = {}
         self._data: dict[str, onnx.TensorProto] = {}
@@ -201,15 +207,22 @@ class _Reader:
             return False
         if any(value.size > _SMALL for value in values):
             return False
-        past, tokens = self._sizes.past, self._sizes.tokens
-        if node.op_type == "Range" and np.array_equal(values[0], np.arange(past, past + tokens)):
+        if self._is_place(node.output[0], values[0]):
             self._places.add(node.output[0])
             self._nodes.append(node)
-            self._types[node.output[0]] = helper.make_tensor_type_proto(TensorProto.INT64, [tokens])
+            dtype = helper.np_dtype_to_tensor_dtype(values[0].dtype)
+            self._types[node.output[0]] = helper.make_tensor_type_proto(dtype, list(values[0].shape))
             return True
         for name, value in zip(node.output, values, strict=False):
             self._add_constant(name, value)
         return True
+
+    def _is_place(self, name: str, value: Array) -> bool:
+        """Whether a value that is folded holds the tokens' positions."""
+        if self._known_places is not None:
+            return name in self._known_places
+        past, tokens = self._sizes.past, self._sizes.tokens
+        return value.dtype.kind in "if" and np.array_equal(value.reshape(-1), np.arange(past, past + tokens))
 
     def _evaluate(self, node: onnx.NodeProto) -> list[Array]:
         feeds = {name: self._constants[name] for name in node.input if name}

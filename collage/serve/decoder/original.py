@@ -16,6 +16,14 @@ from collage.frontend.ort_session import session_options
 from collage.graph.dataflow import Array
 from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS
 
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+"""The dtypes of inputs that a decoder may have, by ONNX Runtime's names."""
+
 
 class OriginalDecoder:
     """The model as its author wrote it. It runs one sequence at a time, with its own cache where it has one."""
@@ -42,7 +50,7 @@ class OriginalDecoder:
         for name, info in self._inputs.items():
             if name not in (IDS, POSITIONS, MASK):
                 sizes = [1, *(size if isinstance(size, int) else 0 for size in info.shape[1:])]
-                found[name] = np.zeros(sizes, np.float32)
+                found[name] = np.zeros(sizes, _DTYPES[info.type])
         return found
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -59,7 +67,11 @@ class OriginalDecoder:
             POSITIONS: np.arange(start, start + count, dtype=np.int64)[None],
             MASK: np.ones((1, start + count), np.int64),
         }
-        feeds = {name: value for name, value in feeds.items() if name in self._inputs}
+        feeds = {
+            name: value.astype(_DTYPES[self._inputs[name].type])
+            for name, value in feeds.items()
+            if name in self._inputs
+        }
         try:
             logits, *presents = self._session.run(None, {**feeds, **cache})
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception

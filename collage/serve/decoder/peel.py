@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,11 +119,3 @@ def _column_part(graph: OnnxGraph, step: _Step, node: onnx.NodeProto) -> _Step:
         return step
     place = list(node.output).index(step.value)
     return replace(step, value=node.input[0], offset=sum(widths[:place]), width=widths[place])
-
-
-def same_rotation(origins: Sequence[Origin], node: onnx.NodeProto) -> Rotation | None:
-    """The rotation of q and k, which must be the same. Raises ModelError."""
-    first, second = (each.rotation for each in origins)
-    if first != second:
-        raise ModelError(f"{described(node)} rotates q and k by different positions, which cannot be served.")
-    return first

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.serve.decoder.description import Decoder, Layer
+from collage.serve.decoder.description import Decoder, Layer, Rotation
 from collage.serve.decoder.onnx_graph import (
     IDS,
     MASK,
@@ -20,11 +21,18 @@ from collage.serve.decoder.onnx_graph import (
     described,
     read_graph,
 )
-from collage.serve.decoder.peel import Origin, origin_of, same_rotation
+from collage.serve.decoder.peel import Origin, origin_of
+from collage.serve.decoder.rotary import same_angles
 
 PROBE = Sizes(tokens=29, past=5)
 """The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
 
+_USUAL_LENGTH = 4096
+"""How far angles are compared where no table of positions ends."""
+
+_WHOLE = TensorProto.INT64, TensorProto.INT32
+_DTYPES = {IDS: _WHOLE, POSITIONS: _WHOLE, MASK: (*_WHOLE, TensorProto.FLOAT, TensorProto.BOOL)}
+"""The dtypes that inputs may have; those of caches are float32."""
 _SCORES = frozenset("Add Sub Where Mul Div Cast Max Min Identity Tanh".split())
 _OUTPUT = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Flatten Cast".split())
 
@@ -65,7 +73,11 @@ def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
     _check_caches(graph, [origin for _, origins in each for origin in origins])
     layers = tuple(layer for layer, _ in each)
     _check_uniform(layers)
-    return Decoder(layers, logits, shape[2], _learned_positions(graph)), graph
+    length = _learned_positions(graph)
+    for layer, origins in each:
+        for origin in origins[:2]:
+            _check_angles(graph, layers[0], layer, origin.rotation, length or _USUAL_LENGTH)
+    return Decoder(layers, logits, shape[2], length), graph
 
 
 def _check_inputs(model: onnx.ModelProto, name: str) -> None:
@@ -76,6 +88,13 @@ def _check_inputs(model: onnx.ModelProto, name: str) -> None:
         rank = len(info.type.tensor_type.shape.dim)
         known = info.name in (IDS, POSITIONS, MASK)
         if (known and rank == 2) or (not known and rank == 4 and info.name.startswith("past")):
+            dtype, allowed = info.type.tensor_type.elem_type, _DTYPES.get(info.name, (TensorProto.FLOAT,))
+            if dtype not in allowed:
+                names = " or ".join(map(_dtype_name, allowed))
+                raise ModelError(
+                    f"{name} cannot be served: its input {printable(info.name)} is {_dtype_name(dtype)}, and must be "
+                    f"{names}."
+                )
             continue
         raise ModelError(
             f"{name} is no decoder to serve: its input {printable(info.name)} is none of {IDS}, {POSITIONS} and {MASK} "
@@ -83,6 +102,21 @@ def _check_inputs(model: onnx.ModelProto, name: str) -> None:
         )
     if IDS not in {info.name for info in model.graph.input}:
         raise ModelError(f"{name} is no decoder to serve: it has no input {IDS} [batch, sequence].")
+
+
+def _dtype_name(dtype: int) -> str:
+    """The name of a dtype of ONNX, as in numpy."""
+    return "float32" if dtype == TensorProto.FLOAT else TensorProto.DataType.Name(dtype).lower()
+
+
+def _refuse_other_floats(graph: OnnxGraph, value: str, node: onnx.NodeProto) -> None:
+    """Raise ModelError where a value that is read or made by attention at a node is not float32."""
+    dtype = graph.dtypes.get(value, TensorProto.FLOAT)
+    if dtype != TensorProto.FLOAT:
+        raise ModelError(
+            f"{described(node)} has {printable(value)} in {_dtype_name(dtype)}, and only decoders in float32 can be "
+            "served: export it in float32 (collage compile-decoder --tolerance stores weights in fewer bits)."
+        )
 
 
 def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
@@ -160,7 +194,13 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
         )
     scale = (dim**-0.5 if core.scale is None else core.scale) * q.factor * k.factor
     output = _output(graph, core, heads * dim)
-    rotation = same_rotation((q, k), node)
+    for value in (q.source.value, k.source.value, v.source.value, output):
+        _refuse_other_floats(graph, value, node)
+    rotation = q.rotation
+    if rotation is not None and rotation.elements > dim:
+        raise ModelError(
+            f"{described(node)} has {rotation.elements} elements rotated at once, which are no heads of {dim} elements."
+        )
     name = node.name or node.output[0]
     layer = Layer(name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation)
     _add_operator_caches(graph, core, origins)
@@ -223,41 +263,71 @@ def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
 
 def _check_uniform(layers: tuple[Layer, ...]) -> None:
     def sizes(layer: Layer) -> tuple[object, ...]:
-        return layer.heads, layer.kv_heads, layer.dim, round(layer.scale, 6), layer.rotation
+        return layer.heads, layer.kv_heads, layer.dim, round(layer.scale, 6)
 
     for layer in layers:
         if sizes(layer) != sizes(layers[0]):
             raise ModelError(
                 f"the attention at {printable(layer.node)} differs from that at {printable(layers[0].node)} in its "
-                "heads, scale or rotary positions: layers of different kinds cannot be served."
+                "heads or its scale: layers of different kinds cannot be served."
             )
 
 
+def _check_angles(
+    graph: OnnxGraph, first: Layer, layer: Layer, rotation: Rotation | None, length: int
+) -> None:
+    """Raise ModelError where q or k of a layer is rotated otherwise than q of the first layer."""
+    if rotation == first.rotation:
+        return
+    if rotation is None or first.rotation is None:
+        same = False
+    else:
+        same = same_angles(graph, first.rotation, rotation, length, PROBE.tokens)
+    if not same:
+        raise ModelError(
+            f"the attention at {printable(layer.node)} has q or k with other rotary positions than that at "
+            f"{printable(first.node)}: positions of several kinds cannot be served."
+        )
+
+
 def _learned_positions(graph: OnnxGraph) -> int | None:
-    """The rows of the shortest table that positions are looked up in, or None where there is none."""
-    of_positions = {POSITIONS, *graph.places}
-    rows = []
+    """The positions that the shortest table has a row for, or None where there is none.
+
+    Raises ModelError where positions are looked up in what has an unknown number of rows.
+    """
+    offsets = dict.fromkeys((POSITIONS, *graph.places), 0)
+    limits = []
     for node in graph.nodes:
-        if node.op_type == "Gather" and node.input[1] in of_positions and graph.is_constant(node.input[0]):
+        if graph.from_tokens.intersection(node.output):
+            continue
+        if node.op_type == "Gather" and node.input[1] in offsets:
             size = graph.shapes.get(node.input[0])
             axis = attribute(node, "axis", 0)
-            if size is not None and axis == 0:
-                rows.append(size[0])
-        elif of_positions.intersection(node.input) and not graph.from_tokens.intersection(node.output):
-            offset = _offset(graph, node)
-            if offset is not None:
-                of_positions.update(node.output)
-                rows += [-offset] if offset else []
-    tables = [size for size in rows if size > 0]
-    return min(tables) + min([0, *(size for size in rows if size < 0)]) if tables else None
+            assert isinstance(axis, int)
+            if size is None:
+                raise ModelError(
+                    f"{described(node)} looks positions up in a table of unknown length, which cannot be served."
+                )
+            limits.append(size[axis] - offsets[node.input[1]])
+        else:
+            known = [name for name in node.input if name in offsets]
+            added = _offset(graph, node) if known else None
+            if added is not None:
+                offsets.update(dict.fromkeys(node.output, offsets[known[0]] + added))
+    if limits and min(limits) < 1:
+        raise ModelError(
+            "its positions are beyond the table that they are looked up in, so it cannot be served."
+        )
+    return min(limits, default=None)
 
 
 def _offset(graph: OnnxGraph, node: onnx.NodeProto) -> int | None:
     """What a node adds to positions, or None where it does something else with them."""
     if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity", "Reshape", "Expand"):
         return 0
-    if node.op_type == "Add":
+    if node.op_type in ("Add", "Sub"):
         numbers = [graph.scalar(name) for name in node.input]
         found = [int(number) for number in numbers if number is not None and np.isfinite(number)]
-        return found[0] if len(found) == 1 and found[0] >= 0 else None
+        if len(found) == 1 and (node.op_type == "Add" or numbers[0] is None):
+            return found[0] if node.op_type == "Add" else -found[0]
     return None

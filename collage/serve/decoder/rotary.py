@@ -156,10 +156,31 @@ def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | Non
     """
     rows = []
     for start in range(0, length, tokens):
-        places = np.minimum(np.arange(start, start + tokens, dtype=np.int64), length - 1)
-        feeds = {POSITIONS: places[None], **dict.fromkeys(graph.places, places)}
-        found = evaluated(graph, name, feeds)
-        if found is None or found.size % tokens:
+        found = _angles_of(graph, name, np.minimum(np.arange(start, start + tokens), length - 1))
+        if found is None:
             return None
-        rows.append(found.reshape(tokens, -1))
+        rows.append(found)
     return np.concatenate(rows)[:length]
+
+
+def same_angles(graph: OnnxGraph, one: Rotation, other: Rotation, length: int, tokens: int) -> bool:
+    """Whether two rotations are the same, by their first and last angles below ``length``; see ``angles``."""
+    if (one.interleaved, one.elements) != (other.interleaved, other.elements):
+        return False
+    for first, second in ((one.cos, other.cos), (one.sin, other.sin)):
+        for start in (0, max(0, length - tokens)) if first != second else ():
+            places = np.minimum(np.arange(start, start + tokens), length - 1)
+            ours, theirs = (_angles_of(graph, name, places) for name in (first, second))
+            if ours is None or theirs is None or not np.array_equal(ours, theirs):
+                return False
+    return True
+
+
+def _angles_of(graph: OnnxGraph, name: str, places: NDArray[np.int64]) -> Array | None:
+    """A value [tokens, elements] for the positions of tokens, or None where it depends on more than these."""
+    feeds: dict[str, Array] = {POSITIONS: places[None]}
+    for each in graph.places:
+        dtype = helper.tensor_dtype_to_np_dtype(graph.dtypes[each])
+        feeds[each] = places.reshape(graph.shapes[each]).astype(dtype)
+    found = evaluated(graph, name, feeds)
+    return None if found is None or found.size % len(places) else found.reshape(len(places), -1)

@@ -154,9 +154,11 @@ class _Cutter:
         graph = self._graph
         body, weights = list(nodes), {}
         for place in graph.places.intersection(name for node in nodes for name in node.input):
-            sizes = f"{place}.sizes"
-            weights[sizes] = helper.make_tensor(sizes, TensorProto.INT64, [1], [-1])
-            body.insert(0, helper.make_node("Reshape", [POSITIONS, sizes], [place]))
+            sizes, whole = f"{place}.sizes", f"{place}.whole"
+            shape = graph.shapes[place]
+            weights[sizes] = helper.make_tensor(sizes, TensorProto.INT64, [len(shape)], shape)
+            body.insert(0, helper.make_node("Cast", [whole], [place], to=graph.dtypes[place]))
+            body.insert(0, helper.make_node("Reshape", [POSITIONS, sizes], [whole]))
         for name in writes:
             if name.endswith(".by_token"):
                 source = name.removesuffix(".by_token")

@@ -1,0 +1,59 @@
+"""Refusing operators that mix tokens outside of attention: those would see other requests, and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx
+
+from collage.errors import ModelError
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
+from collage.serve.decoder.segments import Segment
+
+_ALWAYS = frozenset("DynamicQuantizeLinear CumSum LSTM GRU RNN Conv ConvTranspose".split())
+"""Operators that look at several tokens by what they are; ``DynamicQuantizeLinear`` has one scale for all."""
+_ALONG = frozenset("LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
+"""Operators along one axis. A softmax is attention, or refused before."""
+
+
+def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
+    """Raise ModelError where a segment's operator mixes tokens; ``tokens`` tells their axis from all others."""
+    for segment in segments:
+        for node in segment.bare.graph.node:
+            if graph.from_tokens.intersection(node.input) and _mixes(graph, node, tokens):
+                raise ModelError(
+                    f"{described(node)} mixes tokens outside of attention, where every token must be computed by "
+                    "itself: this decoder cannot be served."
+                )
+
+
+def _mixes(graph: OnnxGraph, node: onnx.NodeProto, tokens: int) -> bool:
+    if node.op_type in _ALWAYS:
+        return True
+    shape = graph.shapes.get(node.input[0])
+    if node.op_type == "MatMul":
+        second = graph.shapes.get(node.input[1])
+        return tokens in (shape or (0,))[-1:] or (second is not None and tokens in second[-2:-1])
+    return shape is not None and any(shape[axis] == tokens for axis in _axes(graph, node, len(shape)))
+
+
+def _axes(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
+    """The axes that a node reduces or normalises."""
+    if node.op_type.startswith("Reduce"):
+        return _reduced(graph, node, rank)
+    from_there = node.op_type in ("LayerNormalization", "RMSNormalization")
+    if node.op_type not in _ALONG and not from_there:
+        return ()
+    axis = attribute(node, "axis", 0 if node.op_type in ("ArgMax", "ArgMin") else -1)
+    assert isinstance(axis, int)
+    return range(axis % rank, rank) if from_there else (axis,)
+
+
+def _reduced(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
+    axes = attribute(node, "axes")
+    if isinstance(axes, Sequence):
+        return axes
+    if len(node.input) > 1 and node.input[1]:
+        found = graph.constants.get(node.input[1])
+        return range(rank) if found is None else found.reshape(-1).tolist()
+    return () if attribute(node, "noop_with_empty_axes", 0) else range(rank)

@@ -1,0 +1,317 @@
+"""Decoders as other exporters write them: served as they are meant, or refused for the right reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from collage.errors import ModelError
+from collage.serve.decoder.costs import iteration_of
+from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.mixing import refuse_mixing
+from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, Sizes, read_graph
+from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.segments import Segment, cut
+from scripts.lib.decoders.build import decoder
+from scripts.lib.decoders.shape import NAMED, PLAIN, small
+from tests.models import make_model
+
+GPT2, QWEN2 = small(NAMED["gpt2_124m"], 2), small(NAMED["qwen2_like"], 2)
+
+
+def insert(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> None:
+    """Put nodes before all others."""
+    for node in nodes[::-1]:
+        model.graph.node.insert(0, node)
+
+
+def rename(model: onnx.ModelProto, name: str, other: str, last: int = 0) -> None:
+    """Let nodes read another value; only the ``last`` ones of those that read it, where that is given."""
+    users = [
+        (node, place) for node in model.graph.node for place, each in enumerate(node.input) if each == name
+    ]
+    for node, place in users[-last:]:
+        node.input[place] = other
+
+
+def add_weight(model: onnx.ModelProto, name: str, value: Any) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+
+
+def in_float16() -> onnx.ModelProto:
+    """One layer of attention as an operator, all in float16, without a cache."""
+    sizes = {"e": (50, 32), "q": (32, 32), "k": (32, 16), "v": (32, 16), "h": (32, 50)}
+    weights = {name: np.zeros(shape, np.float16) for name, shape in sizes.items()}
+    nodes = [
+        helper.make_node("Gather", ["e", IDS], ["x"]),
+        *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkv"),
+        helper.make_node(
+            "Attention", ["qx", "kx", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2
+        ),
+        helper.make_node("MatMul", ["a", "h"], ["logits"]),
+    ]
+    types = {IDS: TensorProto.INT64, "logits": TensorProto.FLOAT16}
+    return make_model(nodes, {IDS: ["b", "s"]}, {"logits": ["b", "s", 50]}, weights, opset=23, types=types)
+
+
+def test_attention_in_float16_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"node att \(Attention\) has qx in float16, and only decoders in float32"
+    ):
+        recognise(in_float16(), "it")
+
+
+def test_a_cache_in_float16_is_refused() -> None:
+    model = decoder(GPT2)
+    model.graph.input[-1].type.tensor_type.elem_type = TensorProto.FLOAT16
+    with pytest.raises(
+        ModelError, match=r"its input past_key_values.1.value is float16, and must be float32\."
+    ):
+        recognise(model, "it")
+
+
+def test_token_ids_in_int32() -> None:
+    model = decoder(GPT2)
+    wanted = OriginalDecoder(model, 1).logits([3, 1, 4, 1, 5])
+    for info in model.graph.input:
+        if info.name in (IDS, POSITIONS):
+            info.type.tensor_type.elem_type = TensorProto.INT32
+    assert recognise(model, "it")[0].max_length == 256
+    np.testing.assert_array_equal(OriginalDecoder(model, 1).logits([3, 1, 4, 1, 5]), wanted)
+
+
+@pytest.mark.parametrize("requests", [1, 64])
+def test_iterations_are_timed_where_sequences_are_shorter_than_the_largest_bucket(requests: int) -> None:
+    runner = cast(Any, SimpleNamespace(max_length=20, block_count=16, vocabulary=50))
+    slices = iteration_of(runner, 70, requests)
+    assert sum(len(each.token_ids) for each in slices) == 70
+    assert all(len(each.token_ids) >= 1 and each.start + len(each.token_ids) <= 20 for each in slices)
+
+
+def cast_table(model: onnx.ModelProto) -> int:
+    """The table of positions is stored in float16."""
+    (table,) = (each for each in model.graph.initializer if each.name == "model.embed_positions")
+    stored = numpy_helper.from_array(numpy_helper.to_array(table).astype(np.float16), "stored")
+    model.graph.initializer.remove(table)
+    model.graph.initializer.append(stored)
+    insert(model, helper.make_node("Cast", ["stored"], ["model.embed_positions"], to=TensorProto.FLOAT))
+    return 256
+
+
+def from_two(model: onnx.ModelProto) -> int:
+    """Positions begin at 2, and something else adds more to them."""
+    for name, number in (("two", 2), ("many", 4096)):
+        add_weight(model, name, np.int64(number))
+    rename(model, POSITIONS, "shifted")
+    insert(
+        model,
+        helper.make_node("Add", [POSITIONS, "two"], ["shifted"]),
+        helper.make_node("Add", [POSITIONS, "many"], ["unused"]),
+    )
+    return 254
+
+
+def less_one(model: onnx.ModelProto) -> int:
+    add_weight(model, "one", np.int64(1))
+    rename(model, POSITIONS, "shifted")
+    insert(model, helper.make_node("Sub", [POSITIONS, "one"], ["shifted"]))
+    return 257
+
+
+@pytest.mark.parametrize("change", [cast_table, from_two, less_one])
+def test_how_far_a_table_of_positions_goes(change: Callable[[onnx.ModelProto], int]) -> None:
+    model = decoder(GPT2)
+    wanted = change(model)
+    assert recognise(model, "it")[0].max_length == wanted
+
+
+def own_angles(model: onnx.ModelProto, factor: float, last: int) -> None:
+    """The last uses of cos and sin are of values of their own, whose angles are ``factor`` times as large."""
+    add_weight(model, "factor", np.float32(factor))
+    nodes = list(model.graph.node)
+    at = next(place for place, node in enumerate(nodes) if node.op_type == "Cos")
+    angles = nodes[at].input[0]
+    for kind in ("Cos", "Sin"):
+        rename(model, f"rotary.{kind.lower()}", f"own.{kind.lower()}", last)
+        model.graph.node.insert(at, helper.make_node(kind, ["own.angles"], [f"own.{kind.lower()}"]))
+    model.graph.node.insert(at, helper.make_node("Mul", [angles, "factor"], ["own.angles"]))
+
+
+@pytest.mark.parametrize("last", [1, 2], ids=["k", "q and k"])
+def test_layers_with_angles_of_their_own(last: int) -> None:
+    model = decoder(QWEN2)
+    own_angles(model, 1.0, last)
+    found, _ = recognise(model, "it")
+    assert len(found.layers) == 2 and found.layers[0].rotation is not None
+    model = decoder(QWEN2)
+    own_angles(model, 1.5, last)
+    with pytest.raises(
+        ModelError, match=r"layers.1.*has q or k with other rotary positions than that at .*layers.0"
+    ):
+        recognise(model, "it")
+
+
+def counted(model: onnx.ModelProto, cached: bool, dtype: int = TensorProto.INT64) -> None:
+    """Positions are counted in the graph: a range of the new tokens, to which the number of those before is added."""
+    (given,) = (each for each in model.graph.input if each.name == POSITIONS)
+    model.graph.input.remove(given)
+    for name, number in (("zero", 0), ("one", 1)):
+        add_weight(model, name, np.int64(number))
+    add_weight(model, "first", np.array([0]))
+    cache = [each.name for each in model.graph.input if each.name.startswith("past")]
+    nodes = [
+        helper.make_node("Shape", [IDS], ["count"], start=1, end=2),
+        helper.make_node("Squeeze", ["count"], ["tokens"]),
+        helper.make_node("Range", ["zero", "tokens", "one"], ["new"]),
+    ]
+    if cached:
+        nodes += [
+            helper.make_node("Shape", [cache[0]], ["length"], start=2, end=3),
+            helper.make_node("Add", ["new", "length"], ["at"]),
+        ]
+    last = nodes[-1].output[0]
+    if dtype != TensorProto.INT64:
+        nodes += [helper.make_node("Cast", [last], ["typed"], to=dtype)]
+        last = "typed"
+    insert(model, *nodes, helper.make_node("Unsqueeze", [last, "first"], ["counted"]))
+    rename(model, POSITIONS, "counted")
+
+
+@pytest.mark.parametrize(
+    ("cached", "dtype"), [(True, TensorProto.INT64), (False, TensorProto.INT64), (True, TensorProto.INT32)]
+)
+def test_positions_that_the_graph_counts(cached: bool, dtype: int) -> None:
+    """Each row of the first segment has its token's position, and the table of positions ends where it did."""
+    shape = GPT2 if cached else replace(GPT2, form=PLAIN)
+    model = decoder(shape)
+    wanted = [first_rows(model, sizes, places) for sizes, places in ROWS]
+    counted(model, cached, dtype)
+    found, graph = recognise(model, "it")
+    assert found.max_length == 256 and graph.places
+    for (sizes, places), rows in zip(ROWS, wanted, strict=True):
+        np.testing.assert_array_equal(first_rows(model, sizes, places), rows)
+
+
+ROWS = [(1, [200]), (4, [7, 3, 3, 250])]
+"""Numbers of tokens, and positions of them."""
+
+
+def first_rows(model: onnx.ModelProto, tokens: int, places: list[int]) -> Any:
+    """What the first segment computes for a token at each of the places."""
+    segments, _, _ = read_and_cut(model, tokens)
+    first = onnx.ModelProto()
+    first.CopyFrom(segments[0].bare)
+    first.graph.initializer.extend(segments[0].weights.values())
+    session = onnxruntime.InferenceSession(first.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {IDS: np.full((1, tokens), 5), POSITIONS: np.array([places])}
+    return session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})[0]
+
+
+def read_and_cut(model: onnx.ModelProto, tokens: int) -> tuple[list[Segment], OnnxGraph, Decoder]:
+    found, graph = recognise(model, "it")
+    sized = graph if tokens == PROBE.tokens else read_graph(model, Sizes(tokens, PROBE.past), graph.places)
+    return cut(sized, found), sized, found
+
+
+def test_rotating_all_heads_at_once_is_refused() -> None:
+    sizes = {"e": (50, 32), "q": (32, 32), "k": (32, 32), "v": (32, 32), "h": (32, 50), "angle": (1, 32)}
+    weights = {name: np.ones(shape, np.float32) for name, shape in sizes.items()}
+    weights |= {"pairs": np.array([1, -1, 16, 2]), "flat": np.array([1, -1, 32]), "behind": np.array([-1])}
+    nodes = [
+        helper.make_node("Gather", ["e", IDS], ["x"]),
+        helper.make_node("Cast", [POSITIONS], ["places"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["places", "behind"], ["column"]),
+        helper.make_node("MatMul", ["column", "angle"], ["angles"]),
+        helper.make_node("Cos", ["angles"], ["cos"]),
+        helper.make_node("Sin", ["angles"], ["sin"]),
+        *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkv"),
+    ]
+    for name in "qk":
+        nodes += [
+            helper.make_node("Reshape", [f"{name}x", "pairs"], [f"{name}p"]),
+            helper.make_node("Split", [f"{name}p"], [f"{name}0", f"{name}1"], axis=-1, num_outputs=2),
+            helper.make_node("Neg", [f"{name}1"], [f"{name}n"]),
+            helper.make_node("Concat", [f"{name}n", f"{name}0"], [f"{name}c"], axis=-1),
+            helper.make_node("Reshape", [f"{name}c", "flat"], [f"{name}t"]),
+            helper.make_node("Mul", [f"{name}x", "cos"], [f"{name}a"]),
+            helper.make_node("Mul", [f"{name}t", "sin"], [f"{name}b"]),
+            helper.make_node("Add", [f"{name}a", f"{name}b"], [f"{name}r"]),
+        ]
+    nodes += [
+        helper.make_node(
+            "Attention", ["qr", "kr", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=4
+        ),
+        helper.make_node("MatMul", ["a", "h"], ["logits"]),
+    ]
+    types = {IDS: TensorProto.INT64, POSITIONS: TensorProto.INT64}
+    ports = {IDS: ["b", "s"], POSITIONS: ["b", "s"]}
+    model = make_model(nodes, ports, {"logits": ["b", "s", 50]}, weights, opset=23, types=types)
+    with pytest.raises(
+        ModelError, match=r"node att \(Attention\) has 32 elements rotated at once, which are no heads"
+    ):
+        recognise(model, "it")
+
+
+def largest_of_all(value: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("ReduceMax", [value], ["most"], "mixing", axes=[1]),
+        helper.make_node("Add", [value, "most"], ["mixed"]),
+    ]
+
+
+def normalised_over_all(value: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("LayerNormalization", [value, "gains"], ["mixed"], "mixing", axis=1)]
+
+
+def summed_up(value: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("CumSum", [value, "axis"], ["mixed"], "mixing")]
+
+
+def quantised(value: str) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("DynamicQuantizeLinear", [value], ["whole", "scale", "zero"], "mixing"),
+        helper.make_node("DequantizeLinear", ["whole", "scale", "zero"], ["mixed"]),
+    ]
+
+
+def each_alone(value: str) -> list[onnx.NodeProto]:
+    """Along the elements of a token."""
+    return [
+        helper.make_node("LogSoftmax", [value], ["soft"], axis=-1),
+        helper.make_node("ReduceMax", ["soft"], ["most"], axes=[-1]),
+        helper.make_node("Add", ["soft", "most"], ["mixed"]),
+    ]
+
+
+@pytest.mark.parametrize("change", [largest_of_all, normalised_over_all, summed_up, quantised, each_alone])
+def test_operators_that_mix_tokens_are_refused(change: Callable[[str], list[onnx.NodeProto]]) -> None:
+    model = decoder(QWEN2)
+    add_weight(model, "axis", np.array(1))
+    add_weight(model, "gains", np.float32(1.0))
+    (node,) = [each for each in model.graph.node if each.op_type == "Sigmoid"][-1:]
+    place = list(model.graph.node).index(node)
+    value = node.input[0]
+    for each in change(value)[::-1]:
+        model.graph.node.insert(place, each)
+    [each for each in model.graph.node if each.op_type == "Sigmoid"][-1].input[0] = "mixed"
+    segments, graph, _ = read_and_cut(model, PROBE.tokens)
+    if change is each_alone:
+        refuse_mixing(graph, segments, PROBE.tokens)
+        return
+    with pytest.raises(ModelError, match=r"node mixing \(\w+\) mixes tokens outside of attention"):
+        refuse_mixing(graph, segments, PROBE.tokens)
+
+
+def test_usual_decoders_mix_no_tokens() -> None:
+    for shape in (GPT2, QWEN2):
+        segments, graph, _ = read_and_cut(decoder(shape), PROBE.tokens)
+        refuse_mixing(graph, segments, PROBE.tokens)
