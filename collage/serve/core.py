@@ -27,6 +27,9 @@ _order = attrgetter("order")
 _new = tuple.__new__
 """Makes a named tuple of all its values in half the time. An iteration makes two for each stream."""
 
+_FEW_DEADLINES = 64
+"""So many deadlines of requests that have ended are kept, besides as many as there are requests."""
+
 NOT_NUMBERS = "the model has returned logits that are not numbers"
 
 
@@ -99,6 +102,9 @@ class Core:
         insort(self._waiting, sequence, key=_order)
         if request.timeout_s is not None:
             heapq.heappush(self._deadlines, (deadline, request.id))
+            if len(self._deadlines) > 2 * len(self._known) + _FEW_DEADLINES:
+                self._deadlines = [each for each in self._deadlines if each[1] in self._known]
+                heapq.heapify(self._deadlines)
 
     def cancel(self, id: int) -> list[Event]:
         """Let a request go. One in flight leaves when its iteration returns."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
 from typing import Any
 
 from collage.core.library_text import library_text
@@ -26,6 +27,13 @@ Deliver = Callable[[list[Event], "Iteration | None", Stats], None]
 """Takes the events of an iteration, its times, and the state after it. It is called in the engine's thread."""
 
 _STUCK_S = 0.01
+
+
+class _End(Enum):
+    """How the engine ends: when all requests have their answers, or with what is in flight."""
+
+    DRAIN = "drain"
+    CANCEL = "cancel"
 
 
 class ClosedError(Exception):
@@ -135,14 +143,18 @@ class Loop:
 
     def _turn(self) -> bool:
         """One turn: commands, then an iteration if there is anything to run. Returns False at the end."""
-        events = self._commands()
+        events, ends = self._commands()
         core = self._core
-        if self._closing and not self._drains and not self._flying:
-            self._send(events + core.end_all(Finish.CANCELLED), None)
+        if ends is _End.CANCEL:
+            self._send(events, None)
+            if self._flying:
+                self._land()
+                return True
+            self._send(core.end_all(Finish.CANCELLED), None)
             return False
         if not core.busy:
             self._send(events, None)
-            return not self._closing
+            return ends is None
         start = time.monotonic()
         plan = core.plan(start)
         steps, ended = core.begin(plan, start)
@@ -158,12 +170,16 @@ class Loop:
         if plan.sequences and self._pool is not None:
             self._flying.append((plan, before, self._pool.submit(core.run, steps)))
         if self._flying and (len(self._flying) == self._workers or not plan.sequences):
-            plan, before, future = self._flying.popleft()
-            events = self._finished(plan, future.result)
-            self._send(events, before._replace(end_s=time.monotonic()))
+            self._land()
         elif not plan.sequences and not ended:
             time.sleep(_STUCK_S)  # nothing can run and nothing is in flight: a deadline will end this
         return True
+
+    def _land(self) -> None:
+        """Wait for the oldest iteration in flight, and send what it has made."""
+        plan, before, future = self._flying.popleft()
+        events = self._finished(plan, future.result)
+        self._send(events, before._replace(end_s=time.monotonic()))
 
     def _finished(self, plan: Plan, result: Callable[[], Any]) -> list[Event]:
         start = time.monotonic()
@@ -196,8 +212,11 @@ class Loop:
             len(plan.preempted),
         )
 
-    def _commands(self) -> list[Event]:
-        """Take in what has been sent; wait for it where there is nothing else to do."""
+    def _commands(self) -> tuple[list[Event], _End | None]:
+        """Take in what has been sent; wait for it where there is nothing else to do.
+
+        Also tells whether the engine is to end: then nothing is sent after what was taken in.
+        """
         with self._changed:
             while not (self._inbox or self._closing or self._core.busy or self._flying or self._lost):
                 self._changed.wait()
@@ -205,13 +224,14 @@ class Loop:
                 raise RunnerLostError("a process that computes for it has ended")
             taken = list(self._inbox)
             self._inbox.clear()
+            ends = (_End.DRAIN if self._drains else _End.CANCEL) if self._closing else None
         events: list[Event] = []
         for command, time_s in taken:
             if isinstance(command, Request):
                 self._core.add(command, time_s)
             else:
                 events += self._core.cancel(command)
-        return events
+        return events, ends
 
     def _send(self, events: list[Event], iteration: Iteration | None) -> None:
         self._stats = self._core.stats()._replace(scheduler_s=self._scheduler_s, busy_s=self._busy_s)

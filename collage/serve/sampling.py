@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from collage.errors import UsageError
 
 MAX_LOGPROBS = 20
+_MAX_TOKENS = 2**40
+"""More than any model has. Numbers of hundreds of digits are no floats, and cannot be printed."""
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
 
@@ -47,7 +49,7 @@ class Sampling:
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        _within("max_tokens", self.max_tokens, 1, math.inf)
+        _within("max_tokens", self.max_tokens, 1, _MAX_TOKENS)
         _within("temperature", self.temperature, 0, 100)
         _within("top_k", self.top_k, 0, math.inf)
         _within("top_p", self.top_p, 0, 1)

@@ -46,9 +46,12 @@ class Detokenizer:
         before = self._tokenizer.decode(self._tokens[: self._shown])
         text = self._tokenizer.decode(self._tokens)
         begins = text.startswith(before)
-        if not begins:  # a character that had begun before is whole now
-            before = before.rstrip(BROKEN)
-        return text[len(before) :], begins
+        shown = len(before)
+        if not begins:  # a character that had begun before is whole now; broken ones before it were shown
+            shown = len(before.rstrip(BROKEN))
+            while shown < len(before) and text[shown : shown + 1] == BROKEN:
+                shown += 1
+        return text[shown:], begins
 
     def _show(self, text: str, begins: bool) -> str:
         if begins or self._shown > _MOST_CONTEXT:

@@ -300,7 +300,9 @@ def _value(draw: random.Random, depth: int) -> Any:
     if kind == "none":
         return None
     if kind == "extreme":
-        return draw.choice((10**30, -(2**63), 1e308, 5e-324, 2**64 - 1, float("nan"), float("inf"), "\ud800"))
+        return draw.choice(
+            (10**30, 10**400, -(2**63), 1e308, 5e-324, 2**64 - 1, float("nan"), float("inf"), "\ud800")
+        )
     if kind == "list":
         return [_value(draw, depth + 1) for _ in range(draw.randint(0, 4))]
     return {draw.choice((*_NAMES, "7", "-1")): _value(draw, depth + 1) for _ in range(draw.randint(0, 3))}

@@ -113,6 +113,17 @@ def test_expired_requests_leave_with_their_blocks() -> None:
     assert not core.busy
 
 
+def test_deadlines_of_requests_that_have_ended_do_not_pile_up() -> None:
+    """Also where a request with an earlier one is always there."""
+    core = Core(NullRunner(), EngineOptions())
+    core.add(Request(0, (1,), Sampling(), timeout_s=5.0), 0.0)
+    for id in range(1, 1000):
+        core.add(Request(id, (1,), Sampling(), timeout_s=86400.0), 0.0)
+        core.cancel(id)
+    assert core.next_deadline_s == 5.0
+    assert len(core._deadlines) < 100
+
+
 def test_blocks_of_an_expired_request_that_hold_the_prompt_of_another_are_not_counted_twice() -> None:
     core = Core(NullRunner(block_count=6), EngineOptions())
     core.add(Request(0, (0,) * 13, GREEDY, timeout_s=1.0), 0.0)  # 4 blocks

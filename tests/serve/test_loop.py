@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from collage.errors import CollageError
+from collage.serve.http import worker
+from collage.serve.http.messages import Setup
 from collage.serve.loop import Loop
 from collage.serve.options import EngineOptions
-from collage.serve.request import Event, RefusedError, Request
+from collage.serve.request import Event, Finish, RefusedError, Request
+from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
 from collage.serve.trace import Iteration
 from tests.serve.simulation import NullRunner
@@ -48,3 +58,83 @@ def test_all_of_them_are_refused_or_none() -> None:
         loop.submit(*requests(2))
     finally:
         loop.close(drain=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closing_without_draining_begins_nothing_more(workers: int) -> None:
+    """Also where several iterations are in flight at a time: those that are there end, and no other begins."""
+    ended: list[Event] = []
+    begun = threading.Event()
+
+    def deliver(events: list[Event], iteration: Iteration | None, _: object) -> None:
+        ended.extend(each for each in events if each.finish is not None)
+        if iteration is not None:
+            begun.set()
+
+    runner = SlowRunner(workers=workers, block_count=512)
+    loop = Loop(runner, EngineOptions(max_running=2), deliver)
+    loop.submit(*(Request(i, (0, i % 3), Sampling(max_tokens=60, temperature=0)) for i in range(8)))
+    assert begun.wait(10)
+    before = runner.steps
+    loop.close(drain=False)
+    assert runner.steps <= before + workers + 1
+    assert {each.id: each.finish for each in ended} == dict.fromkeys(range(8), Finish.CANCELLED)
+    loop.check()
+
+
+class SlowRunner(NullRunner):
+    """It counts its iterations, which take a millisecond."""
+
+    steps = 0
+
+    def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        self.steps += 1
+        time.sleep(0.001)
+        return super().step(slices)
+
+
+def test_a_request_that_comes_while_the_engine_closes_ends_too() -> None:
+    """It comes after the thread has taken in what there was, and before that thread ends."""
+    ended: dict[int, Finish | None] = {}
+
+    def deliver(events: list[Event], *_: object) -> None:
+        ended.update((each.id, each.finish) for each in events if each.finish is not None)
+
+    loop = Loop(NullRunner(), EngineOptions(), deliver)
+    add, late, first = loop._core.add, requests(2)[1], requests(1)[0]
+
+    def add_while_another_comes(request: Request, now_s: float) -> None:
+        add(request, now_s)
+        if request is first:
+            loop.submit(late)
+            with loop._changed:  # as ``close`` does, which then waits for the thread
+                loop._closing, loop._drains = True, False
+
+    loop._core.add = add_while_another_comes  # type: ignore[method-assign]
+    loop.submit(first)
+    loop._thread.join(10)
+    loop.close(drain=False)
+    assert ended == {0: Finish.CANCELLED, 1: Finish.CANCELLED}
+
+
+def test_what_was_loaded_is_closed_where_there_is_no_engine_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reaches the server, which tells it the user."""
+    runner = Untimed()
+    monkeypatch.setattr(worker, "open_runner", lambda *_: runner)
+    monkeypatch.setattr(worker, "open_tokenizer", lambda _: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(CollageError, match="nobody knows its times"):
+        worker._started(Setup(Path("m"), EngineOptions(), Path("m")), ours)
+    assert runner.closed
+
+
+class Untimed(NullRunner):
+    """A runner whose iterations cannot be timed."""
+
+    closed = False
+
+    def cost_ms(self, tokens: int) -> float:
+        raise CollageError("nobody knows its times")
+
+    def close(self) -> None:
+        self.closed = True

@@ -221,3 +221,9 @@ def test_log_probabilities(logits: np.ndarray[Any, Any], count: int) -> None:
 def test_wrong_parameters(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Sampling(**wrong)
+
+
+@pytest.mark.parametrize("most", [2**41, 10**400, 10**4299])
+def test_numbers_of_tokens_that_are_no_floats_are_refused(most: int) -> None:
+    with pytest.raises(UsageError, match=r"^max_tokens is \d+; it must be from 1 to "):
+        Sampling(max_tokens=most, min_tokens=most)

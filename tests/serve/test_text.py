@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.serve.text import Detokenizer, StopFinder
-from collage.serve.tokenizer import DecimalTokenizer
+from collage.serve.tokenizer import BROKEN, DecimalTokenizer
 
 
 class ByteTokenizer(DecimalTokenizer):
@@ -40,6 +40,23 @@ def test_broken_texts_come_out_too(tokens: list[int]) -> None:
         assert held <= 6
     detokenizer.flush()
     assert detokenizer.flush() == ""
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from([0x41, 0x80, 0xA9, 0xC3, 0xE2, 0x82, 256]), max_size=40))
+def test_whole_characters_come_once_between_broken_ones(tokens: list[int]) -> None:
+    """What is shown as broken may be more than in the end, and all else is what the whole text has."""
+    detokenizer = Detokenizer(ByteTokenizer())
+    shown = "".join([*map(detokenizer.add, tokens), detokenizer.flush()])
+    whole = ByteTokenizer().decode(tokens)
+    assert shown.replace(BROKEN, "") == whole.replace(BROKEN, "")
+    assert whole.count(BROKEN) <= shown.count(BROKEN) <= len(tokens)
+
+
+def test_what_is_broken_is_shown_once() -> None:
+    detokenizer = Detokenizer(ByteTokenizer())
+    parts = [detokenizer.add(byte) for byte in (0x80, 0x80, 0x80, 0x80, 0x80, 0xC3, 0xA9)]
+    assert [each for each in parts if each] == [6 * BROKEN, "\u00e9"]
 
 
 @settings(max_examples=300, deadline=None)

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from collage.core.library_text import library_text
@@ -20,6 +20,7 @@ from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, 
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Stats
+from collage.serve.runner import Runner
 from collage.serve.tokenizer import open_tokenizer
 
 
@@ -33,15 +34,7 @@ def main(descriptor: int) -> None:
         if setup.cpus:
             os.sched_setaffinity(0, setup.cpus)  # before there is a team of threads
         try:
-            tokenizer = open_tokenizer(setup.tokenizer)
-            runner = open_runner(
-                setup.model,
-                setup.block_count,
-                setup.trusted_key,
-                setup.cache,
-                setup.parallelism,
-                setup.own_weights,
-            )
+            runner, loop, writer = _started(setup, connection)
         except CollageError as error:
             connection.sendall(packed(NotReady(str(error), error.exit_code)))
             return
@@ -49,16 +42,6 @@ def main(descriptor: int) -> None:
             text = f"cannot load {setup.model}: {type(error).__name__}: {library_text(error)}."
             connection.sendall(packed(NotReady(text, 1)))
             return
-        writer = _Writer(connection)
-        loop = Loop(
-            runner,
-            setup.options,
-            writer.deliver,
-            tokenizer,
-            broken=lambda: connection.shutdown(
-                socket.SHUT_RD
-            ),  # ends this process, and the server starts another
-        )
         writer.put(
             Ready(
                 runner.block_tokens, runner.block_count, runner.max_length, runner.vocabulary, loop.most_open
@@ -75,6 +58,29 @@ def main(descriptor: int) -> None:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # the server sends nothing more, and starts another one
             runner.close()
+
+
+def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
+    """The model and its loop. Raises what they raise; nothing is left then."""
+    tokenizer = open_tokenizer(setup.tokenizer)
+    runner = open_runner(
+        setup.model,
+        setup.block_count,
+        setup.trusted_key,
+        setup.cache,
+        setup.parallelism,
+        setup.own_weights,
+    )
+    with ExitStack() as undone:
+        undone.callback(runner.close)
+        writer = _Writer(connection)
+        # The end of the connection ends this process, and the server starts another.
+        loop = Loop(
+            *(runner, setup.options, writer.deliver, tokenizer),
+            broken=lambda: connection.shutdown(socket.SHUT_RD),
+        )
+        undone.pop_all()
+    return runner, loop, writer
 
 
 def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
