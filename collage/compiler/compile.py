@@ -24,7 +24,7 @@ from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.run_whole import RunWhole
 from collage.compiler.passes.settle import Settle
 from collage.compiler.pipeline import compiled_anytime
-from collage.compiler.state import Compilation, Context, Source, run
+from collage.compiler.state import Compilation, Context, Source
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
 from collage.errors import ModelError, NoPlacementError, UsageError
@@ -116,7 +116,7 @@ def compile_model(
             if options.tolerance:
                 start = start.told(Noted("the model is not placed, so that the tolerance is not used"))
             whole = RunWhole(str(error), source, shapes), DynamicSuffix(error), CheckIndices()
-            compilation = run((Anytime(whole, Settle()),), context, start)
+            compilation = Anytime(whole, Settle())(context, start)
         report = report_of(context, compilation, started)
     return CompiledModule(compilation.result.parts, report, compilation.result.executor)
 

@@ -56,8 +56,10 @@ class WorkerLab:
     def _put_away(self) -> None:
         bench, self._bench = self._bench, None
         if bench is not None:
-            self._journal += (*bench.journal(), Profiled(bench.measurer.session.spent()))
-            bench.measurer.close()
+            try:
+                self._journal += (*bench.journal(), Profiled(bench.measurer.session.spent()))
+            finally:  # Ctrl-C while a worker tells what it has spent leaves no process behind
+                bench.measurer.close()
 
 
 def _workbench(context: Context, compilation: Compilation) -> Workbench:

@@ -14,8 +14,10 @@ from collage.search.placement import Placement, finish
 from collage.search.transforms import PlacedTransform
 
 SEQUENTIAL = "sequential"
-QUICK = "quick"
-"""The label of the plan of a quick compile."""
+COLLAGE, QUICK = "collage", "quick"
+"""The labels of the best placement, and of the one of a quick compile."""
+FLOAT32 = "float32"
+"""The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def plans_of(
     the cores to itself. So placements that are close by that model are run against each other.
     """
     everything = tuple(range(len(graph.nodes)))
-    placements = {"collage": proposal.placement}
+    placements = {COLLAGE: proposal.placement}
     if proposal.mix is not None and proposal.mix is not proposal.placement:
         placements["mix"] = proposal.mix
     for candidate in sorted(proposal.candidates, key=lambda c: c.cost_us):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from collage.backends.base import VIEW
 from collage.compiler.events import Failed
 from collage.compiler.executable import Executable, network_key
-from collage.errors import CollageError
+from collage.errors import CollageError, MeasurementError
 from collage.kernel.target import Target
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, read_text, write_text
@@ -22,6 +22,7 @@ from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.plans import PlanFailedError
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
+from collage.measure_db.stages import looks_like_memory
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,20 @@ class PlanFailures:
 
     @contextmanager
     def here(self, executable: Executable, launch: int) -> Iterator[None]:
-        """Blame a launch's kernel for whatever is raised in this context. Raises as ``blaming`` does."""
+        """Blame a launch's kernel for whatever is raised in this context. Raises as ``blaming`` does.
+
+        A lack of memory drops the plan for this compile. MeasurementError, as for a full disk, is raised as it is.
+        """
         try:
             yield
+        except MeasurementError:  # a full disk, which is not the kernel's fault
+            raise
         except Exception as error:  # a backend raises anything
-            rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
-            failed = PlanFailedError(executable.job, launch, rejection, by_itself=True)
+            short = isinstance(error, MemoryError) or looks_like_memory(str(error))
+            kind = RejectionKind.MEMORY if short else RejectionKind.FAILED
+            rejection = Rejection(kind, f"in the process that compiles: {error}")
+            # A lack of memory is nobody's fault: others may have it at the moment.
+            failed = PlanFailedError(executable.job, None if short else launch, rejection, by_itself=True)
             raise self._blamed(executable, failed) from error
 
     def refuse_dropped(self, executable: Executable) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from collage.backends.engine import as_engine, whole_variant
-from collage.compiler.plan import Plan
+from collage.compiler.plan import COLLAGE, FLOAT32, Plan
 from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_plans import whole_plan
@@ -17,21 +17,29 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.search.candidates import candidate_of
 
+EARLIER = "earlier"
+"""The label of what was the best placement before more was known."""
 SHORT = Race(replace(FULL, rounds=12, compare_s=3.0), FEWEST, SURE, noted=True, mark=" in short", shown=True)
 """A comparison of few plans."""
 
 
 def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan], most: int) -> list[Plan]:
     """The placement without streams, or the first one of the plans where it is among them; the last ones of them; the
-    best engine.
+    best engine. These are ``most`` and the engine.
 
+    Where one of the plans is in float32 beside others of reduced precision, it takes the place of one of the last ones.
     Early plans of reduced precision are on the list, too.
     """
     ours = [plan for plan in plans if not plan.original]
     placement = compilation.placed.placement
     if all(plan.placement != placement or plan.streams for plan in ours):
-        ours.insert(0, Plan("collage", placement, exclusive=len(placement.candidates) == 1))
-    kept = list(dict.fromkeys((ours[0], *ours[1 - most :]))) if most > 1 else ours[:1]
+        ours = [replace(each, label=EARLIER) if each.label == COLLAGE else each for each in ours]
+        ours.insert(0, Plan(COLLAGE, placement, exclusive=len(placement.candidates) == 1))
+    kept = [ours[0]]
+    if most > 1:
+        kept += [plan for plan in ours if plan.label == FLOAT32]
+        kept += ours[len(kept) - most :] if len(kept) < most else []
+    kept = list(dict.fromkeys(kept))
     return _with_early(compilation, [*kept, *_fastest_engine(context, compilation, plans)])
 
 

@@ -20,7 +20,7 @@ __all__ = ["CudaError", "CudaMemoryError", "Driver", "driver", "free_memory", "l
 log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = 2
-_FATAL = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
+_FATAL = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """Errors after which no call of this process succeeds: an illegal address, a failed launch, and the like."""
 _NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
 _L2_CACHE_SIZE = 38
@@ -131,6 +131,9 @@ class Driver:
         self.enter()
         self.stream = self.new_stream()
         """The stream that everything runs on which asks for no other."""
+        self.turn = threading.RLock()
+        """Whose turn it is: threads share the stream and the handles of libraries, and what one of them enqueues would
+        become part of the graph that another one captures."""
 
     # Contexts
 
@@ -273,9 +276,11 @@ class Driver:
         graph = ctypes.c_void_p()
         try:
             enqueue()
-        finally:
-            status = self._library.cuStreamEndCapture(stream, ctypes.byref(graph))
-        self._check("cuStreamEndCapture", status)
+        except BaseException:
+            if not self._library.cuStreamEndCapture(stream, ctypes.byref(graph)) and graph.value:
+                self._library.cuGraphDestroy(graph)
+            raise
+        self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
         try:
             return self._handle("cuGraphInstantiateWithFlags", graph, 0)
         finally:

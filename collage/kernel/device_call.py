@@ -30,5 +30,6 @@ class DeviceCall(ABC):
     def __call__(self) -> None:
         gpu = driver()
         gpu.enter()
-        self.enqueue(gpu.stream)
-        gpu.synchronize(gpu.stream)
+        with gpu.turn:
+            self.enqueue(gpu.stream)
+            gpu.synchronize(gpu.stream)

@@ -54,12 +54,14 @@ class WorkerSession:
     def close(self) -> None:
         """Give the workers back and remove the folder. Closing twice does nothing."""
         try:
-            if self._builder is not None:
-                self._builder.close()
-            if self._of_model is not None:
-                self._of_model.release()
-            if self._owns_workers:
-                self._workers.close()
+            try:
+                if self._builder is not None:
+                    self._builder.close()
+            finally:
+                if self._of_model is not None:
+                    self._of_model.release()
+                if self._owns_workers:
+                    self._workers.close()
         finally:
             self._of_model = self._builder = None
             if self._folder is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from collage.core.cuda_driver import CudaError, Driver, driver, lost_context
+from collage.core.cuda_driver import Driver, driver, lost_context
 from collage.kernel.device_call import DeviceCall
 from collage.runtime.device_scan import DeviceFlag
 from collage.schedule.schedule import TEAM
@@ -50,20 +50,22 @@ class DeviceLaunches:
     def __call__(self) -> None:
         gpu = self._driver
         gpu.enter()
-        for segment in self._segments:
-            segment.enqueue()
-        if self._flag is not None:
-            self._flag.fetch(gpu.stream)
-        gpu.synchronize(gpu.stream)
-        if self._flag is not None:
-            self._flag.pass_on()
+        with gpu.turn:
+            for segment in self._segments:
+                segment.enqueue()
+            if self._flag is not None:
+                self._flag.fetch(gpu.stream)
+            gpu.synchronize(gpu.stream)
+            if self._flag is not None:
+                self._flag.pass_on()
 
     def replay(self) -> None:
         """Enqueue what is replayed, without copies from and to the host, and do not wait for it. For measuring."""
         self._driver.enter()
-        for segment in self._segments:
-            if segment.replayed:
-                segment.enqueue()
+        with self._driver.turn:
+            for segment in self._segments:
+                if segment.replayed:
+                    segment.enqueue()
 
 
 class _Segment:
@@ -108,7 +110,7 @@ class _Segment:
         gpu = self._driver
         try:
             self._graph = gpu.captured(gpu.stream, self._enqueue_all)
-        except CudaError as error:
+        except Exception as error:  # of the driver, or of a library that is not to be captured
             if lost_context():
                 raise
             log.warning("%d launches are enqueued one by one: %s", len(self._launches), error)

@@ -12,6 +12,7 @@ from collage.compiler.executable import Executable
 from collage.compiler.passes.place import Place
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
+from collage.errors import MeasurementError
 from collage.measure_db.database import Database
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.plans import PlanFailedError
@@ -131,3 +132,25 @@ def test_a_kernel_that_only_fails_here_is_blamed_by_itself(
         raise OSError("not here")
     assert isinstance(raised.value.__cause__, OSError)
     assert measurer.rejected[0][1].message == "in the process that compiles: not here"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")], ids=["host", "GPU"]
+)
+def test_a_lack_of_memory_in_this_process_is_no_kernels_fault(
+    made: Made, executable: Executable, database: Database, error: Exception
+) -> None:
+    """The plan is left out of this compile, and the next one may use it."""
+    failures, measurer = failures_of(made, database)
+    with pytest.raises(PlanDroppedError), failures.here(executable, 2):
+        raise error
+    assert measurer.rejected == []
+    failures_of(made, database)[0].refuse_dropped(executable)
+
+
+def test_a_full_disk_is_no_kernels_fault(made: Made, executable: Executable, database: Database) -> None:
+    failures, measurer = failures_of(made, database)
+    with pytest.raises(MeasurementError, match="no space left"), failures.here(executable, 2):
+        raise MeasurementError("no space left on the device")
+    assert measurer.rejected == []
+    failures.refuse_dropped(executable)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
+from collage.compiler.executable import Executable
 from collage.compiler.passes.gpu_streams import LABEL, GpuStreams
 from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.select_only import SelectOnly
-from collage.compiler.passes.within import FLOAT32, Within
-from collage.compiler.plan import SEQUENTIAL
+from collage.compiler.passes.within import Within
+from collage.compiler.plan import FLOAT32, SEQUENTIAL
+from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
 from collage.measure_db.effort import QUICK
+from collage.measure_db.keys import Raced
 from tests.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
 from tests.compiler.test_gpu_streams import on_gpu
 
@@ -47,6 +52,20 @@ def test_a_quick_compile_for_a_gpu_runs_launches_on_several_streams_beside(
     assert list(found.result.timings) == ["quick", last]
     assert found.result.label.startswith(wanted)
     assert (found.result.schedule == SEQUENTIAL) == (wanted == "quick")
+
+
+def test_one_of_two_schedules_that_fails_leaves_the_other() -> None:
+    """As on a GPU that has memory for one of them only: both were checked before."""
+    made, start = on_gpu(effort=QUICK)
+    start = GpuStreams()(made.context, PlaceOnce()(made.context, start))
+    race, last = made.runs.race, start.plans[-1].label
+
+    def fails(executables: Sequence[Executable], race_of: Race) -> Mapping[str, Raced]:
+        made.runs.dropped = {last: "out of memory"}
+        return race(executables, race_of)
+
+    made.runs.race = fails  # type: ignore[method-assign]
+    assert SelectOnly()(made.context, start).result.label == "quick"
 
 
 def in_two_precisions(reduced_us: float, error: float = 4e-3) -> tuple[Made, Compilation]:

@@ -10,7 +10,7 @@ import pytest
 from collage.compiler.events import Measured
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.settle import SHORT, Settle
-from collage.compiler.plan import Plan
+from collage.compiler.plan import FLOAT32, Plan
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation
 from collage.compiler.whole_form import WholeForm
@@ -165,6 +165,28 @@ def test_a_better_placement_is_compared_where_there_is_time(comparing_s: float, 
     assert [r.backend for r in found.result.parts.program.launches] == (
         ["lib"] * 4 if again else ["lib", "slow", "slow", "lib"]
     )
+
+
+def test_the_placement_and_the_one_before_are_told_apart() -> None:
+    """Each is timed: the times of the one are not taken for those of the other."""
+    each, start = made(first_us=300.0)
+    each.measurer.unknown = {("lib", (1,)), ("lib", (2,))}
+    before = Settle()(each.context, start)
+    each.measurer.unknown = set()
+    plans = (Plan("collage", before.placed.placement, exclusive=False),)
+    each.runs.raced.clear()
+    found = Settle()(each.context, replace(before, selected=None, plans=plans))
+    ((labels, _),) = each.runs.raced
+    assert labels == ["collage", "earlier", ENGINE]
+    assert [r.backend for r in found.result.parts.program.launches] == ["lib"] * 4
+    assert (found.result.label, found.result.measured_us) == ("collage", 40.0)
+
+
+def test_the_plan_in_float32_is_on_a_short_list() -> None:
+    each, compilation = planned()
+    plans = [replace(compilation.plans[0], label=label) for label in ("mix", FLOAT32, "a", "b", "c")]
+    Settle()(each.context, replace(compilation, plans=tuple(plans)))
+    assert each.runs.raced[0][0] == ["mix", FLOAT32, "c"]
 
 
 @pytest.mark.parametrize(("comparing_s", "compared"), [(None, True), (1.0, True), (30.0, False)])

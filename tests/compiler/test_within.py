@@ -17,7 +17,8 @@ from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.select import Select
-from collage.compiler.passes.within import FLOAT32, Within
+from collage.compiler.passes.within import Within
+from collage.compiler.plan import FLOAT32
 from collage.compiler.state import Compilation
 from collage.kernel.options import DYNAMIC_INT8
 from tests.compiler.null import WHOLE, WRONG, Made, NullBackend, ReducedEngine, chain, each_node, notes

@@ -14,8 +14,11 @@ import pytest
 
 import collage
 from collage.backends.registry import builtin_registry
+from collage.compiler import compile as compiling
+from collage.compiler.state import Compilation, Context
 from collage.core.deadline import Deadline
 from collage.core.progress import Progress
+from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
@@ -168,4 +171,19 @@ def test_a_quick_compile_without_engines_goes_on_until_there_is_a_placement(tmp_
 def test_a_quick_compile_that_is_stopped_is_right(tmp_path: Path) -> None:
     module = collage.compile(conv_net(), db=tmp_path / "db.sqlite", progress=False, budget_s=0.01, quick=True)
     assert module.report.ended == "budget"
+    check(module)
+
+
+def test_a_model_that_is_not_placed_when_the_budget_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says that it cannot be placed comes after the end of the budget: the first module is handed over."""
+
+    def refuse(context: Context, start: Compilation) -> Compilation:
+        context.course.deadline.end_after(0.0)
+        raise ModelError("its shapes depend on data")
+
+    monkeypatch.setattr(compiling, "compiled_anytime", refuse)
+    db = tmp_path / "db.sqlite"
+    module = collage.compile(conv_net(), backends=BACKENDS, db=db, progress=False, budget_s=0.01, quick=True)
     check(module)

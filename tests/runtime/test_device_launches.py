@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +28,7 @@ MAIN = 100
 class Recorder:
     """The driver's streams, events and graphs. For each launch it knows all launches that have ended before it."""
 
-    refuses_capture: bool = False
+    refuses_capture: Exception | None = None
     stream: int = MAIN
     streams: dict[int, frozenset[int]] = field(default_factory=dict)
     """What has ended when the next thing on a stream begins."""
@@ -37,6 +39,7 @@ class Recorder:
     waited_for: frozenset[int] = frozenset()
     capturing: list[Callable[[], None]] | None = None
     count: int = 0
+    turn: threading.RLock = field(default_factory=threading.RLock)
 
     def do(self, what: Callable[[], None]) -> None:
         """Do it now, or when the graph that is captured is launched."""
@@ -77,8 +80,8 @@ class Recorder:
         self.waited_for = self.ended(stream)
 
     def captured(self, stream: int, enqueue: Callable[[], None]) -> int:
-        if self.refuses_capture:
-            raise CudaError("cuStreamEndCapture", 901, "invalidated")
+        if self.refuses_capture is not None:
+            raise self.refuses_capture
         self.capturing = []
         enqueue()
         self.graphs.append(self.capturing)
@@ -188,10 +191,15 @@ def test_an_engine_alone_is_captured_unless_it_has_a_graph_of_its_own(recorder: 
         assert len(recorder.graphs) == graphs and len(recorder.before[0]) == 4
 
 
+@pytest.mark.parametrize(
+    "error",
+    [CudaError("cuStreamEndCapture", 901, "invalidated"), RuntimeError("cuStreamEndCapture: invalidated")],
+    ids=["driver", "library"],
+)
 def test_without_capture_they_are_enqueued_one_by_one(
-    recorder: Recorder, caplog: pytest.LogCaptureFixture
+    recorder: Recorder, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    recorder.refuses_capture = True
+    recorder.refuses_capture = error
     dag = Dag.of_edges(3, [(0, 1), (0, 2)])
     run = launches(recorder, Ordered(dag, Schedule.sequential(3)), lambda _: False)
     for _ in range(4):
@@ -200,6 +208,29 @@ def test_without_capture_they_are_enqueued_one_by_one(
     assert [each.message for each in caplog.records] == [
         "3 launches are enqueued one by one: cuStreamEndCapture: invalidated"
     ]
+
+
+def test_threads_take_turns(recorder: Recorder) -> None:
+    """They share a stream: what one of them enqueues would be in the graph that another one captures."""
+    seen: list[int] = []
+
+    class Slow(DeviceCall):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def enqueue(self, stream: int) -> None:
+            for _ in range(3):
+                seen.append(self.number)
+                time.sleep(0.001)
+
+    runs = [DeviceLaunches([DeviceLaunch(0, Slow(number))]) for number in range(3)]
+    threads = [threading.Thread(target=lambda run=run: [run() for _ in range(5)]) for run in runs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(seen) == 45
+    assert all(len({*seen[at : at + 3]}) == 1 for at in range(0, 45, 3))
 
 
 def test_a_missing_dependency_is_noticed(recorder: Recorder) -> None:

@@ -9,8 +9,7 @@ from collage.compiler.beyond import beyond, on_samples
 from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
-from collage.compiler.passes.within import FLOAT32
-from collage.compiler.plan import QUICK, Plan
+from collage.compiler.plan import FLOAT32, QUICK, Plan
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.plan_runs import Race
 from collage.compiler.selection import Selection
@@ -46,9 +45,9 @@ class SelectOnly:
                 problems.append(error)
         if not right:
             raise problems[0]
+        right, timings = self._timed(context, bench, right)
+        executable, finding = min(right, key=lambda each: _rank(each[0], timings))
         try:
-            timings = self._timings(context, bench, [executable for executable, _ in right])
-            executable, finding = min(right, key=lambda each: _rank(each[0], timings))
             parts, executor = bench.runs.load(executable, bench.assembler)
         except PlanDroppedError as dropped:
             raise NoPlacementError(f"the placement {dropped}") from dropped
@@ -82,6 +81,22 @@ class SelectOnly:
         if beyond_tolerance:
             raise NoPlacementError(f"the placement has {beyond_tolerance}")
         return executable, finding
+
+    def _timed(
+        self, context: Context, bench: Workbench, right: Sequence[tuple[Executable, Finding]]
+    ) -> tuple[list[tuple[Executable, Finding]], Mapping[str, Timing]]:
+        """Those that do not fail while they are timed, as on a GPU without memory for all, and their times.
+
+        Raises KernelRejectedError, and NoPlacementError where the last one fails.
+        """
+        left = [*right]
+        while True:
+            try:
+                return left, self._timings(context, bench, [executable for executable, _ in left])
+            except PlanDroppedError as dropped:
+                left = [each for each in left if each[0].label != dropped.label]
+                if not left:
+                    raise NoPlacementError(f"the placement {dropped}") from dropped
 
     def _timings(
         self, context: Context, bench: Workbench, executables: Sequence[Executable]

@@ -13,7 +13,7 @@ from itertools import count
 from collage.compiler.by_known import placed_by_known
 from collage.compiler.passes.gpu_streams import GpuStreams
 from collage.compiler.passes.select import Select
-from collage.compiler.passes.within import FLOAT32
+from collage.compiler.plan import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.short_list import SHORT, short_list, told_best, without_placement
 from collage.compiler.state import Compilation, Context, Pass
@@ -90,9 +90,10 @@ class Settle:
 def _as_told(context: Context, compilation: Compilation) -> Compilation:
     """Take the plans that were compared when the user was last told of the best one.
 
-    On a GPU one with several streams is among them, whose schedule takes no time to find.
+    On a GPU one with several streams is among them where there is time, or where one was compared.
     """
-    compilation = GpuStreams()(context, compilation)
+    if not _takes_long(context):
+        compilation = GpuStreams()(context, compilation)
     most = 2 if any(plan.streams for plan in compilation.plans) else 1
     return replace(compilation, plans=tuple(short_list(context, compilation, compilation.plans, most)))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.events import Bounded, Noted
 from collage.compiler.metrics import MetricError
-from collage.compiler.plan import QUICK, Plan
+from collage.compiler.plan import COLLAGE, FLOAT32, QUICK, Plan
 from collage.compiler.sensitivities import error_model
 from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.steering import Steering
@@ -30,9 +30,7 @@ from collage.search.placement import Placement
 
 log = logging.getLogger(__name__)
 
-FLOAT32 = "float32"
-"""The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
-CHECKED = ("collage", "mix", QUICK)
+CHECKED = (COLLAGE, "mix", QUICK)
 """The plans of a proposal whose errors correct the estimate. Others are checked before they are selected."""
 _NOTHING = (
     "nothing runs in reduced precision here (this takes a CPU with instructions for bfloat16 or 8 bits, and float32 "
