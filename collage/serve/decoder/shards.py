@@ -188,6 +188,11 @@ class _Part:
             sums[_made(levels, name, self._splits)].append(name)
             writes[_made(levels, name, self._splits)][name] = None
         pieces: list[Segment] = []
+        if not writes[most]:
+            raise ModelError(
+                f"the sum {printable(sums[most - 1][0])} of the processes' products is read behind the next attention "
+                "only, as of a feed-forward part beside the attention: this decoder cannot be divided among processes."
+            )
         for level in range(most, -1, -1):
             nodes, reads = self._gather(levels, level, list(writes[level]))
             for name in reads:

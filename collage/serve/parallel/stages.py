@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from collage.core.printable import printable
 from collage.errors import UsageError
 from collage.graph.dataflow import TensorType
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
@@ -32,7 +33,7 @@ def bounds_of(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
-    """One of the stages. Raises UsageError for more stages than layers."""
+    """One of the stages. Raises UsageError for more stages than layers, and where other values than rows cross."""
     layers = compiled.decoder.layers
     first, last = bounds_of(len(layers), stages)[stage : stage + 2]
     whole = last == len(layers)
@@ -48,6 +49,13 @@ def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
     types = {
         tokens: {name: _type(compiled, tokens, name) for name in entering} for tokens in compiled.segments
     }
+    most = max(types)
+    for name, kind in types[most].items():
+        if kind.dtype != "float32" or most not in (kind.shape[:1] if kind.shape[0] != 1 else kind.shape[:2]):
+            raise UsageError(
+                f"{printable(name)} is {kind.dtype} {list(kind.shape)} and is read by several layers: only rows of "
+                "float32 for each token go from one process to the next, so layers cannot be divided among processes."
+            )
     return Stage(part, types, leaving)
 
 

@@ -13,8 +13,10 @@ import pytest
 
 from collage.api import default_registry
 from collage.errors import CollageError, UsageError
+from collage.graph.dataflow import TensorType
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.model import open_runner
+from collage.serve.parallel import stages
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.runner import ParallelRunner
 from collage.serve.parallel.stages import crossing_widths
@@ -46,6 +48,15 @@ def test_answers_are_those_of_one_process(
         assert len(runner.pids) == processes - 1
         assert answers(runner, EngineOptions(max_running=3)) == expected
         assert answers(runner, EngineOptions(max_running=2, policy="orca")) == expected
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("int64", (8, 64)), ("float32", (1, 4, 8, 16))])
+def test_other_values_than_rows_of_floats_do_not_cross_borders(
+    qwen: Ready, monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(stages, "_type", lambda *_: TensorType(shape, dtype))
+    with pytest.raises(UsageError, match=rf"is {dtype} \[.*\] and is read by several layers"):
+        stages.stage_of(qwen.compiled, 1, 2)
 
 
 def test_a_pipeline_sends_what_crosses_its_borders(qwen: Ready) -> None:

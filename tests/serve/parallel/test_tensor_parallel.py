@@ -152,6 +152,21 @@ def test_attention_whose_output_is_normed_is_refused() -> None:
         shard(graph, cut(graph, description), description, 0, 2)
 
 
+def test_a_feed_forward_part_beside_attention_is_refused() -> None:
+    """Its sum would have to be made after the attention, with nothing of the same segment behind it."""
+    model = decoder(small(NAMED["qwen2_like"], 1))
+    products = [each for each in model.graph.node if each.op_type == "MatMul" and "layers.0" in each.name]
+    first, (gate, up, _) = products[0], products[-3:]
+    assert gate.input[0] == up.input[0] != first.input[0]
+    gate.input[0] = up.input[0] = first.input[0]
+    description, _ = recognise(model, "it")
+    graph = read_graph(model, Sizes(4, PROBE.past))
+    with pytest.raises(
+        ModelError, match=r"of a feed-forward part beside the attention: this decoder cannot be"
+    ):
+        shard(graph, cut(graph, description), description, 0, 2)
+
+
 def test_on_processes(divided: Divided) -> None:
     """Greedy tokens of many requests are those of ONNX Runtime alone."""
     pytest.importorskip("torch", reason="torch is missing: pip install 'collage[parallel]'")
