@@ -85,7 +85,7 @@ class SelectOnly:
     def _timed(
         self, context: Context, bench: Workbench, right: Sequence[tuple[Executable, Finding]]
     ) -> tuple[list[tuple[Executable, Finding]], Mapping[str, Timing]]:
-        """Those that do not fail while they are timed, as on a GPU without memory for all, and their times.
+        """The executables that do not fail while they are timed, as on a GPU without memory for all, and their times.
 
         Raises KernelRejectedError, and NoPlacementError where the last one fails.
         """
