@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -164,9 +165,14 @@ class Core:
         most = self._runner.max_tokens
         return [slices] if plan.tokens <= most else split_steps(slices, most), events
 
-    def run(self, steps: list[list[Slice]]) -> NDArray[np.float32]:
-        """Run the steps. It reads nothing of this state, so other threads may use it meanwhile."""
-        return run_steps(self._runner, steps)
+    def run(
+        self, steps: list[list[Slice]], between: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
+        """Run the steps, and call ``between`` after each but the last one.
+
+        It reads nothing of this state, so other threads may use it meanwhile.
+        """
+        return run_steps(self._runner, steps, between)
 
     def finish(self, plan: Plan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
@@ -315,11 +321,17 @@ def split_steps(slices: list[Slice], most: int) -> list[list[Slice]]:
     return steps
 
 
-def run_steps(runner: Runner, steps: list[list[Slice]]) -> NDArray[np.float32]:
+def run_steps(
+    runner: Runner, steps: list[list[Slice]], between: Callable[[], None] = lambda: None
+) -> NDArray[np.float32]:
     """The logits of all steps [wanted, vocabulary]. Those of a single one are the runner's own."""
     if len(steps) == 1:
         return runner.step(steps[0])
-    rows = [runner.step(each).copy() for each in steps]
+    rows: list[NDArray[np.float32]] = []
+    for each in steps:
+        if rows:
+            between()
+        rows.append(runner.step(each).copy())
     return np.concatenate([each for each in rows if len(each)] or rows[:1])
 
 

@@ -163,7 +163,7 @@ class Loop:
         events += ended
         before = self._iteration(plan, start, now)
         if plan.sequences and self._pool is None:
-            events += self._finished(plan, lambda: core.run(steps))
+            events += self._finished(plan, lambda: core.run(steps, self._tell))
             self._send(events, before._replace(end_s=time.monotonic()))
             return True
         self._send(events, None)
@@ -244,6 +244,10 @@ class Loop:
         self._core.left.clear()
         if events or iteration is not None:
             self._deliver(events, iteration, self._stats)
+
+    def _tell(self) -> None:
+        """Tell whoever watches that the engine is at work, in an iteration of several steps, which may take minutes."""
+        self._deliver([], None, self._stats)
 
     def _note(self, iteration: Iteration | None, ended: dict[int, Finish]) -> None:
         if iteration is not None:

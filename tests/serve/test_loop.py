@@ -60,6 +60,23 @@ def test_all_of_them_are_refused_or_none() -> None:
         loop.close(drain=True)
 
 
+def test_an_iteration_of_several_steps_tells_that_it_is_at_work() -> None:
+    """Whoever watches the engine takes one that says nothing for minutes for one that hangs."""
+    told: list[bool] = []
+    done = threading.Event()
+
+    def deliver(events: list[Event], iteration: Iteration | None, _: object) -> None:
+        told.append(iteration is not None)
+        if any(each.finish is not None for each in events):
+            done.set()
+
+    loop = Loop(NullRunner(max_tokens=16), EngineOptions(policy="orca"), deliver)
+    loop.submit(Request(0, (1,) * 60, Sampling(max_tokens=1, temperature=0)))
+    assert done.wait(10)
+    loop.close(drain=True)
+    assert told == [False, False, False, True]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_closing_without_draining_begins_nothing_more(workers: int) -> None:
     """Also where several iterations are in flight at a time: those that are there end, and no other begins."""
