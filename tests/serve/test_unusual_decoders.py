@@ -70,6 +70,17 @@ def test_attention_in_float16_is_refused() -> None:
         recognise(in_float16(), "it")
 
 
+def test_logits_in_float16_are_refused() -> None:
+    model = decoder(GPT2)
+    model.graph.node[-1].output[0] = "wide"
+    model.graph.node.append(
+        helper.make_node("Cast", ["wide"], ["logits"], "narrowed", to=TensorProto.FLOAT16)
+    )
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    with pytest.raises(ModelError, match=r"node narrowed \(Cast\) has logits in float16"):
+        recognise(model, "it")
+
+
 def test_a_cache_in_float16_is_refused() -> None:
     model = decoder(GPT2)
     model.graph.input[-1].type.tensor_type.elem_type = TensorProto.FLOAT16

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.serve.decoder.description import Decoder, Layer, Rotation
+from collage.serve.decoder.description import Decoder, Layer
 from collage.serve.decoder.onnx_graph import (
     IDS,
     MASK,
@@ -22,13 +21,10 @@ from collage.serve.decoder.onnx_graph import (
     read_graph,
 )
 from collage.serve.decoder.peel import Origin, origin_of
-from collage.serve.decoder.rotary import same_angles
+from collage.serve.decoder.positions import check_angles, learned_positions
 
 PROBE = Sizes(tokens=29, past=5)
 """The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
-
-_USUAL_LENGTH = 4096
-"""How far angles are compared where no table of positions ends."""
 
 _WHOLE = TensorProto.INT64, TensorProto.INT32
 _DTYPES = {IDS: _WHOLE, POSITIONS: _WHOLE, MASK: (*_WHOLE, TensorProto.FLOAT, TensorProto.BOOL)}
@@ -73,10 +69,11 @@ def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
     _check_caches(graph, [origin for _, origins in each for origin in origins])
     layers = tuple(layer for layer, _ in each)
     _check_uniform(layers)
-    length = _learned_positions(graph)
+    length = learned_positions(graph)
     for layer, origins in each:
         for origin in origins[:2]:
-            _check_angles(graph, layers[0], layer, origin.rotation, length or _USUAL_LENGTH)
+            check_angles(graph, (layers[0], layer), origin.rotation, length, tokens)
+    _refuse_other_floats(graph, logits, graph.producers[logits])
     return Decoder(layers, logits, shape[2], length), graph
 
 
@@ -271,63 +268,3 @@ def _check_uniform(layers: tuple[Layer, ...]) -> None:
                 f"the attention at {printable(layer.node)} differs from that at {printable(layers[0].node)} in its "
                 "heads or its scale: layers of different kinds cannot be served."
             )
-
-
-def _check_angles(
-    graph: OnnxGraph, first: Layer, layer: Layer, rotation: Rotation | None, length: int
-) -> None:
-    """Raise ModelError where q or k of a layer is rotated otherwise than q of the first layer."""
-    if rotation == first.rotation:
-        return
-    if rotation is None or first.rotation is None:
-        same = False
-    else:
-        same = same_angles(graph, first.rotation, rotation, length, PROBE.tokens)
-    if not same:
-        raise ModelError(
-            f"the attention at {printable(layer.node)} has q or k with other rotary positions than that at "
-            f"{printable(first.node)}: positions of several kinds cannot be served."
-        )
-
-
-def _learned_positions(graph: OnnxGraph) -> int | None:
-    """The positions that the shortest table has a row for, or None where there is none.
-
-    Raises ModelError where positions are looked up in what has an unknown number of rows.
-    """
-    offsets = dict.fromkeys((POSITIONS, *graph.places), 0)
-    limits = []
-    for node in graph.nodes:
-        if graph.from_tokens.intersection(node.output):
-            continue
-        if node.op_type == "Gather" and node.input[1] in offsets:
-            size = graph.shapes.get(node.input[0])
-            axis = attribute(node, "axis", 0)
-            assert isinstance(axis, int)
-            if size is None:
-                raise ModelError(
-                    f"{described(node)} looks positions up in a table of unknown length, which cannot be served."
-                )
-            limits.append(size[axis] - offsets[node.input[1]])
-        else:
-            known = [name for name in node.input if name in offsets]
-            added = _offset(graph, node) if known else None
-            if added is not None:
-                offsets.update(dict.fromkeys(node.output, offsets[known[0]] + added))
-    if limits and min(limits) < 1:
-        raise ModelError(
-            "its positions are beyond the table that they are looked up in, so it cannot be served."
-        )
-    return min(limits, default=None)
-
-
-def _offset(graph: OnnxGraph, node: onnx.NodeProto) -> int | None:
-    """What a node adds to positions, or None where it does something else with them."""
-    if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity", "Reshape", "Expand"):
-        return 0
-    if node.op_type in ("Add", "Sub"):
-        numbers = [graph.scalar(name) for name in node.input]
-        found = [int(number) for number in numbers if number is not None and np.isfinite(number)]
-        if len(found) == 1 and (node.op_type == "Add" or numbers[0] is None):
-            return found[0] if node.op_type == "Add" else -found[0]
-    return None
