@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from collage.errors import CollageError, InputError, unknown_names
+from collage.core.new_file import new_file
+from collage.errors import InputError, unknown_names
 from collage.frontend.random_inputs import random_value
 from collage.graph.dataflow import Array, TensorType, np_dtype
 from collage.graph.value_type import ValueType
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
+
+_UNREADABLE = OSError, ValueError, EOFError, BadZipFile, zlib.error
+"""What numpy raises for files that are cut short, damaged, or something else."""
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
@@ -41,11 +46,14 @@ def read_samples(paths: Sequence[Path]) -> list[dict[str, Array]]:
 
 def _read_sample(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("one array")
+        with found as arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}.") from error
-    except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as error:
+    except _UNREADABLE as error:
         raise InputError(f"the sample {path} cannot be read; write it with numpy.savez.") from error
 
 
@@ -54,7 +62,7 @@ def _read(name: str, path: Path) -> Array:
         found = np.load(path, allow_pickle=False)
     except FileNotFoundError as error:
         raise InputError(f"input {name}: there is no file {path}.") from error
-    except (OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         text = "it is cut short or no .npy file" if "pickle" in text or not text else text
         raise InputError(f"input {name}: {path} cannot be read: {text}. Write it with numpy.save.") from error
@@ -140,10 +148,8 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
         path = folder / _file_name(name)
         while path in files.values():  # two names may differ only in characters that files cannot have
             path = path.with_name(f"{path.stem}_.npy")
-        try:
-            np.save(path, array, allow_pickle=False)
-        except OSError as error:
-            raise CollageError(f"cannot write {path}: {error.strerror}.") from error
+        with new_file(path) as stream:
+            np.save(stream, array, allow_pickle=False)
         files[name] = path
     return files
 

@@ -271,19 +271,27 @@ def compile(
 def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Compile at all tolerances of the curve, race the modules, and tell what was found.
 
-    The largest tolerance comes first, since what it measures serves all others.
+    The largest tolerance comes first, since what it measures serves all others. They share the budget. After Ctrl-C the
+    others get their first modules.
     """
     from collage import api
     from collage.bench.pareto import TOLERANCES
     from collage.cli.pareto import curve_file, drawn, raced
+    from collage.compiler.shape_sets import share_s
+    from collage.core.deadline import Deadline
     from collage.core.progress import Progress
+    from collage.report.best_so_far import INTERRUPT
 
+    course, interrupted = Deadline(), False
     modules: dict[float, Path] = {}
     tolerances = sorted({*TOLERANCES, options["tolerance"]}, reverse=True)
     for number, each in enumerate(tolerances):
         options["progress"](Progress(f"tolerance {each:g}", number, len(tolerances)))
         modules[each] = output if each == options["tolerance"] else curve_file(output, each)
-        api.compile(model, **{**options, "tolerance": each}).save(modules[each])
+        share = share_s(options["budget_s"], course, len(tolerances) - number, interrupted=interrupted)
+        module = api.compile(model, **{**options, "tolerance": each, "budget_s": share})
+        interrupted = interrupted or module.report.ended == INTERRUPT
+        module.save(modules[each])
     found = raced(model, dict(sorted(modules.items())), options, options["progress"])
     picture = drawn(found, output)
     found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}

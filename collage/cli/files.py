@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from collage.core.new_file import refuse_special
 from collage.errors import CollageError, UsageError
 
 
@@ -13,7 +14,8 @@ def check_writable(path: Path) -> None:
     """Raise CollageError when a file cannot be made or replaced at that path."""
     if path.is_dir():
         raise CollageError(f"cannot write {path}: it is a directory. Give the name of a file.")
-    check_folder(path.parent, path)
+    refuse_special(path)
+    check_folder(path.resolve().parent, path)
     if path.exists() and not os.access(path, os.W_OK):
         raise CollageError(f"cannot write {path}: it is write-protected.")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from collage.cli.console import say
 from collage.cli.files import check_writable
 from collage.cli.options import Seconds
+from collage.errors import UsageError
 
 
 @click.command()
@@ -203,6 +205,8 @@ def serve(
     from collage.serve.options import EngineOptions
     from collage.serve.parallel.options import Parallelism
 
+    _refuse_unused("parallel", parallel, "processes", "answer_seconds")
+    _refuse_unused("replicas", replicas, "cluster")
     if trace is not None:
         check_writable(trace)
     engine = EngineOptions(
@@ -237,3 +241,13 @@ def serve(
     from collage.serve.replicas.command import run_replicas
 
     run_replicas(options, replicas, ClusterAddress(cluster), lambda text: say(text, err=True))
+
+
+def _refuse_unused(needed: str, value: object, *names: str) -> None:
+    """Raise UsageError where one of the options is given without the option that it belongs to."""
+    context = click.get_current_context()
+    for name in names:
+        if value is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for --{needed}; give that, too, or leave it out."
+            )

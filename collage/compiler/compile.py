@@ -25,6 +25,7 @@ from collage.compiler.passes.run_whole import RunWhole
 from collage.compiler.passes.settle import Settle
 from collage.compiler.pipeline import compiled_anytime
 from collage.compiler.state import Compilation, Context, Source
+from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
 from collage.errors import ModelError, NoPlacementError, UsageError
@@ -65,7 +66,7 @@ def compile_model(
     backends = backends_on(options.device, registry, options.backends)
     target = _target(options.threads)
     versions = {name: backend.available().version for name, backend in backends.items()}
-    name = Path(source).stem if isinstance(source, (str, Path)) else "model"
+    name = printable(Path(source).stem) if isinstance(source, (str, Path)) else "model"
 
     progress(Progress("import", 0, 1, name))
     sweep()

@@ -32,6 +32,16 @@ class Compile(Protocol):
     ) -> CompiledModule: ...
 
 
+def share_s(budget_s: float | None, course: Deadline, left: int, *, interrupted: bool) -> float | None:
+    """The seconds of the budget for the next one of ``left`` compiles, since ``course`` began; None for no limit.
+
+    Where an earlier one was interrupted, a compile hands over its first module.
+    """
+    if interrupted:
+        return _LEAST_S
+    return None if budget_s is None else max((budget_s - course.elapsed_s) / left, _LEAST_S)
+
+
 def compile_each(
     source: ModelSource, sets: Sequence[Shapes], strict: bool, compile: Compile, budget_s: float | None = None
 ) -> ShapedModule:
@@ -56,11 +66,8 @@ def compile_each(
     modules: list[CompiledModule] = []
     course = Deadline()
     for number, shapes in enumerate(sets):
-        share = (
-            None if budget_s is None else max((budget_s - course.elapsed_s) / (len(sets) - number), _LEAST_S)
-        )
-        if any(each.report.ended == INTERRUPT for each in modules):
-            share = _LEAST_S
+        interrupted = any(each.report.ended == INTERRUPT for each in modules)
+        share = share_s(budget_s, course, len(sets) - number, interrupted=interrupted)
         modules.append(compile(source, shapes=shapes, budget_s=share))
     fallback = None
     if not strict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,9 +21,12 @@ _SUFFIX = ".part"
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that replaces it when the block ends, and is removed when the block fails.
 
-    A process that is killed while it writes leaves such a file; the next process that writes removes it. Raises
-    CollageError when the system refuses.
+    Where the path is a symbolic link, the file that it leads to is replaced. An older file's permissions are kept. A
+    process that is killed while it writes leaves such a file; the next process that writes removes it. Raises
+    CollageError when the system refuses, and for a path that is no regular file, such as a device.
     """
+    path = path.resolve()
+    refuse_special(path)
     try:
         _sweep(path)
         handle, temporary = _begin(path)
@@ -32,16 +36,22 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(handle, "w+b") as stream:
             yield stream
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise CollageError(f"cannot write {path}: {error.strerror}.") from error
+            raise CollageError(f"cannot write {path}: {error.strerror or error}.") from error
         raise
     finally:
         os.close(lock)
+
+
+def refuse_special(path: Path) -> None:
+    """Raise CollageError for a device, a pipe or the like, which a new file would replace."""
+    if path.exists() and not path.is_file():
+        raise CollageError(f"cannot write {path}: it is no regular file. Give the name of a file.")
 
 
 def _begin(path: Path) -> tuple[int, str]:

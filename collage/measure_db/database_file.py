@@ -26,8 +26,13 @@ _BUSY_S = 30.0
 
 
 def default_path() -> Path:
-    """``measurements.sqlite`` in the user's cache folder."""
-    return platformdirs.user_cache_path("collage") / "measurements.sqlite"
+    """``measurements.sqlite`` in the user's cache folder. Raises DatabaseError where the user has no home."""
+    try:
+        return platformdirs.user_cache_path("collage") / "measurements.sqlite"
+    except RuntimeError as error:
+        raise DatabaseError(
+            f"there is no folder for the measurement database ({error}). Set HOME, or give a file with --db."
+        ) from error
 
 
 class DatabaseFile:
@@ -105,6 +110,11 @@ class DatabaseFile:
         """Run a statement on the tables themselves, and return its rows, for what looks after whole databases."""
         return self._rows(query, tuple(values))
 
+    def each(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query one by one: those before a page that cannot be read come in any case."""
+        with self._errors():
+            yield from self._connection.execute(query)
+
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """All rows that a query gives."""
         with self._errors():
@@ -139,9 +149,11 @@ class DatabaseFile:
 
     def _check(self, migrations: Sequence[Migration]) -> int:
         """The file's schema version. Raises DatabaseError when it is not ours, or newer than ours."""
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        (owner,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # One statement sees one state of the file, which another process may be making.
+        version, owner, tables = self._connection.execute(
+            "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_user_version, pragma_application_id"
+        ).fetchone()
         if owner != APPLICATION_ID and (tables or version or owner):
             raise DatabaseError(
                 f"{self.path} is a database of another program, not Collage's. Give another path with --db."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,12 +20,17 @@ from collage.errors import DatabaseError
 from collage.measure_db.certainty import Race, certainty, race_certainty, race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import FACTS, KERNELS, NOT_OURS, TABLES, Row, missing_version, rows_of
+from collage.measure_db.rows import FACTS, KERNELS, NOT_OURS, TABLES, Row, Table, missing_version, rows_of
 
 Filter: TypeAlias = Callable[[Row], str]
 """Why a row is not taken, or "" for one that is."""
 
-JUDGEMENTS = frozenset({"final_check", "wrong_conversions"})
+JUDGEMENTS = frozenset(
+    {
+        *("final_check", "wrong_conversions", "whole_model"),
+        *("errors_on_samples", "error_foreseen", "plan_dropped"),
+    }
+)
 """Facts that say what is right. They are found out anew where a database comes from somebody else."""
 
 
@@ -126,15 +132,28 @@ def usable_here(hardware: str, versions: Mapping[str, str]) -> Filter:
 def _usable(source: Database, wanted: Filter, refused: Counter[str]) -> Iterator[Row]:
     """The rows to be merged; the others are counted. Where pages are damaged, those that can be read."""
     for table in TABLES:
-        try:
-            for row in rows_of(source, (table,)):
-                why_not = NOT_OURS if row.problem() else wanted(row)
-                if why_not:
-                    refused[why_not] += 1
-                else:
-                    yield row
-        except DatabaseError:
-            refused[f"of damaged pages of {table.name}, perhaps more than one"] += 1
+        for row in _readable(source, table, refused):
+            why_not = NOT_OURS if row.problem() else wanted(row)
+            if why_not:
+                refused[why_not] += 1
+            else:
+                yield row
+
+
+def _readable(source: Database, table: Table, refused: Counter[str]) -> Iterator[Row]:
+    """The rows that can be read: from the first one up to damage, and from the last one back to it."""
+    seen = set()
+    try:
+        for row in rows_of(source, (table,)):
+            seen.add(row.key)
+            yield row
+    except DatabaseError:
+        refused[f"of damaged pages of {table.name}, perhaps more than one"] += 1
+        with suppress(DatabaseError):
+            for row in rows_of(source, (table,), backwards=True):
+                if row.key in seen:
+                    return
+                yield row
 
 
 def _better(offered: Sequence[Row], known: Mapping[Any, Row]) -> tuple[list[Row], list[Row]]:

@@ -57,7 +57,7 @@ def candidates(database: Database, text: str, choice: Choice) -> Mapping[str, Se
 
 
 def _kernels(database: Database) -> Sequence[Row]:
-    rows = (Row(KERNELS, values) for values in database.run(KERNELS.select))
+    rows = (Row(KERNELS, values) for values in database.run(KERNELS.select()))
     return [row for row in rows if not row.problem()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +35,11 @@ class Table:
     columns: tuple[str, ...]
     keys: int
 
-    @property
-    def select(self) -> str:
-        """A query of all rows, in the order of their keys."""
-        return f"SELECT {', '.join(self.columns)} FROM {self.name} ORDER BY {', '.join(self.columns[: self.keys])}"
+    def select(self, *, backwards: bool = False) -> str:
+        """A query of all rows, in the order of their keys, or the other way round."""
+        way = " DESC" if backwards else ""
+        order = ", ".join(f"{each}{way}" for each in self.columns[: self.keys])
+        return f"SELECT {', '.join(self.columns)} FROM {self.name} ORDER BY {order}"
 
     @property
     def put(self) -> str:
@@ -204,7 +206,7 @@ def snapshot(path: Path) -> Iterator[Database]:
 
 def _read_only(path: Path) -> sqlite3.Connection:
     """The file opened for reading, also in a folder where SQLite can keep no files beside it."""
-    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_S)
     try:
         connection.execute("PRAGMA schema_version").fetchone()
@@ -230,8 +232,13 @@ def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
             )
 
 
-def rows_of(database: Database, tables: Sequence[Table] = TABLES) -> Iterator[Row]:
-    """All rows of the tables, in the order of their keys, unchecked."""
+def rows_of(
+    database: Database, tables: Sequence[Table] = TABLES, *, backwards: bool = False
+) -> Iterator[Row]:
+    """All rows of the tables, in the order of their keys, or the other way round, unchecked.
+
+    Raises DatabaseError where it comes to a page that cannot be read.
+    """
     for table in tables:
-        for values in database.run(table.select):
+        for values in database.each(table.select(backwards=backwards)):
             yield Row(table, tuple(values))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from collage.errors import DatabaseError
@@ -11,6 +13,8 @@ from collage.measure_db.certainty import race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
 from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, NOT_OURS, TABLES, Row, missing_version, rows_of
+
+log = logging.getLogger(__name__)
 
 OLD_GATE = "of an earlier edition of the numerics gate"
 
@@ -53,6 +57,17 @@ def prune(database: Database, rule: PruneRule, *, dry_run: bool = False) -> dict
 
     Facts that belong to plans of which none is left are removed with them. Raises DatabaseError.
     """
+    with nullcontext() if dry_run else database.together():
+        removed = _removed(database, rule, dry_run=dry_run)
+    if removed and not dry_run:
+        try:
+            database.run("VACUUM")
+        except DatabaseError as error:  # the rows are gone
+            log.warning("the file is as large as before: %s", error)
+    return removed
+
+
+def _removed(database: Database, rule: PruneRule, *, dry_run: bool) -> dict[str, int]:
     removed: Counter[str] = Counter()
     judged = [(row, rule.why(row)) for row in rows_of(database)]
     gone = [(row, why) for row, why in judged if why]
@@ -66,11 +81,9 @@ def prune(database: Database, rule: PruneRule, *, dry_run: bool = False) -> dict
     ]
     for _, why in gone:
         removed[why] += 1
-    if gone and not dry_run:
-        with database.together():
-            for row, _ in gone:
-                database.run(row.table.delete, row.key)
-        database.run("VACUUM")
+    if not dry_run:
+        for row, _ in gone:
+            database.run(row.table.delete, row.key)
     return dict(removed)
 
 

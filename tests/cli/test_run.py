@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
+from collage.cli.arrays import describe_array, fill_inputs, read_arrays, read_samples, save_arrays
+from collage.errors import CollageError, InputError
 from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import TensorType
 from collage.schedule.program import Port
@@ -133,3 +139,53 @@ def test_bad_module_file(command: str, module: Path, tmp_path: Path) -> None:
     for content in (b"", b"no module", whole[: len(whole) // 2]):
         path.write_bytes(content)
         fails(1, command, path, words=("bad.collage", "damaged", "ompile"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("x.npz", b"PK\x03\x04 cut short", id="a zip file that is cut short"),
+        pytest.param("x.npy", b"no array", id="no array"),
+    ],
+)
+def test_arrays_that_are_damaged(module: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    fails(2, "run", module, "--input", f"x={path}", words=("input x", str(path), "cannot be read"))
+
+
+def test_samples_that_are_damaged(tmp_path: Path) -> None:
+    one, cut = tmp_path / "one.npz", tmp_path / "cut.npz"
+    with one.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    np.savez_compressed(cut, x=np.random.default_rng(0).standard_normal(1000))
+    data = bytearray(cut.read_bytes())
+    data[200:400] = bytes(200)
+    cut.write_bytes(data)
+    for path in (one, cut):
+        with pytest.raises(InputError, match=f"the sample {path} cannot be read"):
+            read_samples([path])
+
+
+def test_an_output_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    save_arrays(tmp_path, {"y": np.arange(3)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(CollageError, match=r"cannot write .*y\.npy: (?!None)"):
+            save_arrays(tmp_path, {"y": np.arange(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert np.load(tmp_path / "y.npy").tolist() == [0, 1, 2]
+
+
+def test_a_terminal_that_lacks_characters(module: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "collage", "show", str(module)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert not shown.returncode, shown.stderr.decode()

@@ -6,7 +6,11 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from collage.errors import DatabaseError
 from collage.measure_db.database import Database
 from collage.measure_db.listing import Choice, candidates, latest
 from collage.measure_db.results import Rejection, RejectionKind
@@ -105,3 +109,22 @@ def test_candidates_of_a_region_fastest_first_and_rejections_last(tmp_path: Path
         assert candidates(database, "softmax", Choice()) == {}
         assert [row["digest"] for row in latest(database, Choice(only="measured"), 2)] == ["d3", "d2"]
         assert [row["backend"] for row in latest(database, Choice(only="rejected"), 9)] == ["mkl"]
+
+
+def test_rows_are_gone_where_the_file_cannot_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk, which is why people remove rows."""
+    path = filled(tmp_path / "db", {KEY: SURE})
+    run = Database.run
+
+    def full(database: Database, query: str, values: Any = ()) -> Any:
+        if query == "VACUUM":
+            raise DatabaseError("the disk is full")
+        return run(database, query, values)
+
+    monkeypatch.setattr(Database, "run", full)
+    with Database(path) as database:
+        assert prune(database, PruneRule(before=1e12)) == {"too old": 1}
+        assert [*rows_of(database)] == []
+    assert "the file is as large as before: the disk is full" in caplog.text
