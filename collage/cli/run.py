@@ -83,7 +83,7 @@ def run(
     arrays = fill_inputs(program.model_inputs, given, np.random.default_rng(seed) if random else None)
     if not summary.fallback:
         collect_inputs(
-            program.model_inputs, (), arrays
+            program.model_inputs, (), arrays, program.assumed
         )  # before the kernels are loaded, which may take seconds
     if output_dir is not None:
         make_folder(output_dir)

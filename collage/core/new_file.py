@@ -36,6 +36,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(handle, "w+b") as stream:
             yield stream
+            stream.flush()
+            os.fsync(handle)  # else a power cut after the renaming may leave a file with holes
         os.chmod(temporary, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:

@@ -27,7 +27,13 @@ _LOCAL_HEADER = 30
 """Bytes of a local header without the name and the extra field after it."""
 _PADDING = struct.Struct("<HHH")
 _PADDING_ID = 0xD935  # Android's zipalign uses the same one
-_DAMAGE = (zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError, OSError)
+_LARGE, _ZIP64_EXTRA = 1 << 30, 20
+"""Entries of more bytes have sizes of 64 bits in their local header, for which zipfile appends so many bytes to it. It
+would do so by itself from some 2 GB on."""
+_DAMAGE = (
+    *(zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError),
+    *(OSError, OverflowError),
+)
 """What zipfile raises beside BadZipFile, depending on where a file is damaged. NotImplementedError is for an unknown
 compression, RuntimeError for encryption."""
 
@@ -61,10 +67,11 @@ class NewArchive:
             self._names.add(name)
             info = new_entry(name)
             info.file_size = len(data)
-            start = self._stream.tell() + _LOCAL_HEADER + len(name) + _PADDING.size
+            large = len(data) > _LARGE
+            start = self._stream.tell() + _LOCAL_HEADER + len(name) + _PADDING.size + large * _ZIP64_EXTRA
             pad = -start % ALIGNMENT
             info.extra = _PADDING.pack(_PADDING_ID, 2 + pad, ALIGNMENT) + bytes(pad)
-            with self._zip.open(info, "w") as entry:
+            with self._zip.open(info, "w", force_zip64=large) as entry:
                 entry.write(data)
         return name
 

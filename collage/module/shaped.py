@@ -13,10 +13,13 @@ import numpy as np
 
 from collage.errors import InputError, UsageError
 from collage.graph.dataflow import Array
+from collage.graph.value_type import TENSOR
 from collage.module.module import CompiledModule
 from collage.module.save import save_modules
 from collage.runtime.fallback import Fallback
 from collage.runtime.inputs import extents, in_order, shape_arguments, shapes_text
+from collage.schedule.program import Port
+from collage.schedule.suffix import ValuePort
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ class ShapedModule:
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
         ports = self.modules[0].program.model_inputs
         values = in_order(ports, args, named)
-        shapes = tuple(tuple(np.shape(value)) for value in values)
+        shapes = tuple(_shape(port, value) for port, value in zip(ports, values, strict=True))
         by_name = dict(zip([port.name for port in ports], values, strict=True))
         module = self._by_shapes.get(shapes)
         if module is not None:
@@ -139,3 +142,13 @@ class ShapedModule:
 def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:
     """The first summary, with all of them under ``shapes``."""
     return {**found[0], "shapes": list(found), "fallback": "onnxruntime" if fallback else None}
+
+
+def _shape(port: Port | ValuePort, value: Any) -> tuple[int, ...]:
+    """The value's extents, as ``extents`` has them: none for sequences and optional values. Raises InputError."""
+    if isinstance(port, ValuePort) and port.type.kind != TENSOR:
+        return ()
+    try:
+        return tuple(np.shape(value))
+    except ValueError as error:
+        raise InputError(f"input {port.name} is no array: {error}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from collage.schedule.program import Port
 class BoundCall:
     """Runs the module on ``inputs`` and writes the results into ``outputs``. Nothing is allocated.
 
-    Fill the arrays of ``inputs``, call it, and read the arrays of ``outputs``. They are the same for each call. A bound
-    call has an arena of its own, and shares kernels with the module. Calls from several threads take turns.
+    Fill the arrays of ``inputs``, call it, and read the arrays of ``outputs``. They are the same for each call, and
+    cannot be replaced by others. A bound call has an arena of its own, and shares kernels with the module. Calls from
+    several threads take turns.
     """
 
     def __init__(
@@ -32,8 +34,8 @@ class BoundCall:
         """``copies`` are pairs of an output array and the array that it is copied from after a run."""
         self._executor = executor
         self._copies = tuple(copies)
-        self.inputs = dict(inputs)
-        self.outputs = dict(outputs)
+        self.inputs: Mapping[str, Array] = MappingProxyType(dict(inputs))
+        self.outputs: Mapping[str, Array] = MappingProxyType(dict(outputs))
 
     @property
     def calls(self) -> list[Call]:
@@ -48,11 +50,13 @@ class BoundCall:
         return lists if bare and len(lists) == len(self.calls) else None
 
     def __call__(self) -> None:
-        """Run the module once. Raises CollageError where a call needs the original model, and there is none."""
+        """Run the module once.
+
+        Raises CollageError with a kernel's name and message, and where a call needs the original model and there is
+        none.
+        """
         with self._executor.lock:
-            for call in self._executor.calls:
-                call()
-            if self._executor.found:
+            if self._executor.launch_or_find():
                 self._answer_carefully()
                 return
             for output, source in self._copies:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -50,8 +51,9 @@ class BoundEngine:
         self._found = new_flag()
         scanned = [each for each in inputs.values() if careful is not None and is_scanned(each.dtype.name)]
         self._scan = scan_call([*map(Scanned, scanned)], self._found) if scanned else None
-        self.inputs = dict(inputs)
-        self.outputs = dict(outputs)
+        self.inputs: Mapping[str, Array] = MappingProxyType(dict(inputs))
+        self.outputs: Mapping[str, Array] = MappingProxyType(dict(outputs))
+        """The engine has the addresses of these arrays, which live as long as this does."""
 
     def __call__(self) -> None:
         """Run the module once. Raises CollageError with the engine's message."""

@@ -189,10 +189,19 @@ class Executor:
     def run_in_place(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs in order, in arrays that the next run overwrites. Hold ``lock`` until they have been read."""
         self.set_inputs(inputs)
-        self.launch()
-        if self.found:
-            return self.answer_carefully(inputs)
-        return self._outputs
+        return self.answer_carefully(inputs) if self.launch_or_find() else self._outputs
+
+    def launch_or_find(self) -> bool:
+        """Launch, and tell whether a scan has found something, in which case a kernel may have failed, too.
+
+        Raises CollageError as ``launch`` does.
+        """
+        try:
+            self.launch()
+        except CollageError:
+            if not self.found:
+                raise
+        return self.found
 
     @property
     def found(self) -> bool:
@@ -220,6 +229,8 @@ class Executor:
     def _after_fork(self) -> None:
         """Renew the lock, and refuse runs on engines: a forked child has none of its parent's threads."""
         self.lock = TicketLock()
+        if self._found is not None:
+            self._found[0] = 0  # of a run of the parent
         lost = [
             region.backend
             for region, kernel in zip(self.program.launches, self._kernels, strict=True)

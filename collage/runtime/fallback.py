@@ -10,6 +10,7 @@ import numpy as np
 from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
+from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.frames import Buffer
 from collage.kernel.options import BuildOptions
 from collage.runtime.original import OriginalModel
@@ -48,7 +49,9 @@ class Fallback:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
-            shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
+            shapes = ", ".join(
+                f"{name}: {each.shape}" for name, each in arrays.items() if isinstance(each, np.ndarray)
+            )
             raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from error
         return dict(zip([port.name for port in self._outputs], values, strict=True))
 
@@ -57,7 +60,9 @@ class Fallback:
         self._original.tell_once(tell)
 
 
-def _checked(port: Port | ValuePort, value: Any) -> Array:
+def _checked(port: Port | ValuePort, value: Any) -> Any:
+    if isinstance(port, ValuePort) and (port.type.kind != TENSOR or port.type.dtype == STRING):
+        return value if port.type.kind != TENSOR else np.asarray(value, object)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     wanted = np_dtype(port.type.dtype)
     if array.dtype != wanted and isinstance(value, (list, tuple, int, float)):

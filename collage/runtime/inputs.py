@@ -13,16 +13,38 @@ from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port, Program
 from collage.schedule.suffix import ValuePort
 
+_NOTHING: Mapping[int, bytes] = {}
+
 
 def collect_inputs(
-    ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
+    ports: Sequence[Port | ValuePort],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    assumed: Mapping[int, bytes] = _NOTHING,
 ) -> list[Any]:
     """Values in the order of the ports, from positional and named arguments.
 
     Values are numpy arrays, objects with DLPack, nested lists, and what ValueType takes. A mapping as the only
-    positional argument stands for named ones. Raises InputError, which names the input and what it should be.
+    positional argument stands for named ones. Indices are those of the setting that is ``assumed``, by the inputs'
+    values; the original model checks others. Raises InputError, which names the input and what it should be.
     """
-    return [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
+    found = [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
+    if not assumed or all(_is_assumed(port, each, assumed) for port, each in zip(ports, found, strict=True)):
+        for port, each in zip(ports, found, strict=True):
+            if (
+                port.rows is not None
+                and isinstance(each, np.ndarray)
+                and each.size
+                and each.dtype.kind in "iu"
+            ):
+                _check_indices(port.name, each, port.rows)
+    return found
+
+
+def _is_assumed(port: Port | ValuePort, value: Any, assumed: Mapping[int, bytes]) -> bool:
+    """Whether the value is the assumed one, if one is assumed."""
+    wanted = assumed.get(port.value) if isinstance(port, Port) else None
+    return wanted is None or value.tobytes() == wanted
 
 
 def in_order(
@@ -63,8 +85,6 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
             raise InputError(f"input {port.name} {error}.") from error
     else:
         found = _array(port, value)
-    if port.rows is not None and isinstance(found, np.ndarray) and found.size and found.dtype.kind in "iu":
-        _check_indices(port.name, found, port.rows)
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import collage
+from collage.errors import InputError
 from collage.frontend.session import reference_run
 from collage.report.show import facts
 from collage.runtime.executor import Executor
@@ -162,3 +163,37 @@ def test_engines_are_rivals_on_the_branch(tmp_path: Path) -> None:
         feeds = drawn(rate, seed)
         wanted = reference_run(network(), feeds)[0]
         np.testing.assert_allclose(module.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_indices_are_those_of_the_setting(tmp_path: Path) -> None:
+    """A branch with a longer table takes indices that the placed branch does not have."""
+    rng = np.random.default_rng(1)
+    tables = {"short": rng.random((10, 4), np.float32), "long": rng.random((1000, 4), np.float32)}
+
+    def branch(name: str) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("Gather", ["t", "i"], ["g"]),
+            helper.make_node("Relu", ["g"], ["o"]),
+        ]
+        info = helper.make_tensor_value_info("o", TensorProto.FLOAT, [2, 4])
+        return helper.make_graph(nodes, name, [], [info], [numpy_helper.from_array(tables[name], "t")])
+
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("short"), else_branch=branch("long"))
+    graph = helper.make_graph(
+        [node],
+        "main",
+        [
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("i", TensorProto.INT64, [2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    inputs = {"c": np.array(True), "i": np.array([1, 2])}
+    db = tmp_path / "db.sqlite"
+    module = collage.compile(model, backends=["tvm"], inputs=inputs, db=db, progress=False, quick=True)
+    np.testing.assert_array_equal(module.run(inputs)["y"], tables["short"][[1, 2]])
+    with pytest.raises(InputError, match="holds the index 50"):
+        module.run({**inputs, "i": np.array([50, 2])})
+    found = module.run({"c": np.array(False), "i": np.array([50, 2])})["y"]
+    np.testing.assert_array_equal(found, tables["long"][[50, 2]])

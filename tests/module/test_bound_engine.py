@@ -56,6 +56,16 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return module
 
 
+def test_arrays_that_the_engine_has_the_addresses_of_cannot_be_replaced(
+    whole: collage.CompiledModule,
+) -> None:
+    call = whole.bind()
+    with pytest.raises(TypeError):
+        call.inputs["x"] = drawn(0)["x"]  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        call.outputs.pop("c")  # type: ignore[attr-defined]
+
+
 def test_a_bound_call_reads_and_writes_its_arrays(whole: collage.CompiledModule) -> None:
     call = whole.bind()
     assert isinstance(call, collage.BoundEngine)

@@ -14,6 +14,7 @@ import pytest
 
 import collage
 from collage.errors import CollageError, ModuleFileError
+from collage.module import archive
 from scripts.lib.fuzzing.change_module import Contents
 from scripts.lib.fuzzing.corpus import write_corpus
 from tests.cli.helpers import collage as command
@@ -247,3 +248,16 @@ def test_without_the_extra_signatures_say_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(CollageError, match=r"pip install 'collage\[signing\]'"):
         collage.load(corpus["tvm_elementwise"], trusted_key=keys[1])
+
+
+def test_large_arrays_begin_at_boundaries_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their headers are longer: zipfile appends sizes of 64 bits to them."""
+    monkeypatch.setattr(archive, "_LARGE", 1000)
+    path, contents = tmp_path / "it", [bytes(10), bytes(range(256)) * 20, b"x" * 3000]
+    with path.open("wb") as stream, archive.NewArchive(stream) as made:
+        names = [made.put("arrays", each) for each in contents]
+        made.finish({})
+    found = archive.MappedArchive(path)
+    for name, content in zip(names, contents, strict=True):
+        view = np.frombuffer(found.get(name, check=True), np.uint8)
+        assert bytes(view) == content and view.ctypes.data % 64 == 0

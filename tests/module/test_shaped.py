@@ -13,11 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import collage
 from collage.core.progress import Progress
 from collage.errors import InputError, UsageError
+from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
+from collage.runtime.fallback import Fallback
+from collage.schedule.suffix import ValuePort
 from tests.cli.helpers import fails, json_of, succeeds
 from tests.models import make_model
 
@@ -133,8 +136,34 @@ def test_wrong_inputs(file: Path) -> None:
     ):
         with pytest.raises(InputError, match=words):
             module.run(inputs)
+    with pytest.raises(InputError, match="input a is no array: "):
+        module.run({**good, "a": [[1.0], [1.0, 2.0]]})
     with pytest.raises(InputError, match="not compiled for"):
         module.for_shapes(shapes(5))
+
+
+def test_the_fallback_takes_texts_and_sequences() -> None:
+    texts = ValueType(TENSOR, STRING, (2,))
+    several = ValueType(SEQUENCE, "float32", None)
+    nodes = [
+        helper.make_node("Identity", ["s"], ["t"]),
+        helper.make_node("SequenceLength", ["q"], ["n"]),
+    ]
+    info = [
+        helper.make_tensor_value_info("s", TensorProto.STRING, ["k"]),
+        helper.make_tensor_sequence_value_info("q", TensorProto.FLOAT, None),
+    ]
+    made = [
+        helper.make_tensor_value_info("t", TensorProto.STRING, ["k"]),
+        helper.make_tensor_value_info("n", TensorProto.INT64, []),
+    ]
+    graph = helper.make_graph(nodes, "texts", info, made)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    ports = [ValuePort("s", texts), ValuePort("q", several)]
+    outputs = [ValuePort("t", texts), ValuePort("n", ValueType(TENSOR, "int64", ()))]
+    fallback = Fallback(proto.SerializeToString(), ports, outputs, 1)
+    found = fallback.run({"s": ["a", "b", "c"], "q": [np.zeros(2, np.float32), np.ones(1, np.float32)]})
+    assert found["t"].tolist() == ["a", "b", "c"] and found["n"] == 2
 
 
 def test_the_fallback_after_a_fork(file: Path) -> None:
