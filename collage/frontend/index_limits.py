@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
+from onnx import TensorProto
 
 Rows: TypeAlias = "int | tuple[int, ...]"
 """A number of rows, or one for each column of the input's last axis where the columns index different axes."""
@@ -32,7 +33,7 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
-        if node.op_type in _SAME_VALUES and node.input[0] in origin:
+        if node.op_type in _SAME_VALUES and node.input[0] in origin and not _changes(node):
             origin[node.output[0]] = origin[node.input[0]]
         if node.op_type not in _INDEXED or node.input[1] not in origin or not extents.get(node.input[0]):
             continue
@@ -45,6 +46,11 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
         if any(each > 0 for each in rows):
             limits[name] = _smaller(rows, limits.get(name, -1))
     return limits
+
+
+def _changes(node: onnx.NodeProto) -> bool:
+    """Whether it is a Cast that may make another number of an index: to bool, or to few bits."""
+    return node.op_type == "Cast" and _integer(node, "to") not in (TensorProto.INT32, TensorProto.INT64)
 
 
 def _along_axis(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx
 import onnx.inliner
+import onnx.numpy_helper
 from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
@@ -77,10 +79,42 @@ def whole_problem(model: onnx.ModelProto) -> str:
 def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
     found = integer_bounds(graph, types, known)
     indices = _only_indices(graph)
+    quotients = _quotients(graph, types)
+    read = {each.name for each in graph.output}
+    read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
         reason = _problem(node, types, found, indices) or _inside(node, types, found)
+        if not reason and (node.op_type == "Hardmax" or (node.op_type == "TopK" and node.output[1] in read)):
+            reason = "takes another one of equal values"
+        if not reason and node.input and node.input[0] in quotients and _rounds(node):
+            reason = "rounds a quotient, which the engine computes as a product with a reciprocal"
         if reason:
             yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
+
+
+def _quotients(graph: onnx.GraphProto, types: Types) -> frozenset[str]:
+    """The values that are float values divided by constants other than powers of two, or moved ones of these."""
+    constants = {each.name: each for each in graph.initializer}
+    found: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+        divides = node.op_type == "Div" and node.input[1] in constants and not _counts(types, node.input[0])
+        if divides:
+            by = np.abs(np.frexp(onnx.numpy_helper.to_array(constants[node.input[1]]).astype(np.float64))[0])
+            if not (by == 0.5).all():
+                found.add(node.output[0])
+        elif node.op_type in MOVES and found.intersection(node.input):
+            found.update(node.output)
+    return frozenset(found)
+
+
+def _rounds(node: onnx.NodeProto) -> bool:
+    """Whether a node makes whole numbers of others."""
+    if node.op_type != "Cast":
+        return node.op_type in ("Floor", "Ceil", "Round")
+    target = next((each.i for each in node.attribute if each.name == "to"), 0)
+    return target in INTEGERS and target != TensorProto.BOOL
 
 
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:

@@ -243,6 +243,14 @@ def _hardmax(inputs: list[Any], attrs: dict[str, Any]) -> None:
     raise NotImplementedError("hardmax")
 
 
+def _mean_variance(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM subtracts the square of the mean from the mean of squares, which cancels where the mean is large."""
+    axes = [int(each) for each in attrs.get("axes", (0, 2, 3))]
+    centred = relax.op.subtract(inputs[0], relax.op.mean(inputs[0], axes, keepdims=True))
+    variance = relax.op.mean(relax.op.multiply(centred, centred), axes, keepdims=True)
+    return relax.op.divide(centred, relax.op.sqrt(variance))
+
+
 _KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
@@ -299,5 +307,6 @@ OVERRIDES: Mapping[str, Converter] = {
     "Mod": _mod,
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
     "Hardmax": _hardmax,
+    "MeanVarianceNormalization": _mean_variance,
 }
 """The converters by ONNX operator type."""

@@ -226,3 +226,18 @@ def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
         each(np.array([0, 9, -10]))
         with pytest.raises(InputError, match="ids holds the index 10, but what it indexes has 10 rows"):
             each(np.array([0, 10, 1]))
+
+
+@pytest.mark.parametrize(
+    ("first", "limits"), [(TensorProto.BOOL, {}), (TensorProto.INT8, {}), (TensorProto.INT32, {"ids": 10})]
+)
+def test_casts_that_change_numbers_are_not_looked_through(first: int, limits: dict[str, int]) -> None:
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["few"], to=first),
+        helper.make_node("Cast", ["few"], ["index"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "index"], ["y"]),
+    ]
+    types = {"ids": TensorProto.INT64}
+    assert (
+        index_limits(make_model(nodes, {"ids": [3]}, {"y": [3, 4]}, {"table": TABLE}, types=types)) == limits
+    )

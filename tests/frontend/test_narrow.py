@@ -212,3 +212,24 @@ def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     with pytest.raises(ModelError, match=r"openvino.*int64"):
         collage.compile(wide(), backends=["openvino"], quick=True, db=tmp_path / "db.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [
+        (
+            [("TopK", "x k", "v i", {}), ("Cast", "i", "y", {"to": FLOAT})],
+            "takes another one of equal values",
+        ),
+        ([("TopK", "x k", "v i", {}), ("Relu", "v", "y", {})], ""),
+        ([("Hardmax", "x", "y", {})], "takes another one of equal values"),
+        ([("Div", "x d", "q", {}), ("Floor", "q", "y", {})], "rounds a quotient"),
+        ([("Div", "x d", "q", {}), ("Flatten", "q", "f", {}), ("Cast", "f", "y", {"to": INT32})], "rounds a"),
+        ([("Div", "x e", "q", {}), ("Floor", "q", "y", {})], ""),
+        ([("Div", "x d", "q", {}), ("Relu", "q", "y", {})], ""),
+    ],
+)
+def test_ties_and_rounded_quotients(nodes: Sequence[Any], wanted: str) -> None:
+    """A product with a rounded reciprocal of 41 makes less than 1 of 41; one of 4 is exact."""
+    made = model(nodes, {"x": ([6, 60], FLOAT)}, k=I64([3]), d=np.float32(41), e=np.float32(4))
+    assert wanted in whole_problem(made) and bool(wanted) == bool(whole_problem(made))

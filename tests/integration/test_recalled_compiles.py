@@ -243,7 +243,7 @@ def test_it_travels_with_the_database_and_is_checked_there(copy: Path, tmp_path:
         merge(other, known, usable_here(host().measured_on, versions))
         assert not any(rows(other.path, f"SELECT 1 FROM facts WHERE name = '{name}'") for name in JUDGEMENTS)
     again = compiled(conv_net(), tmp_path / "other.sqlite")
-    assert again.report.measurements_made <= 1  # whether engines are right on the whole model is found out here
+    assert again.report.measurements_made <= 1  # engines on the whole model are looked at here
     assert again.program == first.program
     ((checks,),) = rows(tmp_path / "other.sqlite", "SELECT count(*) FROM facts WHERE name = 'final_check'")
     assert checks >= 1

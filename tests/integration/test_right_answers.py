@@ -126,3 +126,33 @@ def test_inputs_are_guarded_where_only_the_last_check_finds_nan(
 
 def _right(outcome: Outcome) -> Outcome:
     return replace(outcome, finite_only=False) if isinstance(outcome, Measurement) else outcome
+
+
+@pytest.mark.parametrize("by", [41, 55])
+@pytest.mark.parametrize("backends", BACKENDS[:2], ids=str)
+def test_quotients_of_multiples_are_exact(backends: list[str] | None, by: int, tmp_path: Path) -> None:
+    """The row of an element of a picture is the floor of its number over the width."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Div", ["r", "width"], ["q"]),
+        helper.make_node("Floor", ["q"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [64, by]}, {"y": [64, by]}, {"width": np.float32(by)})
+    x = np.arange(64 * by, dtype=np.float32).reshape(64, by)
+    found = compiled(model, backends, tmp_path).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, np.repeat(np.arange(64, dtype=np.float32)[:, None], by, 1))
+
+
+@pytest.mark.parametrize("backends", [["tvm"], None], ids=str)
+def test_normalisation_of_numbers_far_from_zero(backends: list[str] | None, tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("MeanVarianceNormalization", ["x"], ["y"])],
+        {"x": [1, 2, 8, 8]},
+        {"y": [1, 2, 8, 8]},
+    )
+    drawn = np.random.default_rng(0).standard_normal((1, 2, 8, 8))
+    x = (300 + 0.01 * drawn).astype(np.float32)
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean((0, 2, 3), keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean((0, 2, 3), keepdims=True))
+    np.testing.assert_allclose(compiled(model, backends, tmp_path).run({"x": x})["y"], expected, atol=0.02)

@@ -61,6 +61,10 @@ def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised 
         functions = _match(terms, near) if terms else None
         if functions is None or not _closed(graph, reader.nodes, value, end):
             continue
+        if functions[0].algorithm == Algorithm.LINEAR and any(
+            graph.nodes[each].op == "divide" for each in reader.nodes
+        ):
+            continue  # a quotient is not the product with a rounded reciprocal
         return Recognised(tuple(sorted(reader.nodes)), functions, node.outputs[0])
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -33,6 +34,11 @@ def linear_of(graph: Graph, node: Node, value: int) -> Eltwise | None:
     return _of_number(node.op, float(np.asarray(constant).reshape(())), first=place == 0)
 
 
+def is_power_of_two(number: float) -> bool:
+    """Whether a product with the number's reciprocal is the quotient, bit for bit."""
+    return math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
+
+
 def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
     """The algorithm of an operator on a tensor and a number. ``first`` tells that the tensor is the first operand."""
     if op == "add":
@@ -41,7 +47,7 @@ def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
         return Eltwise(Algorithm.LINEAR, by, 0.0)
     if op == "subtract":
         return Eltwise(Algorithm.LINEAR, 1.0, -by) if first else Eltwise(Algorithm.LINEAR, -1.0, by)
-    if op == "divide" and first and by != 0:
+    if op == "divide" and first and is_power_of_two(by):  # 41 times a rounded 1 / 41 is less than 1
         return Eltwise(Algorithm.LINEAR, 1.0 / by, 0.0)
     if op == "maximum":
         return Eltwise(Algorithm.RELU) if by == 0 else Eltwise(Algorithm.CLIP, by, np.inf)
