@@ -84,7 +84,9 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
         reason = _problem(node, types, found, indices) or _inside(node, types, found)
-        if not reason and (node.op_type == "Hardmax" or (node.op_type == "TopK" and node.output[1] in read)):
+        if not reason and (
+            node.op_type == "Hardmax" or (node.op_type == "TopK" and read.intersection(node.output[1:]))
+        ):
             reason = "takes another one of equal values"
         if not reason and node.input and node.input[0] in quotients and _rounds(node):
             reason = "rounds a quotient, which the engine computes as a product with a reciprocal"
