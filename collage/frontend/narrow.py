@@ -101,14 +101,19 @@ def _quotients(graph: onnx.GraphProto, types: Types) -> frozenset[str]:
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
-        divides = node.op_type == "Div" and node.input[1] in constants and not _counts(types, node.input[0])
-        if divides:
-            by = np.abs(np.frexp(onnx.numpy_helper.to_array(constants[node.input[1]]).astype(np.float64))[0])
-            if not (by == 0.5).all():
+        if node.op_type == "Div" and node.input[1] in constants and not _counts(types, node.input[0]):
+            if not _are_powers_of_two(constants[node.input[1]]):
                 found.add(node.output[0])
         elif node.op_type in MOVES and found.intersection(node.input):
             found.update(node.output)
     return frozenset(found)
+
+
+def _are_powers_of_two(tensor: onnx.TensorProto) -> bool:
+    """Whether all elements are; False where they are not at hand."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return False
+    return bool((np.abs(np.frexp(onnx.numpy_helper.to_array(tensor).astype(np.float64))[0]) == 0.5).all())
 
 
 def _rounds(node: onnx.NodeProto) -> bool:
