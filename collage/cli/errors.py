@@ -51,9 +51,8 @@ class CollageGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         """Run a command and exit, as in click, but show errors as one line."""
         extra["standalone_mode"] = False
-        if isinstance(
-            sys.stdout, io.TextIOWrapper
-        ):  # a terminal of another encoding than UTF-8 lacks characters
+        # A terminal of another encoding than UTF-8 lacks characters.
+        if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         with _quiet_libraries(), ending_on_signals():
             sys.exit(self._status(args, *rest, **extra))

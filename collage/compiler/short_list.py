@@ -17,6 +17,8 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.search.candidates import candidate_of
 
+_FEW = 2
+"""A list of so many plans has the placement and what was found last."""
 EARLIER = "earlier"
 """The label of what was the best placement before more was known."""
 SHORT = Race(replace(FULL, rounds=12, compare_s=3.0), FEWEST, SURE, noted=True, mark=" in short", shown=True)
@@ -27,7 +29,8 @@ def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan]
     """The placement without streams, or the first one of the plans where it is among them; the last ones of them; the
     best engine. These are ``most`` and the engine.
 
-    Where one of the plans is in float32 beside others of reduced precision, it takes the place of one of the last ones.
+    Where one of the plans is in float32 beside others of reduced precision, it takes the place of one of several last
+    ones.
     Early plans of reduced precision are on the list, too.
     """
     ours = [plan for plan in plans if not plan.original]
@@ -35,11 +38,8 @@ def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan]
     if all(plan.placement != placement or plan.streams for plan in ours):
         ours = [replace(each, label=EARLIER) if each.label == COLLAGE else each for each in ours]
         ours.insert(0, Plan(COLLAGE, placement, exclusive=len(placement.candidates) == 1))
-    kept = [ours[0]]
-    if most > 1:
-        kept += [plan for plan in ours if plan.label == FLOAT32]
-        kept += ours[len(kept) - most :] if len(kept) < most else []
-    kept = list(dict.fromkeys(kept))
+    kept = [ours[0], *(plan for plan in ours if plan.label == FLOAT32 and most > _FEW)]
+    kept = list(dict.fromkeys((*kept, *(ours[len(kept) - most :] if len(kept) < most else ()))))
     return _with_early(compilation, [*kept, *_fastest_engine(context, compilation, plans)])
 
 

@@ -12,6 +12,7 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.settle import SHORT, Settle
 from collage.compiler.plan import FLOAT32, Plan
 from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.short_list import short_list
 from collage.compiler.state import Compilation
 from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_model import WholeModel
@@ -187,6 +188,8 @@ def test_the_plan_in_float32_is_on_a_short_list() -> None:
     plans = [replace(compilation.plans[0], label=label) for label in ("mix", FLOAT32, "a", "b", "c")]
     Settle()(each.context, replace(compilation, plans=tuple(plans)))
     assert each.runs.raced[0][0] == ["mix", FLOAT32, "c"]
+    short = short_list(each.context, compilation, plans, 2)
+    assert [plan.label for plan in short] == ["mix", "c"]
 
 
 @pytest.mark.parametrize(("comparing_s", "compared"), [(None, True), (1.0, True), (30.0, False)])
