@@ -38,8 +38,9 @@ def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan]
     if all(plan.placement != placement or plan.streams for plan in ours):
         ours = [replace(each, label=EARLIER) if each.label == COLLAGE else each for each in ours]
         ours.insert(0, Plan(COLLAGE, placement, exclusive=len(placement.candidates) == 1))
-    kept = [ours[0], *(plan for plan in ours if plan.label == FLOAT32 and most > _FEW)]
-    kept = list(dict.fromkeys((*kept, *(ours[len(kept) - most :] if len(kept) < most else ()))))
+    kept = ours[:1] if most <= _FEW else [ours[0], *(plan for plan in ours if plan.label == FLOAT32)]
+    last = ours[len(kept) - most :] if len(kept) < most else []
+    kept = list(dict.fromkeys([*kept, *last]))
     return _with_early(compilation, [*kept, *_fastest_engine(context, compilation, plans)])
 
 

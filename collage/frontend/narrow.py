@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import onnx
 import onnx.inliner
 import onnx.numpy_helper
@@ -21,6 +20,7 @@ from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, int
 from collage.frontend.index_limits import index_limits
 from collage.frontend.scopes import bodies, captures
 from collage.frontend.shapes import infer_types
+from collage.graph.reciprocals import are_powers_of_two
 
 log = logging.getLogger(__name__)
 
@@ -102,18 +102,13 @@ def _quotients(graph: onnx.GraphProto, types: Types) -> frozenset[str]:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
         if node.op_type == "Div" and node.input[1] in constants and not _counts(types, node.input[0]):
-            if not _are_powers_of_two(constants[node.input[1]]):
+            by = constants[node.input[1]]
+            at_hand = by.data_location != TensorProto.EXTERNAL
+            if not (at_hand and are_powers_of_two(onnx.numpy_helper.to_array(by))):
                 found.add(node.output[0])
         elif node.op_type in MOVES and found.intersection(node.input):
             found.update(node.output)
     return frozenset(found)
-
-
-def _are_powers_of_two(tensor: onnx.TensorProto) -> bool:
-    """Whether all elements are; False where they are not at hand."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return False
-    return bool((np.abs(np.frexp(onnx.numpy_helper.to_array(tensor).astype(np.float64))[0]) == 0.5).all())
 
 
 def _rounds(node: onnx.NodeProto) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,19 +69,15 @@ class CompiledModule:
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self.executor.run(self._collected(args, named))
+        program = self.parts.program
+        outputs = self.executor.run(collect_inputs(program.model_inputs, args, named, program.assumed))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
-        outputs = self.executor.run(self._collected((), inputs))
-        return {
-            port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
-        }
-
-    def _collected(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         program = self.parts.program
-        return collect_inputs(program.model_inputs, args, named, program.assumed)
+        outputs = self.executor.run(collect_inputs(program.model_inputs, (), inputs, program.assumed))
+        return {port.name: array for port, array in zip(program.model_outputs, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
@@ -92,7 +88,8 @@ class CompiledModule:
 
         # A clone, since other threads may be calling this module.
         own = self._launches("no launches to draw a time line of").clone()
-        return trace(own, self._collected((), inputs))
+        program = self.parts.program
+        return trace(own, collect_inputs(program.model_inputs, (), inputs, program.assumed))
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.

@@ -201,7 +201,7 @@ class Executor:
         except CollageError:
             if not self.found:
                 raise
-        return self.found
+        return self._found is not None and bool(self._found[0])
 
     @property
     def found(self) -> bool:

@@ -28,16 +28,13 @@ def collect_inputs(
     positional argument stands for named ones. Indices are those of the setting that is ``assumed``, by the inputs'
     values; the original model checks others. Raises InputError, which names the input and what it should be.
     """
-    found = [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
-    if not assumed or all(_is_assumed(port, each, assumed) for port, each in zip(ports, found, strict=True)):
+    values = in_order(ports, args, named)
+    if not assumed:
+        return [_checked(port, value) for port, value in zip(ports, values, strict=True)]
+    found = [_typed(port, value) for port, value in zip(ports, values, strict=True)]
+    if all(_is_assumed(port, each, assumed) for port, each in zip(ports, found, strict=True)):
         for port, each in zip(ports, found, strict=True):
-            if (
-                port.rows is not None
-                and isinstance(each, np.ndarray)
-                and each.size
-                and each.dtype.kind in "iu"
-            ):
-                _check_indices(port.name, each, port.rows)
+            _check_indices(port, each)
     return found
 
 
@@ -78,6 +75,13 @@ def in_order(
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Any:
+    found = _typed(port, value)
+    if port.rows is not None:
+        _check_indices(port, found)
+    return found
+
+
+def _typed(port: Port | ValuePort, value: Any) -> Any:
     if isinstance(port, ValuePort):
         try:
             found = port.type.check(value)
@@ -88,8 +92,11 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
     return found
 
 
-def _check_indices(name: str, array: Array, rows: int | tuple[int, ...]) -> None:
-    """Raise InputError for an index out of range. ``rows`` may be one number for each column of the last axis."""
+def _check_indices(port: Port | ValuePort, array: Any) -> None:
+    """Raise InputError for an index out of range. ``port.rows`` may be one number for each column of the last axis."""
+    rows, name = port.rows, port.name
+    if rows is None or not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "iu":
+        return
     if isinstance(rows, tuple) and array.shape[-1:] != (len(rows),):
         rows = max(rows)
     columns = isinstance(rows, tuple)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from collage.backends.chains.attributes import number
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
+from collage.graph.reciprocals import are_powers_of_two
 
 _Maker = Callable[[Node], "Eltwise | None"]
 
@@ -34,11 +34,6 @@ def linear_of(graph: Graph, node: Node, value: int) -> Eltwise | None:
     return _of_number(node.op, float(np.asarray(constant).reshape(())), first=place == 0)
 
 
-def is_power_of_two(number: float) -> bool:
-    """Whether a product with the number's reciprocal is the quotient, bit for bit."""
-    return math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
-
-
 def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
     """The algorithm of an operator on a tensor and a number. ``first`` tells that the tensor is the first operand."""
     if op == "add":
@@ -47,7 +42,7 @@ def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
         return Eltwise(Algorithm.LINEAR, by, 0.0)
     if op == "subtract":
         return Eltwise(Algorithm.LINEAR, 1.0, -by) if first else Eltwise(Algorithm.LINEAR, -1.0, by)
-    if op == "divide" and first and is_power_of_two(by):  # 41 times a rounded 1 / 41 is less than 1
+    if op == "divide" and first and are_powers_of_two(by):
         return Eltwise(Algorithm.LINEAR, 1.0 / by, 0.0)
     if op == "maximum":
         return Eltwise(Algorithm.RELU) if by == 0 else Eltwise(Algorithm.CLIP, by, np.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,8 @@ def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
     }
     most = max(types)
     for name, kind in types[most].items():
-        if kind.dtype != "float32" or most not in (kind.shape[:1] if kind.shape[0] != 1 else kind.shape[:2]):
+        rows = math.prod(kind.shape[:-1])
+        if kind.dtype != "float32" or rows != most:
             raise UsageError(
                 f"{printable(name)} is {kind.dtype} {list(kind.shape)} and is read by several layers: only rows of "
                 "float32 for each token go from one process to the next, so layers cannot be divided among processes."
