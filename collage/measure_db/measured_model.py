@@ -11,6 +11,7 @@ import onnx
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
+from collage.graph.domains import Domains
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.kernel.options import ALL_PLAIN
 from collage.measure_db.fingerprint import original_digest
@@ -80,8 +81,15 @@ class MeasuredModel:
             return f"nothing scans {', '.join(unknown)} for these"
         if self._magnitudes.overflows(subgraph.operators):
             return "its weights are so large that finite numbers may become infinite inside"
+        node = self._domains.lost(subgraph.operators)
+        if node is not None:
+            return f"its {node.op} may make them of finite numbers, where nothing scans for them"
         return ""
 
     @cached_property
     def _magnitudes(self) -> Magnitudes:
         return Magnitudes(self.model.graph)
+
+    @cached_property
+    def _domains(self) -> Domains:
+        return Domains(self.model.graph)

@@ -156,3 +156,39 @@ def test_normalisation_of_numbers_far_from_zero(backends: list[str] | None, tmp_
     centred = wide - wide.mean((0, 2, 3), keepdims=True)
     expected = centred / np.sqrt((centred**2).mean((0, 2, 3), keepdims=True))
     np.testing.assert_allclose(compiled(model, backends, tmp_path).run({"x": x})["y"], expected, atol=0.02)
+
+
+_POSITIVE = {
+    name: np.abs(np.random.default_rng(7).standard_normal((64, 64))).astype(np.float32) for name in "xz"
+}
+_QUOTIENT = [helper.make_node("Div", ["x", "z"], ["q"]), helper.make_node("Relu", ["q"], ["y"])]
+_AFTER_A_PRODUCT = [
+    helper.make_node("MatMul", ["x", "w"], ["m"]),
+    helper.make_node("Relu", ["m"], ["r"]),
+    helper.make_node("Div", ["r", "z"], ["q"]),
+    helper.make_node("Relu", ["q"], ["y"]),
+]
+
+
+@pytest.mark.parametrize("nodes", [_QUOTIENT, _AFTER_A_PRODUCT], ids=["alone", "after a product"])
+@pytest.mark.parametrize("backends", BACKENDS, ids=str)
+def test_nan_that_a_kernel_makes_inside_of_itself(
+    backends: list[str] | None, nodes: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    """All samples are positive, and then numbers are zero: 0 / 0 before a relu, of which no scan knows."""
+    weights = {"w": np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)}
+    used = {name for node in nodes for name in node.input}
+    weights = {name: array for name, array in weights.items() if name in used}
+    model = make_model(nodes, {"x": [64, 64], "z": [64, 64]}, {"y": [64, 64]}, weights)
+    module = collage.compile(
+        model, backends=backends, db=tmp_path / "db.sqlite", threads=2, quick=True, inputs=_POSITIVE
+    )
+    zeros = {name: array.copy() for name, array in _POSITIVE.items()}
+    for array in zeros.values():
+        array[3] = 0
+    for feeds in (_POSITIVE, zeros):
+        (expected,) = reference(model, feeds)
+        found = module.run(feeds)["y"]
+        assert np.array_equal(np.isnan(found), np.isnan(expected))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert np.isnan(reference(model, zeros)[0]).any()

@@ -1,0 +1,137 @@
+"""Operators that may make NaN or an infinity of finite numbers, as quotients by zero and roots do.
+
+A kernel that is right on finite numbers only is guarded by scans of what it reads. What it makes inside of itself is
+not scanned, so such a kernel must not have one of these operators before one that may lose a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from collage.graph.dataflow import Graph, Node
+from collage.graph.spans import Masked, Span, axes_of, spans
+
+_HANDING_ON = frozenset(
+    "add subtract multiply divide negative matmul sum mean sqrt square reshape flatten squeeze expand_dims "
+    "permute_dims split strided_slice repeat tile flip broadcast_to concat stack nn.batch_flatten nn.dropout".split()
+)
+"""Operators whose results are NaN in all kernels where an operand is."""
+
+
+_IN_STEPS = frozenset(
+    "nn.softmax nn.log_softmax nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split()
+)
+"""Operators of several steps, which may lose what an earlier one of their own has made."""
+
+
+@dataclass(frozen=True)
+class Domains:
+    """What the operators of one graph may make of finite numbers."""
+
+    graph: Graph
+
+    def lost(self, nodes: Sequence[Node]) -> Node | None:
+        """The first node that may make NaN or an infinity which another of the nodes may lose; None without one.
+
+        ``nodes`` are in order. Numbers that overflow are not looked for.
+        """
+        places = {node.id for node in nodes}
+        for node in nodes:
+            if self._may_leave(node) and (node.op in _IN_STEPS or self._is_lost(node, places)):
+                return node
+        return None
+
+    def _may_leave(self, node: Node) -> bool:
+        rule = _RULES.get(node.op)
+        if rule is None or "float" not in self.graph.type_of(node.outputs[0]).dtype:
+            return False
+        return rule(self.graph, node, [self._spans[value] for value in node.inputs])
+
+    def _is_lost(self, node: Node, places: set[int]) -> bool:
+        """Whether what the node makes reaches an operator that may lose NaN, within these places."""
+        pending, seen = [node.id], {node.id}
+        while pending:
+            for number in self.graph.successors[pending.pop()]:
+                if number in seen or number not in places:
+                    continue
+                if self.graph.nodes[number].op not in _HANDING_ON:
+                    return True
+                seen.add(number)
+                pending.append(number)
+        return False
+
+    @cached_property
+    def _spans(self) -> list[Span]:
+        return spans(self.graph)
+
+
+_Rule = Callable[[Graph, Node, Sequence[Span]], bool]
+"""Whether an operator may leave its domain, where its operands are of these spans."""
+
+
+def _by_zero(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    divisors = graph.constants.get(node.inputs[1])
+    return taken[1].has_zero if divisors is None else not divisors.all()
+
+
+def _outside(low: float, high: float, *, ends: bool = True) -> _Rule:
+    """The rule of a function from ``low`` to ``high``; ``ends`` tells whether these belong to its domain."""
+
+    def outside(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+        span = taken[0]
+        return span.low < low or span.high > high or (not ends and (span.low == low or span.high == high))
+
+    return outside
+
+
+def _not_positive(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    return taken[0].low <= 0
+
+
+def _power(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    base, exponents = taken[0], graph.constants.get(node.inputs[1])
+    if exponents is None:
+        return base.low <= 0
+    numbers = np.asarray(exponents, np.float64)
+    whole, falling = bool((numbers == np.round(numbers)).all()), bool((numbers < 0).any())
+    return (falling and base.has_zero) or (not whole and base.low < 0)
+
+
+def _without_epsilon(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    epsilon = node.attrs.get("epsilon")
+    return not (isinstance(epsilon, (int, float)) and epsilon > 0)
+
+
+def _variance(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    epsilon = node.attrs.get("epsilon")
+    return not (isinstance(epsilon, (int, float)) and taken[4].low + epsilon > 0)
+
+
+def _whole_row_masked(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    masked, rank = taken[0].masked, len(graph.type_of(node.inputs[0]).shape)
+    return masked is Masked.ROWS or (masked is Masked.PART_OF_ROWS and rank - 1 not in axes_of(node, rank))
+
+
+def _both_masked(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    return all(span.masked is not Masked.NOTHING for span in taken[:2])
+
+
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys("divide floor_divide mod floor_mod".split(), _by_zero),
+    **dict.fromkeys("nn.softmax nn.log_softmax".split(), _whole_row_masked),
+    **dict.fromkeys("nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split(), _without_epsilon),
+    "nn.batch_norm": _variance,
+    "subtract": _both_masked,
+    "sqrt": _outside(0, np.inf),
+    "rsqrt": _not_positive,
+    "log": _not_positive,
+    "power": _power,
+    "acos": _outside(-1, 1),
+    "asin": _outside(-1, 1),
+    "acosh": _outside(1, np.inf),
+    "atanh": _outside(-1, 1, ends=False),
+}
