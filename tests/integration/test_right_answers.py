@@ -129,7 +129,7 @@ def _right(outcome: Outcome) -> Outcome:
 
 
 @pytest.mark.parametrize("by", [41, 55])
-@pytest.mark.parametrize("backends", BACKENDS[:2], ids=str)
+@pytest.mark.parametrize("backends", BACKENDS, ids=str)
 def test_quotients_of_multiples_are_exact(backends: list[str] | None, by: int, tmp_path: Path) -> None:
     """The row of an element of a picture is the floor of its number over the width."""
     nodes = [

@@ -8,15 +8,23 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import op_name
 
 __all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
 
 
+_LEAST = 1e-30
+"""Reciprocals between this and its own reciprocal are no denormals, and not infinite."""
+
+
 def vector_math(func: Any) -> Any:
-    """Make arithmetic of transcendental calls on float32 and float16. The error is below 1e-6, relative for exp."""
+    """Make arithmetic of transcendental calls on float32 and float16. The error is below 1e-6, relative for exp.
+
+    What such a call reads, and the results of a softmax, are multiplied by reciprocals instead of divided, since no
+    whole numbers are expected of them.
+    """
 
     def rewrite(call: Any) -> Any:
         name, dtype = op_name(call), str(call.ty.dtype) if hasattr(call.ty, "dtype") else ""
@@ -28,10 +36,30 @@ def vector_math(func: Any) -> Any:
         if name not in _MATH or dtype not in ("float32", "float16"):
             return call
         if dtype == "float32":
-            return let(call.args[0], _MATH[name])
+            return let(_by_reciprocal(call.args[0]), _MATH[name])
         return tirx.Cast("float16", let(tirx.Cast("float32", call.args[0]), _MATH[name]))
 
+    def multiply(block: Any) -> Any:
+        if not block.name_hint.startswith("T_softmax_norm"):
+            return block
+        return tvm_ffi.structural_map(block, (tirx.Div, _times_inverse), order="post")
+
+    func = tvm_ffi.structural_map(func, (s_tir.SBlock, multiply), order="post")
     return tvm_ffi.structural_map(func, (tvm.ir.Call, rewrite), order="post")
+
+
+def _by_reciprocal(value: Any) -> Any:
+    """The value, where a quotient by a number is its product with the reciprocal, which may be off by its last bit."""
+    if not (isinstance(value, tirx.Div) and isinstance(value.b, tirx.FloatImm)):
+        return value
+    inverse = 1 / float(value.b.value) if value.b.value else math.inf
+    return value.a * _f32(inverse) if _LEAST <= abs(inverse) <= 1 / _LEAST else value
+
+
+def _times_inverse(quotient: Any) -> Any:
+    """The product with the inverse of the divisor, which LLVM computes once where it is the same in a loop."""
+    one = tirx.const(1.0, str(quotient.ty.dtype))
+    return quotient.a * (one / quotient.b)
 
 
 def is_polynomial(call: Any) -> bool:
