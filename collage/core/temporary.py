@@ -146,7 +146,13 @@ def _clear(path: Path) -> None:
                 os.unlink(entry.path)
     if os.listdir(path) == [_LOCK]:
         os.unlink(path / _LOCK)
-    os.rmdir(path)
+    try:
+        os.rmdir(path)
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # a worker whose parent was killed has just written something
+            with suppress(OSError):
+                (path / _LOCK).touch(0o600)  # so that the next sweep finds it
+        raise
 
 
 def _forget() -> None:

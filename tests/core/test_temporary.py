@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,4 +336,26 @@ def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
         while number == signal.SIGKILL and names(place) and time.monotonic() < end:
             sweep()  # a worker that had just been forked holds what it inherited until it notices
             time.sleep(0.1)
-        assert names(place) == [], seconds
+        left = sorted(str(each.relative_to(place)) for each in place.rglob("*"))
+        assert left == [], seconds
+
+
+def test_what_is_written_while_a_folder_is_swept_goes_with_the_next_sweep(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose parent was killed writes a kernel right after the lock's file was removed."""
+    folder = place / "collage-model-abcd1234.tmp"
+    folder.mkdir()
+    (folder / "owner.lock").touch()
+    unlink = os.unlink
+
+    def and_write(path: Any, *arguments: Any, **options: Any) -> None:
+        unlink(path, *arguments, **options)
+        (folder / "kernel").touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", and_write)
+        sweep()
+    assert (folder / "kernel").exists()
+    sweep()
+    assert names(place) == []
