@@ -1,4 +1,5 @@
-"""Kinds of inputs that show errors which usual inputs hide: outliers, uneven channels, large integers, NaN, infinities.
+"""Kinds of inputs that show errors which usual inputs hide: outliers, equal numbers, uneven channels, large integers,
+NaN and infinities.
 
 Each kind is made of ordinary inputs by changing some of their values, so that masks stay masks and variances positive.
 """
@@ -146,6 +147,17 @@ def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
     return np.asarray(array * factors.astype(array.dtype), array.dtype)
 
 
+def _ties(array: Array, rng: np.random.Generator, number: int) -> Array:
+    """Multiples of one half, or of another power of two where that would leave nothing or too many different ones."""
+    wide = np.asarray(array, np.float64)
+    with np.errstate(over="ignore"):
+        typical = float(np.sqrt(np.mean(wide**2)))
+    step = 0.5
+    if 0 < typical < 0.25 or 8 < typical < np.inf:
+        step = 2.0 ** (np.round(np.log2(typical)) - 1)
+    return np.asarray(np.round(wide / step) * step).astype(array.dtype)
+
+
 def _limited(array: Array, factor: float) -> float:
     return factor if array.dtype.itemsize >= 4 else 16.0
 
@@ -178,6 +190,7 @@ KINDS: Sequence[InputKind] = (
     InputKind("integers of many sizes", True, _integers, of_integers=True),
     InputKind("large integers", False, _large_integers, of_integers=True),
     InputKind("infinities", False, _infinite),
+    InputKind("equal numbers", True, _ties),
     InputKind("uneven channels", True, _uneven),
 )
 """The kinds that show most come first: where the reference takes long, the last ones are left out."""

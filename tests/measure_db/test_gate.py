@@ -157,9 +157,20 @@ def loses_small_numbers(inputs: Sequence[Any], output: Any, calls: int) -> None:
     output[np.abs(output) < largest * 1e-3] = 0
 
 
+def rounding() -> onnx.ModelProto:
+    return make_model([helper.make_node("Round", ["x"], ["y"])], {"x": [4, 64]}, {"y": [4, 64]})
+
+
+def halves_up(inputs: Sequence[Any], output: Any, calls: int) -> None:
+    """ONNX rounds halves to even numbers."""
+    with np.errstate(invalid="ignore"):
+        np.floor(inputs[0] + 0.5, out=output)
+
+
 @pytest.mark.parametrize(
     ("model", "spoil", "says"),
     [
+        (rounding, halves_up, "with equal numbers in its inputs"),
         (convolution, small_channel, "of its scale"),
         (lambda: product(rows=1000), one_row_in_a_thousand, "of its scale"),
         (product, third_call, "with NaN in its inputs|with outliers|later"),
@@ -337,4 +348,8 @@ def test_kinds_of_inputs_change_one_item_and_leave_shapes_alone(kind: Any) -> No
         assert np.isfinite(changed[0]).all() == kind.ordinary
     if kind.name in ("NaN", "infinities", "outliers"):
         assert np.array_equal(changed[0][1:], floats[1:])
+    if kind.name == "equal numbers":
+        assert set(np.unique(changed[0] * 2 % 2)) == {0, 1}
+        small = kind.inputs((floats * np.float32(1e-4),), (False,), rng)[0]
+        assert 4 < len(np.unique(small)) < 40
     assert kind.inputs((whole,), (False,), rng) is None

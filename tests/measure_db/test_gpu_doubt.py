@@ -21,7 +21,7 @@ from collage.measure_db.database import Database
 from collage.measure_db.free_memory import after_death, with_free_memory
 from collage.measure_db.gpu_now import GpuNow, gpu_now
 from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.results import Outcome, Rejection, RejectionKind, Slower
+from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.stages import looks_like_memory, rejection_of
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
@@ -121,7 +121,8 @@ def test_a_database_of_today_has_neither(tmp_path: Path) -> None:
         old.run(
             "INSERT INTO kernels (digest, backend, backend_version, settings, threads, hardware, tvm_version,"
             " median_us, noise_us, min_us, repeats, max_error, gate, created, description) VALUES"
-            " ('d0', 'onednn', '3.2', '', 2, 'EPYC abc', '0.27.0', 10.0, 0.1, 9.0, 31, 0.0, 2, 1.0, '')"
+            " ('d0', 'onednn', '3.2', '', 2, 'EPYC abc', '0.27.0', 10.0, 0.1, 9.0, 31, 0.0, ?, 1.0, '')",
+            (GATE,),
         )
     with Database(path) as database:
         database.doubt(never, lambda: GpuNow(1 << 40, FAST))
