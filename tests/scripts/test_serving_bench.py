@@ -248,6 +248,7 @@ def test_the_whole_command_on_a_tiny_decoder(tmp_path: Path) -> None:
     assert model["right"]["tokens"] > 20 and model["right"]["same_tokens"] == 1.0
     assert model["right"]["largest_gap"] == 0.0 and 0 < model["right"]["largest_error"] < 1e-3
     assert all(row["same_tokens"] == 1.0 and row["share_of_static"] > 0 for row in model["alone"])
+    assert all(row["share_noise"] >= 0 and row["rounds"] >= 1 for row in model["alone"])
     assert all(row["drawn_share"] > 0 for row in model["alone"])
     rows = model["trace"]["by_contender"]
     assert all(rows[form]["same_tokens"] == 1.0 for form in forms)

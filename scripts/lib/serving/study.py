@@ -18,6 +18,8 @@ from scripts.lib.studies.each import say
 
 PARTS = ("right", "alone", "trace", "between")
 _LIMIT_S = 1800.0
+_CELL_S, _MOST_TIMES = 3.0, 6
+"""A run of the microbenchmark that is shorter than this is repeated more often, up to so many times."""
 _OVERLOADED = 6.0
 """A contender whose latency is this many times the unloaded one is not run at higher rates."""
 
@@ -98,17 +100,23 @@ def right(model: Model, field: Field, course: Course) -> Mapping[str, Any]:
 
 
 def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[dict[str, Any]]:
-    """Orca's microbenchmark: the engine's speed as a share of a static batch's, for each length and batch."""
+    """Orca's microbenchmark: the engine's speed as a share of a static batch's, for each length and batch.
+
+    Short runs have several times as many rounds, since the machine's moments change a share of them more.
+    """
     rows = []
     needs = Needs.of(model.shape, course.precision)
     for inputs in course.inputs:
         for batch in course.batches:
             arrivals = fixed_batch(batch, inputs, course.outputs, model.shape.vocabulary)
             message = {"do": "alone", "arrivals": as_message(arrivals)}
+            warm = field.running[OURS].ask({**message, "reverse": False}, _LIMIT_S)
+            times = min(_MOST_TIMES, max(1, round(_CELL_S / warm["static_s"])))
             runs = [
                 field.running[OURS].ask({**message, "reverse": bool(round_ % 2)}, _LIMIT_S)
-                for round_ in range(course.rounds + 1)
-            ][1:]
+                for round_ in range(course.rounds * times)
+            ]
+            shares = [run["static_s"] / run["engine_s"] for run in runs]
             static_s, engine_s = (
                 statistics.median(run[key] for run in runs) for key in ("static_s", "engine_s")
             )
@@ -120,7 +128,9 @@ def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[
                     "batch": batch,
                     "engine_s": engine_s,
                     "static_s": static_s,
-                    "share_of_static": statistics.median(run["static_s"] / run["engine_s"] for run in runs),
+                    "rounds": len(runs),
+                    "share_of_static": statistics.median(shares),
+                    "share_noise": _noise(shares),
                     "chunked_share": statistics.median(run["static_s"] / run["chunked_s"] for run in runs),
                     "drawn_share": statistics.median(run["static_s"] / run["drawn_s"] for run in runs),
                     "tokens_per_s": batch * course.outputs / engine_s,
@@ -130,6 +140,12 @@ def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[
                 }
             )
     return rows
+
+
+def _noise(shares: Sequence[float]) -> float:
+    """The standard error of the median, from the median distance to it, as for normally distributed shares."""
+    middle = statistics.median(shares)
+    return 1.4826 * 1.2533 * statistics.median(abs(each - middle) for each in shares) / math.sqrt(len(shares))
 
 
 def scheduler(field: Field, course: Course) -> dict[str, float]:
