@@ -78,6 +78,11 @@ class Backend(TransformMaker, ABC):
     """
     worker_imports: ClassVar[tuple[str, ...]] = ()
     """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
+    keeps_nan: ClassVar[bool] = False
+    """Whether a kernel that is right on NaN in its inputs keeps the NaN that it makes inside of itself, too.
+
+    A kernel of another backend is not used where NaN may come up inside of it and may be lost (``graph.domains``).
+    """
     untried: ClassVar[str] = ""
     """What of it has never been tried, for the list of backends: the end of a sentence that begins with its name."""
 

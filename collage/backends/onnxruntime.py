@@ -40,6 +40,7 @@ class OnnxRuntime(OnnxEngine):
     """The engine of last resort. It takes everything that has an ONNX form, the opaque nodes included."""
 
     name = "onnxruntime"
+    keeps_nan = True
     requirement = "onnxruntime"
 
     def precisions(self, options: BuildOptions) -> Sequence[str]:

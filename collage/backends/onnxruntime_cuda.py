@@ -41,6 +41,7 @@ class OnnxRuntimeCuda(CudaEngine):
     """Takes whole models, in their own precision: TF32 is off. What the GPU cannot run is run on the CPU by it."""
 
     name = "onnxruntime_cuda"
+    keeps_nan = True
     extra = "onnxruntime-gpu"
     untried = NEVER_RUN
     provider: ClassVar[str] = "CUDAExecutionProvider"

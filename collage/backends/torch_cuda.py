@@ -37,6 +37,7 @@ class TorchCuda(CudaEngine):
     """Takes whole models in their own precision: TF32 is off. A module holds the graph and what was compiled."""
 
     name = "torch_cuda"
+    keeps_nan = True
     extra = "torch"
     runs_on: ClassVar[str] = CUDA
     """PyTorch's name of the device."""

@@ -39,6 +39,7 @@ class Tvm(Tuner, Backend):
     """
 
     name = "tvm"
+    keeps_nan = True
     kind = BackendKind.COMPILER
     worker_imports = ("collage.backends.tvm_codegen.build", "collage.backends.tvm_codegen.run")
 

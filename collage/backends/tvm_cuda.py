@@ -42,6 +42,7 @@ class TvmCuda(Tuner, CudaBackend):
     """
 
     name = "tvm_cuda"
+    keeps_nan = True
     kind = BackendKind.COMPILER
     ahead_s: ClassVar[float] = 0.3
 

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx.inliner
-import onnx.numpy_helper
 from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
+from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.scopes import bodies, captures
 from collage.frontend.shapes import infer_types
-from collage.graph.reciprocals import are_powers_of_two
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ def whole_problem(model: onnx.ModelProto) -> str:
 def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
     found = integer_bounds(graph, types, known)
     indices = _only_indices(graph)
-    quotients = _quotients(graph, types)
+    quotients = rounded_quotients(graph, types)
     read = {each.name for each in graph.output}
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
@@ -88,35 +87,11 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
             node.op_type == "Hardmax" or (node.op_type == "TopK" and read.intersection(node.output[1:]))
         ):
             reason = "takes another one of equal values"
-        if not reason and node.input and node.input[0] in quotients and _rounds(node):
-            reason = "rounds a quotient, which the engine computes as a product with a reciprocal"
+        if node.op_type == "MeanVarianceNormalization":
+            reason = reason or "makes 0 of equal numbers, whose quotient by their deviation is NaN"
+        reason = reason or quotients.get(index, "")
         if reason:
             yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
-
-
-def _quotients(graph: onnx.GraphProto, types: Types) -> frozenset[str]:
-    """The values that are float values divided by constants other than powers of two, or moved ones of these."""
-    constants = {each.name: each for each in graph.initializer}
-    found: set[str] = set()
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
-        if node.op_type == "Div" and node.input[1] in constants and not _counts(types, node.input[0]):
-            by = constants[node.input[1]]
-            at_hand = by.data_location != TensorProto.EXTERNAL
-            if not (at_hand and are_powers_of_two(onnx.numpy_helper.to_array(by))):
-                found.add(node.output[0])
-        elif node.op_type in MOVES and found.intersection(node.input):
-            found.update(node.output)
-    return frozenset(found)
-
-
-def _rounds(node: onnx.NodeProto) -> bool:
-    """Whether a node makes whole numbers of others."""
-    if node.op_type != "Cast":
-        return node.op_type in ("Floor", "Ceil", "Round")
-    target = next((each.i for each in node.attribute if each.name == "to"), 0)
-    return target in INTEGERS and target != TensorProto.BOOL
 
 
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:

@@ -13,6 +13,7 @@ from google.protobuf.message import EncodeError
 from collage.core.library_text import library_text
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
+from collage.frontend.bounds import Types
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
 from collage.frontend.halves import folded_in_float16
@@ -20,12 +21,16 @@ from collage.frontend.ort_session import session_options
 from collage.frontend.qlinear import spelt_out
 from collage.frontend.quantised_views import views_first
 from collage.frontend.recurrent import steps_spelt_out
+from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import infer_types, model_inputs
 
 log = logging.getLogger(__name__)
 
 _EXTERNAL_ABOVE_BYTES = 1024
+_INEXACT = ("DivMulFusion",)
+"""Rewritings of ONNX Runtime that change the last bit, which matters for ``rounded_quotients``: z / x for 1 / x * z,
+where 1 / 41 * 41 is less than 1."""
 
 
 def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
@@ -69,8 +74,11 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_EXTERNAL_ABOVE_BYTES)
         )
         options.intra_op_num_threads = 1
+        left_out = [*_INEXACT] if rounded_quotients(model.graph, Types.of(model.graph)) else []
         try:
-            ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+            ort.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out
+            )
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(str(error).replace(str(source), "the model"))
             raise ModelError(f"ONNX Runtime cannot load the model: {text}") from error

@@ -22,7 +22,7 @@ _HANDING_ON = frozenset(
 """Operators whose results are NaN in all kernels where an operand is."""
 
 
-_IN_STEPS = frozenset(
+_OF_STEPS = frozenset(
     "nn.softmax nn.log_softmax nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split()
 )
 """Operators of several steps, which may lose what an earlier one of their own has made."""
@@ -34,14 +34,15 @@ class Domains:
 
     graph: Graph
 
-    def lost(self, nodes: Sequence[Node]) -> Node | None:
+    def lost(self, nodes: Sequence[Node], *, in_steps: bool = False) -> Node | None:
         """The first node that may make NaN or an infinity which another of the nodes may lose; None without one.
 
-        ``nodes`` are in order. Numbers that overflow are not looked for.
+        ``nodes`` are in order. ``in_steps`` tells that values become integers of 8 bits somewhere, which loses all NaN.
+        Numbers that overflow are not looked for.
         """
         places = {node.id for node in nodes}
         for node in nodes:
-            if self._may_leave(node) and (node.op in _IN_STEPS or self._is_lost(node, places)):
+            if self._may_leave(node) and (in_steps or node.op in _OF_STEPS or self._is_lost(node, places)):
                 return node
         return None
 
@@ -120,12 +121,20 @@ def _both_masked(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
     return all(span.masked is not Masked.NOTHING for span in taken[:2])
 
 
+def _infinity_by_zero(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
+    return any(
+        one.masked is not Masked.NOTHING and other.has_zero
+        for one, other in ((taken[0], taken[1]), (taken[1], taken[0]))
+    )
+
+
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys("divide floor_divide mod floor_mod".split(), _by_zero),
     **dict.fromkeys("nn.softmax nn.log_softmax".split(), _whole_row_masked),
     **dict.fromkeys("nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split(), _without_epsilon),
     "nn.batch_norm": _variance,
     "subtract": _both_masked,
+    "multiply": _infinity_by_zero,
     "sqrt": _outside(0, np.inf),
     "rsqrt": _not_positive,
     "log": _not_positive,

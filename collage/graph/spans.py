@@ -24,11 +24,11 @@ _ROUNDED = 1e-4
 
 
 class Masked(IntEnum):
-    """How much of a value may be minus infinity, as masks of attention are."""
+    """How much of a value may be infinite, as masks are that a softmax or a minimum is to pass over."""
 
     NOTHING = 0
     PART_OF_ROWS = 1
-    """Each row (the last axis) has a finite number."""
+    """Each row (the last axis) has a finite number, and the infinite ones are negative."""
     ROWS = 2
 
 
@@ -94,17 +94,19 @@ def _of_constant(array: Array) -> Span:
     if not 0 < array.size <= _LARGEST_CONSTANT or array.dtype.kind == "c":
         return ANYTHING
     numbers = np.asarray(array, np.float64)
-    hidden = np.isneginf(numbers)
-    if np.isnan(numbers).any() or np.isposinf(numbers).any() or hidden.all():
+    hidden = np.isinf(numbers)
+    if np.isnan(numbers).any() or hidden.all():
         return Span(masked=Masked.ROWS) if hidden.any() else ANYTHING
     seen = numbers[~hidden]
-    return Span(float(seen.min()), float(seen.max()), _masked_rows(hidden))
+    return Span(float(seen.min()), float(seen.max()), _masked_rows(hidden, np.isposinf(numbers)))
 
 
-def _masked_rows(hidden: Array) -> Masked:
-    """How much is masked where ``hidden`` is true."""
+def _masked_rows(hidden: Array, positive: Array) -> Masked:
+    """How much is masked where ``hidden`` is true, with positive infinities in places."""
     if not hidden.any():
         return Masked.NOTHING
+    if positive.any():
+        return Masked.ROWS
     whole = hidden.all(axis=-1) if hidden.ndim else hidden
     return Masked.ROWS if whole.any() else Masked.PART_OF_ROWS
 
@@ -313,13 +315,13 @@ _UNMASKING = frozenset(
     "exp sigmoid tanh erf nn.relu nn.relu6 clip nn.softmax equal not_equal greater greater_equal less "
     "less_equal".split()
 )
-"""Operators that make finite numbers of minus infinity."""
+"""Operators that make finite numbers of minus infinity, or hand infinity on as they do what overflows."""
 _IN_ROWS = frozenset("expand_dims broadcast_to reshape squeeze flatten strided_slice astype negative".split())
 """Operators that keep rows, where they keep the last axis."""
 
 
 def _masked(graph: Graph, node: Node, taken: Sequence[Span]) -> Masked:
-    """How much of what the node makes may be minus infinity."""
+    """How much of what the node makes may be infinite, where its operands may be."""
     by_input = [span.masked for span in taken]
     most = max(by_input, default=Masked.NOTHING)
     if most is Masked.NOTHING or node.op in _UNMASKING:
@@ -342,17 +344,18 @@ def _masked(graph: Graph, node: Node, taken: Sequence[Span]) -> Masked:
 def _masked_by(graph: Graph, node: Node, taken: Sequence[Span]) -> Masked:
     """How much a ``where`` masks, which is known where its condition is a constant."""
     condition = graph.constants.get(node.inputs[0])
-    hidden: list[Array] = []
+    numbers: list[Array] = []
     for value, span in zip(node.inputs[1:], taken[1:], strict=True):
         if span.masked is Masked.NOTHING:
-            hidden.append(np.zeros((), np.bool_))
+            numbers.append(np.zeros(()))
         elif value in graph.constants:
-            hidden.append(np.isneginf(np.asarray(graph.constants[value], np.float64)))
+            numbers.append(np.asarray(graph.constants[value], np.float64))
         else:
             return Masked.ROWS
     if condition is None or condition.size > _LARGEST_CONSTANT:
         return Masked.ROWS
-    return _masked_rows(np.where(condition, *hidden))
+    chosen = np.where(condition, *numbers)
+    return _masked_rows(np.isinf(chosen), np.isposinf(chosen))
 
 
 _ONE = 1 + _ROUNDED

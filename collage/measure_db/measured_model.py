@@ -8,12 +8,14 @@ from functools import cached_property
 
 import onnx
 
+from collage.backends.base import Backend
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
 from collage.graph.domains import Domains
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
-from collage.kernel.options import ALL_PLAIN
+from collage.graph.storage import steps_of
+from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
@@ -62,14 +64,25 @@ class MeasuredModel:
         text = str(self.subgraph(request.nodes))
         return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
 
-    def usable(self, request: Request, outcome: Outcome) -> Outcome:
-        """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here."""
-        if not (isinstance(outcome, Measurement) and outcome.finite_only):
+    def usable(self, request: Request, outcome: Outcome, backend: Backend) -> Outcome:
+        """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here.
+
+        ``backend`` is that of the request.
+        """
+        if not isinstance(outcome, Measurement):
             return outcome
-        why = self._why_not_guarded(self.subgraph(request.nodes))
-        if not why:
-            return outcome
-        return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
+        subgraph = self.subgraph(request.nodes)
+        if outcome.finite_only and (why := self._why_not_guarded(subgraph)):
+            return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
+        steps = request.variant.precision == DYNAMIC_INT8 or any(map(steps_of, request.variant.outputs))
+        if outcome.finite_only or steps or not backend.keeps_nan:
+            node = self._domains.lost(subgraph.operators, in_steps=steps)
+            if node is not None:
+                return Rejection(
+                    RejectionKind.INACCURATE,
+                    f"its {node.op} may make NaN of finite numbers, which it may lose",
+                )
+        return outcome
 
     def _why_not_guarded(self, subgraph: Subgraph) -> str:
         """The reason why no guard can be put before the subgraph, or "" where one can."""
@@ -81,9 +94,6 @@ class MeasuredModel:
             return f"nothing scans {', '.join(unknown)} for these"
         if self._magnitudes.overflows(subgraph.operators):
             return "its weights are so large that finite numbers may become infinite inside"
-        node = self._domains.lost(subgraph.operators)
-        if node is not None:
-            return f"its {node.op} may make them of finite numbers, where nothing scans for them"
         return ""
 
     @cached_property

@@ -161,15 +161,14 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
+    def _usable(self, request: Request, outcome: Outcome) -> Outcome:
+        return self.measured.usable(request, outcome, self.settings.backends[request.backend])
+
     def known(self, requests: Collection[Request]) -> dict[Request, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._database.get(keys.values())
-        return {
-            request: self.measured.usable(request, found[key])
-            for request, key in keys.items()
-            if key in found
-        }
+        return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
 
     def recorded(self, requests: Collection[Request]) -> dict[Request, Outcome]:
         """What ``known`` gives where no outcome is doubted for the circumstances that it was measured in."""
@@ -246,9 +245,7 @@ class Measurer:
                 missing.setdefault(key, request)
         outcomes.update(self._measure_missing(missing, contenders, show, to_the_end=races is None))
         return {
-            request: self.measured.usable(request, outcomes[key])
-            for request, key in keys.items()
-            if key in outcomes
+            request: self._usable(request, outcomes[key]) for request, key in keys.items() if key in outcomes
         }
 
     def _measure_missing(

@@ -223,10 +223,23 @@ def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
         ),
         ([("TopK", "x k", "v i", {}), ("Relu", "v", "y", {})], ""),
         ([("Hardmax", "x", "y", {})], "takes another one of equal values"),
-        ([("Div", "x d", "q", {}), ("Floor", "q", "y", {})], "rounds a quotient"),
-        ([("Div", "x d", "q", {}), ("Flatten", "q", "f", {}), ("Cast", "f", "y", {"to": INT32})], "rounds a"),
+        ([("Div", "x d", "q", {}), ("Floor", "q", "y", {})], "makes a quotient"),
+        ([("Div", "x d", "q", {}), ("Flatten", "q", "f", {}), ("Cast", "f", "y", {"to": INT32})], "makes a"),
         ([("Div", "x e", "q", {}), ("Floor", "q", "y", {})], ""),
         ([("Div", "x d", "q", {}), ("Relu", "q", "y", {})], ""),
+        (
+            [("Div", "x d", "q", {}), ("Relu", "q", "r", {}), ("Floor", "r", "y", {})],
+            "makes a quotient that is",
+        ),
+        ([("Relu", "x", "d2", {}), ("Div", "x d2", "q", {}), ("Floor", "q", "y", {})], "makes a quotient"),
+        ([("Div", "x d", "q", {}), ("Sub", "q e", "s", {}), ("Ceil", "s", "y", {})], "makes a quotient"),
+        (
+            [("Div", "x d", "q", {}), ("Less", "q e", "b", {}), ("Where", "b q x", "y", {})],
+            "makes a quotient",
+        ),
+        ([("Div", "x d", "q", {}), ("Exp", "q", "s", {}), ("Floor", "s", "y", {})], ""),
+        ([("Div", "e d", "q", {}), ("Floor", "q", "f", {}), ("Mul", "x f", "y", {})], ""),
+        ([("MeanVarianceNormalization", "x", "y", {"axes": [0]})], "makes 0 of equal numbers"),
     ],
 )
 def test_ties_and_rounded_quotients(nodes: Sequence[Any], wanted: str) -> None:

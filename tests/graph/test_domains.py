@@ -98,6 +98,21 @@ LOST = {
         numbers(zero=0, hidden=-math.inf),
         "nn.softmax",
     ),
+    "a minimum of rows that are masked": (
+        [
+            N("Where", ["m", "x", "hidden"], ["a"]),
+            N("ReduceMin", ["a", "rows"], ["s"]),
+            N("Sub", ["a", "s"], ["d"]),
+            N("Tanh", ["d"], ["y"]),
+        ],
+        {**ROWS, **numbers(hidden=math.inf)},
+        "subtract",
+    ),
+    "a product with infinity": (
+        [N("Mul", ["x", "hidden"], ["p"]), N("Relu", ["p"], ["y"])],
+        numbers(hidden=-math.inf),
+        "multiply",
+    ),
     "two masks": (
         [
             N("Where", ["m", "zero", "hidden"], ["b"]),
@@ -275,11 +290,18 @@ def test_values_are_within_their_spans(name: str) -> None:
         for port, array in zip(whole.graph.output, outputs, strict=True):
             span = found[ids[port.name]] if port.name in ids else found[graph.outputs[0]]
             numbers = np.asarray(array, np.float64)
-            numbers = numbers[~(np.isnan(numbers) | (np.isneginf(numbers) & (span.masked > 0)))]
+            numbers = numbers[~(np.isnan(numbers) | (np.isinf(numbers) & (span.masked > 0)))]
             least, most = (end - sign * 1e-6 * abs(end) for end, sign in ((span.low, 1), (span.high, -1)))
             assert ((numbers >= least) & (numbers <= most)).all(), (port.name, span)
             checked += numbers.size
     assert checked
+
+
+def test_what_is_stored_in_8_bits_loses_nan() -> None:
+    nodes, weights = KEPT["a quotient at the end"]
+    graph = import_model(model_of(nodes, weights)).graph
+    found = Domains(graph).lost(graph.nodes, in_steps=True)
+    assert found is not None and found.op == "divide"
 
 
 def test_only_within_the_kernel() -> None:

@@ -143,6 +143,35 @@ def test_quotients_of_multiples_are_exact(backends: list[str] | None, by: int, t
     np.testing.assert_array_equal(found, np.repeat(np.arange(64, dtype=np.float32)[:, None], by, 1))
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [("Div", ["r", "width"], ["q"]), ("Mul", ["q", "two"], ["p"]), ("Floor", ["p"], ["y"])],
+        [("Div", ["one", "r"], ["q"]), ("Mul", ["q", "r"], ["p"]), ("Floor", ["p"], ["y"])],
+        [("Div", ["r", "width"], ["q"]), ("Sub", ["q", "two"], ["p"]), ("Floor", ["p"], ["y"])],
+        [("Div", ["r", "width"], ["q"]), ("GreaterOrEqual", ["q", "one"], ["b"]), ("Cast", ["b"], ["y"])],
+    ],
+    ids=["product", "reciprocal", "difference", "comparison"],
+)
+@pytest.mark.parametrize("backends", BACKENDS, ids=str)
+def test_what_is_rounded_after_a_quotient(
+    backends: list[str] | None, nodes: list[tuple[str, list[str], list[str]]], tmp_path: Path
+) -> None:
+    """Not x * (2 / 41) for x / 41 * 2, not r / r for 1 / r * r, and no reciprocals."""
+    made = [
+        helper.make_node(op, taken, given, **({"to": TensorProto.FLOAT} if op == "Cast" else {}))
+        for op, taken, given in nodes
+    ]
+    used = {name for node in made for name in node.input}
+    weights = {name: np.float32(v) for name, v in {"width": 41, "one": 1, "two": 2}.items() if name in used}
+    model = make_model(
+        [helper.make_node("Relu", ["x"], ["r"]), *made], {"x": [64, 64]}, {"y": [64, 64]}, weights
+    )
+    x = np.arange(1, 64 * 64 + 1, dtype=np.float32).reshape(64, 64) / 2
+    found = compiled(model, backends, tmp_path).run({"x": x})["y"]
+    np.testing.assert_array_equal(found, reference(model, {"x": x})[0])
+
+
 @pytest.mark.parametrize("backends", [["tvm"], None], ids=str)
 def test_normalisation_of_numbers_far_from_zero(backends: list[str] | None, tmp_path: Path) -> None:
     model = make_model(

@@ -10,11 +10,12 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from collage.backends.tvm_codegen.blocks import op_name
+from collage.backends.tvm_codegen.blocks import collect, op_name
 
 __all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
 
 
+_WHOLE = ("floor", "ceil", "round", "trunc", "nearbyint")
 _LEAST = 1e-30
 """Reciprocals between this and its own reciprocal are no denormals, and not infinite."""
 
@@ -46,6 +47,20 @@ def vector_math(func: Any) -> Any:
 
     func = tvm_ffi.structural_map(func, (s_tir.SBlock, multiply), order="post")
     return tvm_ffi.structural_map(func, (tvm.ir.Call, rewrite), order="post")
+
+
+def rounds_quotients(func: Any) -> bool:
+    """Whether whole numbers are made of floats beside divisions: x / 41 * 2 is not x * (2 / 41) there."""
+    if not any(_is_float(each) for each in collect(func.body, tirx.Div)):
+        return False
+    casts = (each for each in collect(func.body, tirx.Cast) if not _is_float(each))
+    return any(map(_is_float, (each.value for each in casts))) or any(
+        op_name(each) in _WHOLE for each in collect(func.body, tvm.ir.Call)
+    )
+
+
+def _is_float(value: Any) -> bool:
+    return "float" in str(getattr(value.ty, "dtype", ""))
 
 
 def _by_reciprocal(value: Any) -> Any:

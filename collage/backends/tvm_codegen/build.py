@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm_ffi import StructuralKey
 
+from collage.backends.tvm_codegen.arithmetic import rounds_quotients
 from collage.backends.tvm_codegen.artifact import Artifact, pack
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
@@ -63,7 +64,7 @@ def _code(
     for func in ours.values():
         if (reason := compute_bound_reason(func)) is not None:
             raise UnscheduledError(reason)
-    target = host_target(threads)
+    target = host_target(threads, in_order=any(map(rounds_quotients, funcs.values())))
     tuned = {name: replay(funcs[name], trace, threads) for name, trace in traces.items()}
     try:
         module = _build({n: schedule(f, threads) for n, f in ours.items()} | tuned, target)

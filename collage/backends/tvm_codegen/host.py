@@ -14,7 +14,7 @@ from tvm.target import codegen
 
 __all__ = ["host_cpu", "host_target", "use_threads"]
 
-_MATH_FLAGS = {f"fast-math-{f}": True for f in ("contract", "reassoc", "nsz")}
+_MATH_FLAGS = ("contract", "reassoc", "nsz")
 """NaN and infinities keep their meaning, and quotients are divided: 41 * (1 / 41) is less than 1."""
 
 
@@ -33,9 +33,13 @@ def host_cpu() -> str:
     return "x86-64-v3" if {"avx2", "fma", "bmi2"} <= flags else "x86-64-v2"
 
 
-def host_target(threads: int) -> Any:
-    """The TVM target for this machine and a number of threads."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": threads, **_MATH_FLAGS})
+def host_target(threads: int, *, in_order: bool = False) -> Any:
+    """The TVM target for this machine and a number of threads.
+
+    With ``in_order`` LLVM keeps the order of sums and products, which it may change otherwise so that sums vectorise.
+    """
+    flags = {f"fast-math-{flag}": True for flag in _MATH_FLAGS if not (in_order and flag == "reassoc")}
+    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": threads, **flags})
 
 
 def use_threads(threads: int) -> None:

@@ -14,6 +14,7 @@ from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError
 from collage.compiler.state import Compilation, Context, Pass, run
+from collage.compiler.sure_engine import sure_engine
 from collage.compiler.whole_trials import chosen
 from collage.core.deadline import BudgetOverError
 from collage.errors import CollageError
@@ -106,7 +107,8 @@ class Anytime:
         if compilation.first is None:
             compilation = FirstModule()(context, compilation)
         if compilation.first is not None:
-            whole = compilation.first.because(_REASONS[context.course.ended])
+            first = sure_engine(context, compilation, compilation.first)
+            whole = first.because(_REASONS[context.course.ended])
             return CheckIndices()(context, chosen(context, compilation, whole))
         log.warning(
             "the budget is over, and no engine runs the whole model: the compile goes on until there is a placement"
