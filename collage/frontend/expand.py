@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
+from google.protobuf.message import EncodeError
 
 from collage.frontend.load import settle_opset
 from collage.frontend.shapes import infer_types
@@ -52,7 +53,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
     try:
         copy = onnx.inliner.inline_local_functions(copy)
-    except (RuntimeError, ValueError) as error:  # the model has more than 2 GiB
+    except (EncodeError, RuntimeError, ValueError) as error:  # the model has more than 2 GiB
         log.info("operators are not expanded: %s", error)
         return model
     kept = [opset for opset in copy.opset_import if opset.domain != _DOMAIN]

@@ -30,7 +30,7 @@ _SIZE_ATTRIBUTES = frozenset(
     "block_size blocksize dilations group kernel_shape num_groups num_outputs output_height output_width "
     "pooled_shape size strides".split()
 )
-"""Attributes that are numbers of elements or of steps, of which there is at least one."""
+"""Attributes that are numbers of elements or of steps, of which there is at least one (or no blocks)."""
 
 
 def impossible_size(model: onnx.ModelProto) -> str:
@@ -40,7 +40,8 @@ def impossible_size(model: onnx.ModelProto) -> str:
             if attribute.name not in _SIZE_ATTRIBUTES:
                 continue
             sizes = [*attribute.ints, *([attribute.i] if attribute.type == onnx.AttributeProto.INT else [])]
-            if any(size < 1 for size in sizes):
+            least = 0 if attribute.name == "block_size" else 1  # 0 is its default: there are no blocks
+            if any(size < least for size in sizes):
                 return f"{node.op_type} {attribute.name}={min(sizes)}"
     return ""
 

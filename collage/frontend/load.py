@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model_path import check_model_path
+from collage.frontend.proto_size import about_bytes
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 
@@ -43,10 +44,8 @@ def load_onnx(source: ModelSource) -> onnx.ModelProto:
     """
     model = as_written(source)
     if isinstance(source, onnx.ModelProto):
-        return _checked(model, "the given ModelProto", model.ByteSize())
-    if isinstance(source, bytes):
-        return _checked(model, "the given bytes", len(source))
-    return _checked(model, str(source), Path(source).stat().st_size)
+        return _checked(model, "the given ModelProto")
+    return _checked(model, "the given bytes" if isinstance(source, bytes) else str(source))
 
 
 def as_written(source: ModelSource) -> onnx.ModelProto:
@@ -96,7 +95,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         ) from error
 
 
-def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
+def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model with a version and an operator set that engines take; ``model`` is changed in place."""
     check_text(model, name)
     if not model.graph.output:
@@ -114,7 +113,7 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
             )
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
-    if nbytes > _CHECKED_BELOW_BYTES:
+    if about_bytes(model) > _CHECKED_BELOW_BYTES:
         return model
     try:
         onnx.checker.check_model(model)

@@ -130,6 +130,8 @@ class Model:
             proto = self.onnx.graph.node[node.source]
             text += f"{proto.domain}.{proto.op_type}".encode()
             if node.op.startswith("onnx."):
+                given = [[bool(name) for name in side] for side in (proto.input, proto.output)]
+                text += f"{given}{_since(self.onnx, proto)}".encode()
                 text += b"".join(a.SerializeToString(deterministic=True) for a in proto.attribute)
         return text
 
@@ -138,6 +140,16 @@ class Model:
         each = self.graph.nodes[node]
         origin = self.onnx.graph.node[each.source].name if each.source >= 0 else "no ONNX node"
         return f"{each.op} ({origin})"
+
+
+def _since(model: onnx.ModelProto, node: onnx.NodeProto) -> int:
+    """The version of its operator set from which on the node's operator means what it does; 0 where nobody knows."""
+    versions = {each.domain: each.version for each in model.opset_import}
+    version = versions.get(node.domain, versions.get("ai.onnx", 0) if not node.domain else 0)
+    try:
+        return int(onnx.defs.get_schema(node.op_type, version, node.domain).since_version)
+    except onnx.defs.SchemaError:
+        return 0
 
 
 def import_model(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx.inliner
+from google.protobuf.message import EncodeError
 from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
@@ -70,7 +71,7 @@ def whole_problem(model: onnx.ModelProto) -> str:
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)
-        except (RuntimeError, ValueError) as error:  # the model has more than 2 GiB
+        except (EncodeError, RuntimeError, ValueError) as error:  # the model has more than 2 GiB
             log.info("functions are not looked into: %s", error)
     return next(iter(narrowed_nodes(model).values()), "")
 

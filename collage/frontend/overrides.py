@@ -46,7 +46,7 @@ def _clip(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     bounds = [attrs.get("min"), attrs.get("max")]
     for position, bound in enumerate(given):
         bounds[position] = bound.value.numpy().item() if isinstance(bound, tvm.ir.GenericConst) else bound
-    if ends is not None and any(bound is not None for bound in bounds):
+    if ends is not None:
         bounds = [
             end if bound is None else bound
             for bound, end in zip(bounds, (float(ends.min), float(ends.max)), strict=True)
@@ -209,8 +209,6 @@ def _log_sum_exp(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     _no_integers(inputs, attrs)
     axes = _constant(inputs, 1)
     axes = attrs.get("axes") if axes is None else [int(a) for a in axes.reshape(-1)]
-    if not axes and attrs.get("noop_with_empty_axes", 0):
-        return None
     x, axes = inputs[0], list(axes) if axes else None
     dtype = str(x.ty.dtype)
     most = relax.op.max(x, axes, True)
@@ -221,9 +219,13 @@ def _log_sum_exp(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _no_integers(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """ONNX Runtime reduces integers in float64 here, and saturates the result."""
+    """ONNX Runtime reduces integers in float64 here, and saturates the result. Over no axes it maps each number."""
     if _is_integer(inputs[0]):
         raise NotImplementedError("a reduction of integers in several steps")
+    given = _constant(inputs, 1)
+    axes = attrs.get("axes") if given is None else given
+    if attrs.get("noop_with_empty_axes", 0) and (axes is None or len(axes) == 0):
+        raise NotImplementedError("a reduction over no axes")
 
 
 def _mod(inputs: list[Any], attrs: dict[str, Any]) -> None:

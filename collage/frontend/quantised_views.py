@@ -39,6 +39,10 @@ def views_first(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+_OWN = ("block_size", "output_dtype")
+"""Attributes of a DequantizeLinear that may make something else of it than float32 numbers with one scale."""
+
+
 def _swap_one(graph: onnx.GraphProto) -> bool:
     """Put one view before what dequantizes its data, if there is one."""
     weights, makers, uses = _initializers(graph), _makers(graph), _uses(graph)
@@ -49,7 +53,7 @@ def _swap_one(graph: onnx.GraphProto) -> bool:
         before = graph.node[place]
         if _steps(before, "DequantizeLinear", weights) is None or before.input[0] in weights:
             continue
-        if uses[before.output[0]] > 1:
+        if uses[before.output[0]] > 1 or any(each.name in _OWN and each.i for each in before.attribute):
             continue
         moved = onnx.NodeProto()
         moved.CopyFrom(before)

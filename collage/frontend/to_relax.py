@@ -53,12 +53,19 @@ def export_relax(
                             variables[value] = builder.emit(relax.TupleGetItem(result, index))
                 else:
                     variables[node.outputs[0]] = result
-            returned = [variables[value] for value in outputs]
+            returned = [_returned(model, value, variables) for value in outputs]
             final = builder.emit_output(returned[0] if len(returned) == 1 else relax.Tuple(returned))
         builder.emit_func_output(final)
     used = {str(graph.nodes[n].attrs["prim_func"]) for n in nodes if "prim_func" in graph.nodes[n].attrs}
     functions = {name: model.prim_funcs[name] for name in used}
     return RelaxPart(builder.get()["main"], variables, functions)
+
+
+def _returned(model: Model, value: int, variables: Mapping[int, Any]) -> Any:
+    """The variable of an output, or a constant that no node reads."""
+    if value in variables:
+        return variables[value]
+    return relax.const(tvm.runtime.tensor(model.graph.constants[value]))
 
 
 def relax_type(found: TensorType) -> Any:

@@ -95,8 +95,9 @@ def _cast_outputs(part: onnx.ModelProto) -> dict[int, Any]:
         element = info.type.tensor_type.elem_type
         if element in _PLAIN:
             found[position] = onnx.helper.tensor_dtype_to_np_dtype(element)
-            cast = onnx.helper.make_node("Cast", [info.name], [info.name + _SUFFIX], to=_PLAIN[element])
+            plain = f"{info.name}{_SUFFIX}_{position}"  # the value may be an input, or another output
+            cast = onnx.helper.make_node("Cast", [info.name], [plain], to=_PLAIN[element])
             part.graph.node.append(cast)
-            info.name += _SUFFIX
+            info.name = plain
             info.type.tensor_type.elem_type = _PLAIN[element]
     return found
