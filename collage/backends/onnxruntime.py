@@ -10,6 +10,7 @@ from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel, Session
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions
+from collage.kernel.target import has_exact_int8_sums
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -45,7 +46,8 @@ class OnnxRuntime(OnnxEngine):
 
     def precisions(self, options: BuildOptions) -> Sequence[str]:
         """Gives its own quantisation to 8 bits, with numbers that are scaled in each call."""
-        return (DYNAMIC_INT8,) if DYNAMIC_INT8 in options.precisions else ()
+        exact = DYNAMIC_INT8 in options.precisions and has_exact_int8_sums()
+        return (DYNAMIC_INT8,) if exact else ()
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model, whose weights are quantised here where that is asked for."""

@@ -200,6 +200,10 @@ class _ModelSession(Session):
             else:
                 others[index] = value
         results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
+        for index in (
+            self._buffers.keys() & others.keys()
+        ):  # OpenVINO has put its own tensor in the buffer's place
+            self._request.set_input_tensor(index, _shared(self._buffers[index]))
         return [np.array(results[port]) for port in self._outputs]
 
     def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:

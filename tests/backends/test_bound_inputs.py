@@ -40,3 +40,13 @@ def test_an_array_that_does_not_fit_is_refused() -> None:
     session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
     with pytest.raises(Exception, match="shape"):
         session.bind_inputs([np.zeros((3, 3), np.float32)])
+
+
+def test_an_input_of_another_type_is_not_kept_for_later_calls() -> None:
+    if not OpenVino().available():
+        pytest.skip("OpenVINO is not installed")
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]}, {})
+    session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
+    for number, dtype in ((1, np.float32), (2, np.float64), (3, np.float32)):
+        (found,) = session.run([np.full(2, number, dtype)])
+        np.testing.assert_array_equal(found, [number, number])

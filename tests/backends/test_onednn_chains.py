@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from collage.backends.chains.activations import _Reader
 from collage.backends.chains.chain import Chain, Combine
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Node
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
@@ -257,3 +262,32 @@ def test_what_follows_is_folded() -> None:
     assert isinstance(combine, Combine)
     assert combine.algorithm is Algorithm.ADD
     assert relu == Eltwise(Algorithm.RELU)
+
+
+def test_a_long_chain_of_products_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both operands of each product are the product before: the time must not double with each."""
+    calls = 0
+    apply = _Reader._apply
+
+    def counted(self: _Reader, node: Node, parts: list[Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        return apply(self, node, parts)
+
+    monkeypatch.setattr(_Reader, "_apply", counted)
+    names = ["a", *(f"p{i}" for i in range(17)), "y"]
+    nodes = [node("Mul", one, one, to=other) for one, other in pairwise(names)]
+    assert offered(after_abs(*nodes))
+    assert calls < 100_000  # each would be expanded 2 ** 18 times
+
+
+def test_views_that_broadcast_against_each_other_are_no_function() -> None:
+    """r of 8 elements, as a column plus as a row: 64 elements, and not twice r."""
+    axes = {"row": np.array([0], np.int64), "column": np.array([1], np.int64)}
+    nodes = [
+        node("Relu", "x", to="r"),
+        node("Unsqueeze", "r", "column", to="c"),
+        node("Unsqueeze", "r", "row", to="w"),
+        node("Add", "c", "w", to="y"),
+    ]
+    assert not any("add" in ops for ops in offered(make_model(nodes, {"x": [8]}, {"y": [8, 8]}, axes)))

@@ -357,3 +357,16 @@ def test_no_float32_arithmetic_bounds_their_time() -> None:
     conv = next(node.id for node in chain.operators if node.op == "nn.conv2d")
     assert work_of(Subgraph(chain.model, (conv,))).flop > 0
     assert work_of(chain).flop == 0
+
+
+@needs_exact_sums
+def test_sums_that_32_bits_do_not_hold_are_refused() -> None:
+    """All weights are 127, and data may be 255: 70,000 products are more than 2 ** 31."""
+    for depth, refused in ((64, False), (70_000, True)):
+        proto = product_model([2, depth], 16, U8, None, then=("Tanh",))
+        for tensor in proto.graph.initializer:
+            if tensor.name == "w":
+                tensor.raw_data = np.full((depth, 16), 127, np.int8).tobytes()
+        model = import_model(proto)
+        found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
+        assert any({0, 1, 2} <= set(each.nodes) and not each.reason for each in found) != refused

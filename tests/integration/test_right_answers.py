@@ -172,6 +172,25 @@ def test_what_is_rounded_after_a_quotient(
     np.testing.assert_array_equal(found, reference(model, {"x": x})[0])
 
 
+@pytest.mark.parametrize("between", [[], ["Relu"]], ids=["alone", "relu"])
+@pytest.mark.parametrize("backends", [["onednn"], ["mkl", "tvm"], ["native", "tvm"], None], ids=str)
+def test_a_quotient_of_a_product(backends: list[str] | None, between: list[str], tmp_path: Path) -> None:
+    """Rows of a table by one-hot vectors: the quotient must not become a factor of the table, which is rounded."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "table"], ["m"]),
+        helper.make_node("Div", ["m", "width"], ["q"]),
+    ]
+    for op in between:
+        nodes.append(helper.make_node(op, [nodes[-1].output[0]], [op]))
+    nodes.append(helper.make_node("Floor", [nodes[-1].output[0]], ["y"]))
+    table = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    weights = {"table": table, "width": np.float32(41)}
+    model = make_model(nodes, {"x": [64, 64]}, {"y": [64, 64]}, weights)
+    module = compiled(model, None if backends is None else [*backends, "onnxruntime"], tmp_path)
+    x = np.eye(64, dtype=np.float32)
+    np.testing.assert_array_equal(module.run({"x": x})["y"], np.floor(table // 41))
+
+
 @pytest.mark.parametrize("backends", [["tvm"], None], ids=str)
 def test_normalisation_of_numbers_far_from_zero(backends: list[str] | None, tmp_path: Path) -> None:
     model = make_model(

@@ -16,6 +16,7 @@ import numpy as np
 
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
+from collage.graph.decisions import decides
 from collage.graph.views import is_view
 
 _MAX_TERMS, _MAX_DEGREE = 8, 4
@@ -61,9 +62,9 @@ def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised 
         functions = _match(terms, near) if terms else None
         if functions is None or not _closed(graph, reader.nodes, value, end):
             continue
-        if functions[0].algorithm == Algorithm.LINEAR and any(
-            graph.nodes[each].op == "divide" for each in reader.nodes
-        ):
+        divisions = [graph.nodes[each] for each in reader.nodes if graph.nodes[each].op == "divide"]
+        linear = [each.algorithm == Algorithm.LINEAR for each in functions]
+        if divisions and (linear[0] or (any(linear) and any(decides(graph, each) for each in divisions))):
             continue  # a quotient is not the product with a rounded reciprocal
         return Recognised(tuple(sorted(reader.nodes)), functions, node.outputs[0])
     return None
@@ -84,8 +85,14 @@ class _Reader:
     def __init__(self, graph: Graph, left: Mapping[int, Node], base: int) -> None:
         self.graph, self.left, self.base = graph, left, base
         self.nodes: set[int] = set()
+        self._expanded: dict[int, _Polynomial | None] = {}
 
     def expand(self, value: int) -> _Polynomial | None:
+        if value not in self._expanded:  # without this the time doubles with each node of x * x * x * x
+            self._expanded[value] = self._expand(value)
+        return self._expanded[value]
+
+    def _expand(self, value: int) -> _Polynomial | None:
         if value == self.base:
             return {(_X,): 1.0}
         constant = self.graph.constants.get(value)
@@ -94,6 +101,8 @@ class _Reader:
         node = self.left.get(-1 if (p := self.graph.values[value].producer) is None else p)
         if node is None:
             return None
+        if self.graph.type_of(node.outputs[0]).size != self.graph.type_of(self.base).size:
+            return None  # two views of the value are broadcast against each other
         parts = [self.expand(each) for each in node.inputs]
         found = [each for each in parts if each is not None]
         if len(found) < len(parts):

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from collage.backends.chains.chain import Chain, EpilogueOp, Floats
 from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.graph.decisions import decides
+from collage.graph.reciprocals import are_powers_of_two
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -43,6 +45,8 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
             if array is None or any(n != 1 for i, n in enumerate(step.shape) if i != axis % len(shape)):
                 break
             number = np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
+            if step.algorithm is Algorithm.DIVIDE and not are_powers_of_two(number) and _is_decided(chain):
+                break  # a product with a rounded reciprocal would decide otherwise
             made = _linear(step.algorithm, number)
             if made is None or (not scales and step.algorithm in (Algorithm.MULTIPLY, Algorithm.DIVIDE)):
                 break
@@ -56,6 +60,11 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
         bias.astype(np.float32) if shifted else None,
         tuple(rest),
     )
+
+
+def _is_decided(chain: Chain) -> bool:
+    """Whether a quotient of the chain is rounded to a whole number or compared."""
+    return any(decides(chain.graph, node) for node in chain.operators if node.op == "divide")
 
 
 def _linear(algorithm: Algorithm, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -124,12 +124,20 @@ def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     return typed(draft, dict(task.dtypes))
 
 
+def _refuse_overflow(numbers: npt.NDArray[Any]) -> None:
+    """Raise UnsupportedError where the sum of a row's products with 8-bit numbers may be too large for 32 bits."""
+    most = 255 * int(np.abs(numbers.astype(np.int64)).sum(1).max(initial=0))
+    if most >= 2**31:
+        raise UnsupportedError(f"sums of products may be {most:.1e}, more than 32 bits hold")
+
+
 def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
     data, weights = steps_of(subgraph, root.inputs[0]), weights_of(subgraph, root, 0)
     conv = read_conv(subgraph.model.graph, root, weights.numbers.astype(np.float32))
+    _refuse_overflow(weights.numbers.reshape(len(weights.numbers), -1))
     taps = weights.numbers.sum(1)  # of all inputs of an output channel
     seen = taps.reshape(len(taps), -1).sum(1).reshape(-1, *[1] * (taps.ndim - 1))
-    if data.zero and any((*conv.pad_begin, *conv.pad_end)):
+    if data.zero and any(each > 0 for each in (*conv.pad_begin, *conv.pad_end)):
         if conv.dst[0] > 1:
             raise UnsupportedError("there is padding of several items, and zero is another number than 0")
         seen = _seen_sums(conv, taps)
@@ -146,6 +154,7 @@ def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
 def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
     data, weights = steps_of(subgraph, root.inputs[0]), weights_of(subgraph, root, 1)
     inner, after = _inside(subgraph, root)
+    _refuse_overflow(weights.numbers.T)
     sums = weights.numbers.sum(0).reshape(*[1] * (len(inner.shape) - 1), -1)
     chain = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
     known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}

@@ -54,7 +54,7 @@ class Planner {
   int64_t kv_heads_for(int64_t request) const {
     const int64_t count = tokens(request), rows = count * (s_.heads / s_.kv_heads);
     if (count >= kWhole) return 1;
-    const int64_t most = std::max<int64_t>(1, std::min({together_, kRows / rows, s_.kv_heads}));
+    const int64_t most = std::max<int64_t>(1, std::min({together_, kRows / std::max<int64_t>(1, rows), s_.kv_heads}));
     const int64_t items = (s_.kv_heads + most - 1) / most;
     return (s_.kv_heads + items - 1) / items;
   }
