@@ -21,7 +21,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
-from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds
+from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds, unless_empty
 from collage.frontend.scopes import captures, reads
 from collage.graph.dataflow import TensorType
 
@@ -188,6 +188,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             inputs.append(self._nodes[name] if name else None)
         if node.op_type not in _SHAPE_INPUTS_ALLOWED and any(isinstance(i, relax.ShapeExpr) for i in inputs):
             raise NotImplementedError("takes no shape expression")
+        if node.op_type == "Resize":
+            inputs = [inputs[0], *map(unless_empty, inputs[1:])]
         bounded = bounded_indices(node.op_type, inputs, attributes)
         if bounded is not None:
             inputs[1] = self.bb.normalize(bounded)

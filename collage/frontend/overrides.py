@@ -158,6 +158,12 @@ def _dropout(inputs: list[Any], attrs: dict[str, Any]) -> None:
         raise NotImplementedError("dropout in training mode")
 
 
+def unless_empty(value: Any) -> Any:
+    """The input of a Resize, or None for an empty constant, as operator sets 11 and 12 leave scales out."""
+    empty = isinstance(value, tvm.ir.GenericConst) and value.value.numpy().size == 0
+    return None if empty else value
+
+
 def _resize(inputs: list[Any], attrs: dict[str, Any]) -> None:
     """TVM reads only the output's size, and ignores attributes that it does not know."""
     policy = attrs.get("keep_aspect_ratio_policy", b"stretch").decode()

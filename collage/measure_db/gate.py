@@ -10,6 +10,7 @@ import numpy as np
 from collage.backends.base import BackendKind
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.graph.magnitudes import can_be_infinite
 from collage.graph.storage import PLAIN, from_layout, to_layout
 from collage.kernel.buffers import as_bytes
 from collage.kernel.device_array import poison, put, to_host
@@ -74,10 +75,15 @@ class Gate:
                 different = different or rejected.rejection.message
             else:
                 worst = max(worst, error if sample.ordinary and not self._precision else 0.0)
+        if not changed and not self._kernel.source.backend.keeps_nan and self._reads_floats():
+            different = "not tried on NaN and infinities"
         if changed:
             self._fill(self._usual)
         self._run(self._usual, "after other inputs, " if changed else "in a later run, ")
         return Checked(worst, different)
+
+    def _reads_floats(self) -> bool:
+        return any(can_be_infinite(each.dtype) for each in self._subgraph.input_types)
 
     def check_again(self, about: str) -> None:
         """Compare one more run on the usual inputs. Raises RejectedError, whose message begins with ``about``."""

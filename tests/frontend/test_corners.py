@@ -107,6 +107,19 @@ def test_operators_that_seem_to_do_nothing(op: str, attributes: Any, opset: int,
     np.testing.assert_array_equal(found, expected)
 
 
+def test_sizes_of_a_resize_in_operator_set_11() -> None:
+    """Scales are no optional input there, so that exporters write empty ones."""
+    nodes = [N("Resize", ["x", "none", "none", "sizes"], ["y"], mode="linear")]
+    weights = {"none": np.zeros(0, np.float32), "sizes": np.array([1, 2, 6, 8], np.int64)}
+    proto = make_model(nodes, {"x": [1, 2, 3, 4]}, {"y": [1, 2, 6, 8]}, weights, opset=11)
+    model = import_model(proto)
+    assert [node.op for node in model.graph.nodes] == ["image.resize2d"]
+    x = np.random.default_rng(0).standard_normal((1, 2, 3, 4)).astype(np.float32)
+    part = Subgraph(model, (0,)).to_onnx()
+    (found,) = reference_run(part, {part.graph.input[0].name: x})
+    np.testing.assert_allclose(found, reference_run(proto, {"x": x})[0], atol=1e-6)
+
+
 def test_a_pattern_in_a_model_with_a_constant_output() -> None:
     model = make_model(
         [N("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2], "c": [2]}, {"c": np.ones(2, np.float32)}

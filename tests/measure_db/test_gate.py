@@ -206,6 +206,15 @@ def test_what_is_wrong_on_extraordinary_numbers_only_is_marked(
     assert outcome.finite_only
 
 
+def test_what_cannot_be_tried_on_nan_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions with loops, or with weights of more than 1 GiB, have no changed inputs."""
+    monkeypatch.setattr(Samples, "changed", lambda *_: [])
+    for keeps in (True, False):
+        monkeypatch.setattr(Planted, "keeps_nan", keeps)
+        outcome = measured(product(), right, tmp_path)
+        assert isinstance(outcome, Measurement) and outcome.finite_only == (not keeps)
+
+
 def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """x - mean(x) of values that are all about 1000: ONNX Runtime's float32 is off by as much as the kernel."""
     nodes = [
