@@ -16,6 +16,7 @@ from collage.frontend.model_path import check_model_path
 from collage.frontend.proto_size import about_bytes
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
+from collage.frontend.sparse import make_dense
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
+    make_dense(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
     if about_bytes(model) > _CHECKED_BELOW_BYTES:

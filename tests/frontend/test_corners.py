@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage import is_op, wildcard
+from collage.errors import ModelError
 from collage.frontend import load
 from collage.frontend.free_sizes import impossible_size
 from collage.frontend.model import import_model
@@ -105,6 +106,37 @@ def test_operators_that_seem_to_do_nothing(op: str, attributes: Any, opset: int,
     (found,) = reference_run(part, {part.graph.input[0].name: x})
     (expected,) = reference_run(proto, {"x": x})
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_sparse_initializers(flat: bool) -> None:
+    """Also in the branch of an If that is taken, which is moved into the graph."""
+    indices = np.array([1, 5], np.int64) if flat else np.array([[0, 1], [1, 2]], np.int64)
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("c", TensorProto.FLOAT, [2], [7.0, 9.0]), numpy_helper.from_array(indices), [2, 3]
+    )
+    branch = helper.make_graph(
+        [N("Mul", ["x", "c"], ["b"])], "branch", [], [helper.make_tensor_value_info("b", 1, [2, 3])]
+    )
+    branch.sparse_initializer.append(sparse)
+    nodes = [N("If", ["yes"], ["r"], then_branch=branch, else_branch=branch), N("Add", ["r", "c"], ["y"])]
+    proto = make_model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, {"yes": np.array(True)})
+    proto.graph.sparse_initializer.append(sparse)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    dense = np.array([[0, 7, 0], [0, 0, 9]], np.float32)
+    part = Subgraph(model := import_model(proto), tuple(range(len(model.graph.nodes)))).to_onnx()
+    (found,) = reference_run(part, {part.graph.input[0].name: x})
+    np.testing.assert_array_equal(found, x * dense + dense)
+
+
+def test_sparse_initializers_that_do_not_fit() -> None:
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("c", TensorProto.FLOAT, [1], [7.0]), numpy_helper.from_array(np.array([9])), [2, 3]
+    )
+    proto = make_model([N("Add", ["x", "c"], ["y"])], {"x": [2, 3]}, {"y": [2, 3]})
+    proto.graph.sparse_initializer.append(sparse)
+    with pytest.raises(ModelError, match="sparse initializer c"):
+        import_model(proto)
 
 
 def test_sizes_of_a_resize_in_operator_set_11() -> None:
