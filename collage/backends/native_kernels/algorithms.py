@@ -58,7 +58,8 @@ def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[A
         try:
             variants = (algorithm.direct_variants if build.exact else algorithm.variants)(task, build)
             if not variants:
-                reasons.append(f"{algorithm.name}: {NOT_EXACT}")
+                why = NOT_EXACT if build.exact else "another algorithm has this work"
+                reasons.append(f"{algorithm.name}: {why}")
             for variant in variants:
                 if found.setdefault(variant, algorithm) is not algorithm:
                     raise ValueError(f"{algorithm.name} and {found[variant].name} both offer {variant}")
