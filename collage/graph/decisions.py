@@ -1,4 +1,7 @@
-"""Operators that make whole numbers or choices of others, where the last bit of a number may decide."""
+"""Operators that make whole numbers or choices of others, where the last bit of a number may decide.
+
+``frontend.rounded_quotients`` tells the same of ONNX nodes, for engines that run these.
+"""
 
 from __future__ import annotations
 
