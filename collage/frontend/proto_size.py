@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx
+from google.protobuf.message import EncodeError
 from onnx import TensorProto
 
 from collage.frontend.scopes import all_nodes
@@ -26,7 +27,10 @@ def is_serialisable(model: onnx.ModelProto) -> bool:
     about = about_bytes(model)
     if abs(about - _MAX_BYTES) > _DOUBT * _MAX_BYTES:
         return about < _MAX_BYTES
-    return bool(model.ByteSize() < _MAX_BYTES)
+    try:
+        return bool(model.ByteSize() < _MAX_BYTES)
+    except EncodeError:  # some versions of protobuf serialise the model for its size
+        return False
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

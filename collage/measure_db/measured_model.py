@@ -49,12 +49,15 @@ class MeasuredModel:
 
     @cached_property
     def serialised(self) -> bytes | None:
-        """The model as it was loaded, in one piece, for modules with guarded kernels; None where it was not given."""
-        return None if self.as_loaded is None else self.as_loaded.serialised()
+        """The model as it was loaded, in one piece, for modules with guarded kernels.
+
+        None where it was not given, or is too large to be in one piece.
+        """
+        return self.as_loaded.serialised() if self.as_loaded is not None and self.guards else None
 
     @cached_property
     def serialised_digest(self) -> str | None:
-        """A hash of the model as it was loaded, weights and all; None where it was not given."""
+        """A hash of the model as it was loaded, weights and all; None where ``serialised`` is."""
         return None if self.serialised is None else hashlib.sha256(self.serialised).hexdigest()
 
     def describe(self, request: Request) -> str:
