@@ -200,9 +200,7 @@ class _ModelSession(Session):
             else:
                 others[index] = value
         results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
-        for index in (
-            self._buffers.keys() & others.keys()
-        ):  # OpenVINO has put its own tensor in the buffer's place
+        for index in self._buffers.keys() & others.keys():  # OpenVINO has put its own tensor there
             self._request.set_input_tensor(index, _shared(self._buffers[index]))
         return [np.array(results[port]) for port in self._outputs]
 

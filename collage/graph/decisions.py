@@ -11,7 +11,7 @@ _DECIDING = frozenset(
     "floor ceil round trunc mod floor_mod floor_divide equal not_equal greater greater_equal less less_equal".split()
 )
 _KEEPING = frozenset(
-    "add subtract multiply negative abs nn.relu nn.relu6 clip maximum minimum where reshape flatten squeeze "
+    "add subtract multiply divide negative abs nn.relu nn.relu6 clip maximum minimum where reshape flatten squeeze "
     "expand_dims permute_dims broadcast_to concat stack split strided_slice take gather_elements gather_nd repeat tile "
     "flip".split()
 )

@@ -20,8 +20,6 @@ _HANDING_ON = frozenset(
     "permute_dims split strided_slice repeat tile flip broadcast_to concat stack nn.batch_flatten nn.dropout".split()
 )
 """Operators whose results are NaN in all kernels where an operand is."""
-
-
 _OF_STEPS = frozenset(
     "nn.softmax nn.log_softmax nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split()
 )

@@ -12,6 +12,7 @@ from collage.backends.base import Backend
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Node
 from collage.graph.domains import Domains
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.graph.storage import steps_of
@@ -35,6 +36,9 @@ class MeasuredModel:
     as_loaded: AsLoaded | None = None
     guards: bool = True
     _subgraphs: dict[tuple[int, ...], Subgraph] = field(default_factory=dict, init=False, repr=False)
+    _lost: dict[tuple[tuple[int, ...], bool], Node | None] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
         """The subgraph of these nodes. It is made once, since it keeps its digest."""
@@ -79,8 +83,10 @@ class MeasuredModel:
             return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
         steps = request.variant.precision == DYNAMIC_INT8 or any(map(steps_of, request.variant.outputs))
         if outcome.finite_only or steps or not backend.keeps_nan:
-            node = self._domains.lost(subgraph.operators, in_steps=steps)
-            if node is not None:
+            about = request.nodes, steps
+            if about not in self._lost:  # outcomes are looked up many times
+                self._lost[about] = self._domains.lost(subgraph.operators, in_steps=steps)
+            if (node := self._lost[about]) is not None:
                 return Rejection(
                     RejectionKind.INACCURATE,
                     f"its {node.op} may make NaN of finite numbers, which it may lose",

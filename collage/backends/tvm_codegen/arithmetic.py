@@ -16,6 +16,7 @@ __all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
 
 
 _WHOLE = ("floor", "ceil", "round", "trunc", "nearbyint")
+"""Calls that make whole numbers."""
 _LEAST = 1e-30
 """Reciprocals between this and its own reciprocal are no denormals, and not infinite."""
 
