@@ -37,6 +37,11 @@ _NOT_IN_NUMPY = ("bfloat16", "float8", "float4", "int4", "int2")
 """Words that are in the names of types which numpy lacks."""
 
 
+_BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
+"""Fusions that multiply by the rounded reciprocal of a divisor. Models that may round quotients do without."""
+_ROUNDING = (b"Floor", b"Ceil", b"Round")
+
+
 class OnnxRuntime(OnnxEngine):
     """The engine of last resort. It takes everything that has an ONNX form, the opaque nodes included."""
 
@@ -93,7 +98,13 @@ class OnnxRuntime(OnnxEngine):
         settings.inter_op_num_threads = 1
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-        return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        rounds = b"Div" in model and any(each in model for each in _ROUNDING)
+        return ort.InferenceSession(
+            model,
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=[*_BY_RECIPROCALS] if rounds else None,
+        )
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """All optimisations with spinning threads, then without one of the two, and then without other threads.
