@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.engine import Engine
+from collage.graph.decisions import decides
 from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
+
+EXACT_QUOTIENTS = "Round no quotients"
+"""A note in the model of a part whose quotients another part may round. The engine must divide for them."""
 
 
 class OnnxEngine(Engine):
@@ -57,6 +61,8 @@ class OnnxEngine(Engine):
             model = subgraph.to_onnx()
         except ExportError as error:
             raise UnsupportedError(str(error)) from error
+        if any(node.op == "divide" and decides(subgraph.model.graph, node) for node in subgraph.operators):
+            model.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
         return self.compile_onnx(model, options)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.onnx_engine import EXACT_QUOTIENTS, OnnxEngine
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel, Session
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions
@@ -39,7 +39,7 @@ _NOT_IN_NUMPY = ("bfloat16", "float8", "float4", "int4", "int2")
 
 _BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
 """Fusions that multiply by the rounded reciprocal of a divisor. Models that may round quotients do without."""
-_ROUNDING = (b"Floor", b"Ceil", b"Round")
+_ROUNDING = (b"Floor", b"Ceil", b"Round", EXACT_QUOTIENTS.encode())
 
 
 class OnnxRuntime(OnnxEngine):
