@@ -27,9 +27,10 @@ def quantised(model: ModelProto) -> ModelProto:
     from onnxruntime.quantization.registry import IntegerOpsRegistry
 
     from collage.core.temporary import TemporaryFolder
+    from collage.frontend.apart import filled
 
     prepared = onnx.ModelProto()
-    prepared.CopyFrom(model)
+    prepared.CopyFrom(filled(model))
     mark = prepared.metadata_props.add()
     mark.key, mark.value = _PREPARED
     with TemporaryFolder("quantise") as folder:

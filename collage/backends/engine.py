@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
 from collage.graph.storage import PLAIN, Storage
+from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Session
+from collage.kernel.model_artifact import model_artifact
 from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.rules import MatchSource
+
+
+_OF_MODELS = ("session", "codegen_model", "compile_onnx", "check_model", "load")
+"""The methods that meet models or their artifacts."""
 
 
 class Engine(Backend):
@@ -25,6 +31,15 @@ class Engine(Backend):
     """
 
     kind = BackendKind.ENGINE
+    takes_apart: ClassVar[bool] = False
+    """Whether it takes models whose large weights are apart: to ``codegen_model`` as ONNX's external data in files of
+    ``collage.frontend.weights``, and to ``session`` as artifacts of ``collage.kernel.model_artifact``. A subclass that
+    overrides one of these says so again."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.__dict__.keys().isdisjoint(_OF_MODELS) and "takes_apart" not in cls.__dict__:
+            cls.takes_apart = False
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """Compile a whole ONNX model, of static shapes, to an artifact for ``load``. Raises like ``codegen``.
@@ -33,7 +48,7 @@ class Engine(Backend):
         """
         raise UnsupportedError(_no_models(self))
 
-    def session(self, model: bytes, options: BuildOptions) -> Session:
+    def session(self, model: Any, options: BuildOptions) -> Session:
         """Load a serialised ONNX model, whose shapes may depend on data.
 
         Raises UnsupportedError, or whatever the engine does with a model that it cannot take. By default it is the
@@ -42,6 +57,10 @@ class Engine(Backend):
         raise UnsupportedError(
             f"{self.name} takes whole models as kernels only, with all shapes known, and runs none by itself"
         )
+
+    def check_proto(self, model: ModelProto) -> None:
+        """The same as ``check_model`` for a model that is parsed. Its weights are apart where it ``takes_apart``."""
+        self.check_model(model.SerializeToString())
 
     def check_model(self, model: bytes) -> None:
         """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
@@ -91,6 +110,21 @@ def as_engine(backend: Backend) -> Engine:
     if not isinstance(backend, Engine):
         raise UnsupportedError(_no_models(backend))
     return backend
+
+
+def artifact_for(engine: Engine, model: ModelProto, options: BuildOptions) -> bytes:
+    """What the engine makes of a whole model (see ``codegen_model``), whose weights may be in files."""
+    from collage.frontend.apart import filled
+
+    return engine.codegen_model(model if engine.takes_apart else filled(model), options)
+
+
+def session_on(engine: Engine, model: Artifact, options: BuildOptions) -> Session:
+    """A session of the engine on an artifact of a model. Raises what ``session`` raises."""
+    from collage.frontend.model_artifacts import in_one_piece
+
+    found = model_artifact(model)
+    return engine.session(found if engine.takes_apart else in_one_piece(found), options)
 
 
 def _no_models(backend: Backend) -> str:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.engine import Engine
+from collage.errors import ModelError
 from collage.graph.decisions import decides
+from collage.kernel.model_artifact import joined
 from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class OnnxEngine(Engine):
             found = subgraph.model.narrowed
             self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
         try:
-            model = subgraph.to_onnx()
+            model = subgraph.to_onnx(apart=self.takes_apart)
         except ExportError as error:
             raise UnsupportedError(str(error)) from error
         if any(node.op == "divide" and decides(subgraph.model.graph, node) for node in subgraph.operators):
@@ -80,27 +82,35 @@ class OnnxEngine(Engine):
 
     def check_model(self, model: bytes) -> None:
         """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
-        if self.narrow:
-            import onnx
+        import onnx
 
+        self.check_proto(onnx.load_model_from_string(model))
+
+    def check_proto(self, model: ModelProto) -> None:
+        """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
+        if self.narrow:
             from collage.frontend.narrow import whole_problem
 
-            self._refuse(whole_problem(onnx.load_model_from_string(model)))
+            self._refuse(whole_problem(model))
 
     def _refuse(self, problem: str) -> None:
         if problem:
             raise UnsupportedError(f"too narrow arithmetic: {problem}")
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The serialised model. Raises UnsupportedError when it is too large."""
+        """The model as an artifact. Raises UnsupportedError when it is too large."""
         return serialised(model)
 
 
 def serialised(model: ModelProto) -> bytes:
-    """The model in one piece. Raises UnsupportedError when it is too large for that."""
-    from collage.frontend.proto_size import is_serialisable
+    """The model as an artifact (see ``collage.kernel.model_artifact``). Raises UnsupportedError when it is too large.
 
-    if not is_serialisable(model):
-        raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
-    data: bytes = model.SerializeToString()
-    return data
+    It is one protobuf, unless its weights are apart.
+    """
+    from collage.frontend.model_artifacts import artifact_of
+
+    try:
+        found = artifact_of(model)
+    except ModelError as error:
+        raise UnsupportedError(str(error)) from error
+    return joined(found)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from collage.backends.onnx_engine import EXACT_QUOTIENTS, OnnxEngine
 from collage.graph.dataflow import Array
+from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel, Session
+from collage.kernel.model_artifact import model_artifact, protobuf, weights_of
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions
 from collage.kernel.target import has_exact_int8_sums
 
@@ -47,6 +49,7 @@ class OnnxRuntime(OnnxEngine):
 
     name = "onnxruntime"
     keeps_nan = True
+    takes_apart = True
     requirement = "onnxruntime"
 
     def precisions(self, options: BuildOptions) -> Sequence[str]:
@@ -62,11 +65,11 @@ class OnnxRuntime(OnnxEngine):
             model = quantised(model)
         return super().compile_onnx(model, options)
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """A session on the artifact, with a thread pool of its own."""
         return _SessionKernel(self._load(artifact, options), own_threads=options.threads > 1)
 
-    def session(self, model: bytes, options: BuildOptions) -> Session:
+    def session(self, model: Artifact, options: BuildOptions) -> Session:
         """A session for any model that ONNX Runtime takes. Values of types that numpy lacks go through other types."""
         session = self._load(model, options)
         infos = [*session.get_inputs(), *session.get_outputs()]
@@ -74,15 +77,16 @@ class OnnxRuntime(OnnxEngine):
             return _BoundableSession(session)
         import onnx
 
+        from collage.frontend.model_artifacts import in_one_piece
         from collage.frontend.unsupported_dtypes import plain_interface
 
-        plain = plain_interface(onnx.load_from_string(model))
+        plain = plain_interface(onnx.load_from_string(in_one_piece(model_artifact(model))))
         session = self._load(plain.model.SerializeToString(), options)
         names = [each.name for each in session.get_inputs()]
         return ModelSession(names, partial(plain.run, partial(session.run, None)))
 
     @staticmethod
-    def _load(model: bytes, options: BuildOptions) -> Any:
+    def _load(model: Artifact, options: BuildOptions) -> Any:
         import onnxruntime as ort
 
         from collage.frontend.ort_session import session_options
@@ -98,9 +102,14 @@ class OnnxRuntime(OnnxEngine):
         settings.inter_op_num_threads = 1
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-        rounds = b"Div" in model and any(each in model for each in _ROUNDING)
+        found = model_artifact(model)
+        data, weights = protobuf(found), weights_of(found)
+        if weights:
+            values = [ort.OrtValue.ortvalue_from_numpy(each) for each in weights.values()]
+            settings.add_external_initializers([*weights], values)
+        rounds = b"Div" in data and any(each in data for each in _ROUNDING)
         return ort.InferenceSession(
-            model,
+            data,
             settings,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=[*_BY_RECIPROCALS] if rounds else None,

@@ -14,8 +14,10 @@ from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
 from collage.graph.storage import BF16
 from collage.kernel.buffers import aligned_empty
+from collage.kernel.frames import Artifact, Framed
 from collage.kernel.given_away import GivenAway
 from collage.kernel.kernel import Call, Kernel, Session
+from collage.kernel.model_artifact import model_artifact
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class OpenVino(OnnxEngine):
     name = "openvino"
     requirement = "'collage[cpu]'"
     narrow = True
+    takes_apart = True
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the operator is of the standard domain."""
@@ -66,27 +69,24 @@ class OpenVino(OnnxEngine):
             return (ALL_PLAIN,)
         return (ALL_PLAIN, *(Variant(precision=each) for each in self.precisions(options)))
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """Compile the artifact for this machine (20-50 ms for one operator)."""
         return _CompiledKernel(self._compile(artifact, options))
 
-    def session(self, model: bytes, options: BuildOptions) -> Session:
+    def session(self, model: Artifact, options: BuildOptions) -> Session:
         """A session for any model that OpenVINO takes: of tensors, which may have dynamic shapes."""
         return _ModelSession(self._compile(model, options))
 
-    def check_model(self, model: bytes) -> None:
+    def check_proto(self, model: ModelProto) -> None:
         """Raises ValueError, too, where running the model could corrupt this process's memory."""
-        import onnx
-
-        proto = onnx.load_model_from_string(model)
-        _refuse_impossible_size(proto)
-        _refuse_unsafe(proto, model)
-        super().check_model(model)
+        _refuse_impossible_size(model)
+        _refuse_unsafe(model)
+        super().check_proto(model)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """Raises UnsupportedError also where running the model could corrupt this process's memory."""
         try:
-            _refuse_unsafe(model, model)
+            _refuse_unsafe(model)
         except ValueError as error:
             raise UnsupportedError(str(error)) from error
         return super().codegen_model(model, options)
@@ -100,7 +100,7 @@ class OpenVino(OnnxEngine):
         return super().compile_onnx(model, options)
 
     @staticmethod
-    def _compile(model: bytes, options: BuildOptions) -> Any:
+    def _compile(model: Artifact, options: BuildOptions) -> Any:
         config = {
             "INFERENCE_NUM_THREADS": 1 if options.profile == _ONE_THREAD else options.threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -109,8 +109,14 @@ class OpenVino(OnnxEngine):
         }
         if options.profile == _NOT_PINNED:
             config["ENABLE_CPU_PINNING"] = False
-        core = _core()
-        return core.compile_model(core.read_model(model), "CPU", config)
+        core, found = _core(), model_artifact(model)
+        if isinstance(found, Framed):
+            from collage.frontend.model_artifacts import at_addresses
+
+            read = core.read_model(at_addresses(found))
+        else:
+            read = core.read_model(found)
+        return core.compile_model(read, "CPU", config)
 
 
 def _refuse_impossible_size(model: ModelProto) -> None:
@@ -121,24 +127,23 @@ def _refuse_impossible_size(model: ModelProto) -> None:
         raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
 
 
-def _refuse_unsafe(model: ModelProto, checked: ModelProto | bytes) -> None:
+def _refuse_unsafe(model: ModelProto) -> None:
     """Raises ValueError for models that OpenVINO 2026.4 takes unchecked, and that make it write beside its buffers.
-
-    ``checked`` is the model, or its bytes where they are known: the checker would serialise it to get them.
 
     It does not compare the size that a Reshape is given with that of its data: of 24 elements and a shape of zeros it
     makes an empty tensor, and a later model crashes. Nor does it look for operands and attributes that an operator does
     not have.
     """
-    from onnx.checker import ValidationError, check_model
+    from onnx.checker import ValidationError
 
+    from collage.frontend.apart import check_model
     from collage.frontend.free_sizes import free_size
 
     where = free_size(model)
     if where:
         raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")
     try:
-        check_model(checked)
+        check_model(model)
     except ValidationError as error:
         raise ValueError(
             f"OpenVINO runs models that are no valid ONNX, with any result: {library_text(error)}"

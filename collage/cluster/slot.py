@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 
 from collage.core.temporary import TemporaryFolder
+from collage.frontend.weights import SUFFIX
 from collage.graph.dataflow import Array
 from collage.measure_db.crew import Job
 from collage.measure_db.model_workers import ModelWorkers
@@ -43,7 +44,7 @@ class SentSession:
         files = {
             path.name: np.fromfile(path, np.uint8)
             for path in sorted(Path(init.folder).iterdir())
-            if path.is_file() and path.suffix in (".onnx", ".bin")
+            if path.is_file() and path.suffix in (".onnx", ".bin", SUFFIX)
         }
         nodes = len(session.measured.model.onnx.graph.node)
         data = pickle_message(init, init.carried)

@@ -33,6 +33,7 @@ from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes, model_inputs
 from collage.frontend.value_types import check_example_inputs, check_samples, shapes_of
+from collage.frontend.weights import WeightFiles
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
@@ -70,15 +71,16 @@ def compile_model(
 
     progress(Progress("import", 0, 1, name))
     sweep()
-    original = load_onnx(source)
-    samples = check_samples(original, options.samples)
-    example_inputs = samples[0] if samples else check_example_inputs(original, options.inputs)
-    if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
-        samples = (example_inputs,)
-    loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
-    shapes = {**shapes_of(example_inputs), **options.shapes}
-    fix_shapes(original, shapes)
     with ExitStack() as stack:
+        files = stack.enter_context(WeightFiles())
+        original = load_onnx(source, files)
+        samples = check_samples(original, options.samples)
+        example_inputs = samples[0] if samples else check_example_inputs(original, options.inputs)
+        if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
+            samples = (example_inputs,)
+        loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
+        shapes = {**shapes_of(example_inputs), **options.shapes}
+        fix_shapes(original, shapes)
         crews = None
         if options.cluster is not None:
             progress(Progress("cluster", 0, 1, str(options.cluster)))

@@ -12,6 +12,7 @@ import onnx
 from collage.compiler.events import Event, Measured, TriedEngine
 from collage.compiler.state import Context
 from collage.core.progress import Progress
+from collage.kernel.frames import Framed
 from collage.kernel.options import BuildOptions
 from collage.measure_db.keys import Fact
 from collage.measure_db.results import GATE
@@ -29,14 +30,14 @@ class OnEngines:
     """A model to try on the engines.
 
     ``inputs`` are its inputs in order, ``key`` identifies the model and the inputs in the database, and ``what`` names
-    the model in messages to the user. ``data`` is the serialised model where that is known.
+    the model in messages to the user. ``data`` is its artifact where that is known.
     """
 
     model: onnx.ModelProto
     inputs: Sequence[Any]
     key: str
     what: str
-    data: bytes | None = None
+    data: bytes | Framed | None = None
 
 
 def mark(context: Context, *about: str) -> str:

@@ -17,8 +17,8 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.branches import taken_branches
 from collage.frontend.model import Model
+from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.original import as_region
-from collage.frontend.proto_size import is_serialisable
 from collage.frontend.to_onnx import ExportError
 from collage.measure_db.effort import QUICK
 from collage.measure_db.measured_model import MeasuredModel
@@ -73,7 +73,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
         model,
         original=_as_region(original, model) if engines else None,
         as_loaded=source.as_loaded,
-        guards=is_serialisable(source.original),
+        guards=fits_an_artifact(source.original),
     )
     settings = MeasureSettings(
         context.backends,

@@ -11,8 +11,9 @@ import onnx
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
 from collage.frontend.load import ModelSource, load_onnx
-from collage.frontend.proto_size import is_serialisable
+from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
 from collage.frontend.shapes import Shapes, fix_shapes
+from collage.frontend.weights import WeightFiles
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.report.best_so_far import INTERRUPT
@@ -54,7 +55,18 @@ def compile_each(
     """
     if not sets:
         raise UsageError("give at least one set of shapes.")
-    original = load_onnx(source)
+    with WeightFiles() as files:
+        return _compile_each(source, load_onnx(source, files), sets, strict, compile, budget_s)
+
+
+def _compile_each(
+    source: ModelSource,
+    original: onnx.ModelProto,
+    sets: Sequence[Shapes],
+    strict: bool,
+    compile: Compile,
+    budget_s: float | None,
+) -> ShapedModule:
     fixed = [_inputs_of(original) for _ in sets]
     for proto, shapes in zip(fixed, sets, strict=True):
         fix_shapes(proto, shapes)
@@ -71,15 +83,14 @@ def compile_each(
         modules.append(compile(source, shapes=shapes, budget_s=share))
     fallback = None
     if not strict:
-        if is_serialisable(original):
+        if fits_an_artifact(original):
             program = modules[0].program
             threads = modules[0].report.threads
-            fallback = Fallback(
-                original.SerializeToString(), program.model_inputs, program.model_outputs, threads
-            )
+            fallback = Fallback(artifact_of(original), program.model_inputs, program.model_outputs, threads)
         else:
             log.warning(
-                "the model has 2 GiB or more, which one ONNX file cannot hold: calls with other shapes will be errors"
+                "the model's constants have 2 GiB or more, which one ONNX file cannot hold: calls with other shapes "
+                "will be errors"
             )
     return ShapedModule(modules, fallback)
 

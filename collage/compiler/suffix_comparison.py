@@ -17,9 +17,12 @@ from collage.compiler.whole_form import WholeForm
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.frontend.importer import DataDependentError
+from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
 from collage.frontend.split import Split
+from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import hashed
 from collage.kernel.options import BuildOptions
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.interleave import ties
@@ -57,8 +60,8 @@ class SuffixComparison:
         if isinstance(ran, str):
             return self._not_used(f"its static part fails: {ran}")
         read = [{**self.form.inputs, **ran}[name] for name in self._reads]
-        data: bytes = self.parts.suffix.SerializeToString(deterministic=True)
-        key = f"{mark(self.context, self.form.digest)}; tail {hashlib.sha256(data).hexdigest()}"
+        data = artifact_of(self.parts.suffix)
+        key = f"{mark(self.context, self.form.digest)}; tail {hashed(data).hexdigest()}"
         asked = OnEngines(self.parts.suffix, read, key, "what depends on data")
         trial, measured = trial_of(self.context, asked)
         staged = {_label(engine): self._staged(engine, data, trial) for engine in trial.timings}
@@ -129,7 +132,7 @@ class SuffixComparison:
         """The number of the suffix's first node in the report."""
         return len(self.prefix.imported.graph.nodes)
 
-    def _staged(self, engine: str, data: bytes, trial: EngineTrial) -> Parts:
+    def _staged(self, engine: str, data: bytes | Framed, trial: EngineTrial) -> Parts:
         """The prefix's module with the suffix, as ``data``, on an engine after it."""
         prefix = self.prefix.result.parts
         options = BuildOptions(self.context.target.threads)

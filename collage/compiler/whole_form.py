@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +12,13 @@ import numpy as np
 import onnx
 
 from collage.errors import ModelError
+from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.random_inputs import random_value
 from collage.frontend.shapes import Shapes, model_inputs
 from collage.frontend.value_types import value_type
 from collage.graph.value_type import ValueType
+from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import hashed
 from collage.schedule.suffix import ValuePort
 
 
@@ -36,23 +38,25 @@ class WholeForm:
     shapes: Shapes = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
 
-    _serialised: list[tuple[onnx.ModelProto, bytes]] = field(default_factory=list, repr=False, compare=False)
-    """Models and their bytes, which forms that are made of each other share: it takes long for large weights."""
+    _serialised: list[tuple[onnx.ModelProto, bytes | Framed]] = field(
+        default_factory=list, repr=False, compare=False
+    )
+    """Models and their artifacts, which forms that are made of each other share: it takes long for large weights."""
 
     @property
-    def data(self) -> bytes:
-        """The serialised model."""
+    def data(self) -> bytes | Framed:
+        """The model as an artifact (see ``collage.kernel.model_artifact``)."""
         for model, data in self._serialised:
             if model is self.original:
                 return data
-        made: bytes = self.original.SerializeToString(deterministic=True)
+        made = artifact_of(self.original)
         self._serialised.append((self.original, made))
         return made
 
     @cached_property
     def digest(self) -> str:
         """A hash of the model and of the inputs that it is tried on."""
-        digest = hashlib.sha256(self.data)
+        digest = hashed(self.data)
         for name in sorted(self.example_inputs):
             # Pickled, since the text of a large array leaves out most of its elements.
             digest.update(pickle.dumps((name, self.example_inputs[name])))

@@ -15,7 +15,7 @@ from collage.compiler.whole_model import WholeModel
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.compared import compared_numbers
-from collage.frontend.proto_size import is_serialisable
+from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.shapes import model_inputs
 from collage.kernel.options import BuildOptions
 from collage.runtime.parts import Parts, load_parts
@@ -42,8 +42,10 @@ def on_likely_numbers(context: Context, form: WholeForm) -> tuple[WholeModel, Me
 
 def _fastest(context: Context, form: WholeForm) -> tuple[WholeModel, Measured]:
     """The fastest engine on this form. Raises ModelError."""
-    if not is_serialisable(form.original):
-        raise ModelError(f"{form.reason} Engines cannot take it whole: its weights exceed protobuf's 2 GiB.")
+    if not fits_an_artifact(form.original):
+        raise ModelError(
+            f"{form.reason} Engines cannot take it whole: its constants exceed protobuf's 2 GiB."
+        )
     key = mark(context, form.digest)
     asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model", form.data)
     trial, measured = trial_of(context, asked)

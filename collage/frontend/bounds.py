@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
+
+from collage.frontend.weights import array_of
 
 INTEGERS: Mapping[int, tuple[int, int]] = {
     TensorProto.BOOL: (0, 1),
@@ -99,7 +101,7 @@ def integer_bounds(
     found: dict[str, Bounds | None] = dict(known)
     for tensor in graph.initializer:
         if tensor.data_type in INTEGERS:
-            found[tensor.name] = _of_array(numpy_helper.to_array(tensor))
+            found[tensor.name] = _of_array(array_of(tensor))
     for name in (each.name for each in graph.input):
         if name not in found:
             found[name] = _of_type(types.elements.get(name, 0))
@@ -215,13 +217,13 @@ def _total(node: _Node) -> Bounds | None:
 
 def _constant_of_shape(node: _Node) -> Bounds | None:
     value = next((a.t for a in node.proto.attribute if a.name == "value"), None)
-    return Bounds(0, 0) if value is None else _of_array(numpy_helper.to_array(value))
+    return Bounds(0, 0) if value is None else _of_array(array_of(value))
 
 
 def _constant(node: _Node) -> Bounds | None:
     for attribute in node.proto.attribute:
         if attribute.name == "value":
-            return _of_array(numpy_helper.to_array(attribute.t))
+            return _of_array(array_of(attribute.t))
         if attribute.name in ("value_int", "value_ints"):
             return _of_array([attribute.i] if attribute.name == "value_int" else list(attribute.ints))
     return None

@@ -6,9 +6,9 @@ The model may not run on other values of these inputs.
 from __future__ import annotations
 
 import onnx
-from onnx import numpy_helper
 
 from collage.frontend.shapes import model_inputs
+from collage.frontend.weights import array_of
 
 _FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".split())
 """Operators that leave the only element of their first input as it is."""
@@ -38,7 +38,7 @@ def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
         elif node.op_type == "Equal":
             for mine, other in (node.input, reversed(node.input)) if len(node.input) == 2 else ():
                 if mine in origin and other in constants:
-                    array = numpy_helper.to_array(constants[other])
+                    array = array_of(constants[other])
                     if array.size == 1:
                         found.setdefault(origin[mine], int(array.reshape(-1)[0]))
     return found

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
 from collage.frontend.shapes import inferred
+from collage.frontend.weights import array_of
 
 __all__ = ["folded_in_float16"]
 
@@ -125,7 +126,7 @@ def _widened(model: onnx.ModelProto, types: _Types) -> onnx.ModelProto:
 def _convert(tensor: onnx.TensorProto, before: int, after: int) -> None:
     """Change the type of a tensor of type ``before``, in place."""
     if tensor.data_type == before:
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         with np.errstate(over="ignore"):
             array = array.astype(helper.tensor_dtype_to_np_dtype(after))
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

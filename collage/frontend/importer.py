@@ -23,6 +23,7 @@ from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds, unless_empty
 from collage.frontend.scopes import captures, reads
+from collage.frontend.weights import array_of, is_apart, mapped
 from collage.graph.dataflow import TensorType
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,20 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         pass  # an unsupported operator becomes an opaque call
+
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> Any:
+        """A tensor of TVM's: that of weights in a file is the file's memory."""
+        if is_apart(tensor_proto):
+            try:
+                return tvm.runtime.from_dlpack(mapped(tensor_proto))
+            except (
+                BufferError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ):  # numpy knows the type by ml_dtypes only
+                return tvm.runtime.tensor(array_of(tensor_proto))
+        return super()._parse_array(tensor_proto)
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         for index, node in enumerate(graph.node):

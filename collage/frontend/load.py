@@ -12,16 +12,18 @@ from google.protobuf.message import DecodeError
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
+from collage.frontend.apart import check_model, filled, has_files, load_beside, moved_out, weight_files
 from collage.frontend.model_path import check_model_path
 from collage.frontend.proto_size import about_bytes
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 from collage.frontend.sparse import make_dense
+from collage.frontend.weights import WeightFiles
 
 log = logging.getLogger(__name__)
 
 _CHECKED_BELOW_BYTES = 1 << 28
-"""Larger models are not checked: the checker serialises the model, which takes seconds, and fails above 2 GiB."""
+"""Larger models whose weights are in them are not checked: the checker serialises the model, which takes seconds."""
 
 _NEWEST_OPSET = 22
 """A newer operator set becomes this one, or the oldest in which the model's operators mean the same. Engines support
@@ -37,29 +39,32 @@ _IR_VERSION = 10
 ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 
 
-def load_onnx(source: ModelSource) -> onnx.ModelProto:
+def load_onnx(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:
     """The checked model, weights included, in an operator set that engines take. A given ModelProto is copied.
 
-    Raises ModelError, which names the file and the way out, when the file is missing, truncated or no ONNX model, or
-    lacks its external data.
+    Where ``files`` are given, the weights of a large model go there (see ``weights``). Raises ModelError, which names
+    the file and the way out, when the file is missing, truncated or no ONNX model, or lacks its external data.
     """
-    model = as_written(source)
+    model = as_written(source, files)
     if isinstance(source, onnx.ModelProto):
         return _checked(model, "the given ModelProto")
     return _checked(model, "the given bytes" if isinstance(source, bytes) else str(source))
 
 
-def as_written(source: ModelSource) -> onnx.ModelProto:
+def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:
     """The model as its author wrote it, weights included. A given ModelProto is copied.
 
-    Raises ModelError for what is no ONNX model.
+    Where ``files`` are given, the weights of a large model go there. Raises ModelError for what is no ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
+        model = source if files is None else moved_out(source, files)
+        if model is source:
+            model = onnx.ModelProto()
+            model.CopyFrom(source)
         return model
     if isinstance(source, bytes):
-        return _parse(source, "the given bytes")
+        model = _parse(source, "the given bytes")
+        return model if files is None else moved_out(model, files)
     path = Path(source)
     try:
         check_model_path(path)
@@ -67,7 +72,16 @@ def as_written(source: ModelSource) -> onnx.ModelProto:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     model = _parse(data, str(path))
-    _load_external_data(model, path)
+    del data  # a copy of all weights
+    try:
+        if files is not None:
+            model = moved_out(model, files, path.parent)
+        load_beside(model, path.parent)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        text = str(error).splitlines()[0]
+        raise ModelError(
+            f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
+        ) from error
     return model
 
 
@@ -84,16 +98,6 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
     return model
-
-
-def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
-    try:
-        onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        text = str(error).splitlines()[0]
-        raise ModelError(
-            f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
-        ) from error
 
 
 def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -115,10 +119,10 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     make_dense(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
-    if about_bytes(model) > _CHECKED_BELOW_BYTES:
+    if not has_files(model) and about_bytes(model) > _CHECKED_BELOW_BYTES:
         return model
     try:
-        onnx.checker.check_model(model)
+        check_model(model)
     except onnx.checker.ValidationError as error:
         # The checker is stricter than the engines, for example about a graph output without a shape. ONNX Runtime
         # loads the model next, and decides.
@@ -137,7 +141,9 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     (opset,) = default
     if opset.version < _OLDEST_OPSET:
         try:
-            return onnx.version_converter.convert_version(model, _OLDEST_OPSET)
+            found = onnx.version_converter.convert_version(filled(model), _OLDEST_OPSET)
+            files = weight_files(model)
+            return found if files is None else moved_out(found, files)
         except Exception as error:  # onnx raises anything where it has no conversion
             log.info("%s stays in operator set %d: %s", name, opset.version, error)
             return model

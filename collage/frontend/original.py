@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 
+from collage.frontend.apart import save_model
 from collage.frontend.model import Model
+from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.shapes import model_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
+from collage.kernel.frames import Framed
 
 
 @dataclass(frozen=True)
@@ -31,19 +37,26 @@ class AsLoaded:
             copies[-1].CopyFrom(info)
         return AsLoaded(model, tuple(copies))
 
-    def serialised(self) -> bytes:
-        """The serialised model, with its inputs as they were loaded. It must be smaller than 2 GiB.
+    def serialised(self) -> bytes | Framed:
+        """The model as an artifact, with its inputs as they were loaded. Raises ModelError where it is too large."""
+        with self._with_inputs() as model:
+            return artifact_of(model)
 
-        The inputs of ``model`` are replaced during the call, and are as before after it.
-        """
+    def save(self, path: Path) -> None:
+        """Write the model with its inputs as they were loaded (see ``save_model``)."""
+        with self._with_inputs() as model:
+            save_model(model, path)
+
+    @contextmanager
+    def _with_inputs(self) -> Iterator[onnx.ModelProto]:
+        """The model, whose inputs are those that were loaded within the block, and as before after it."""
         graph = self.model.graph
         fixed = AsLoaded.of(self.model).inputs
         try:
             _set_inputs(graph, self.inputs)
-            data: bytes = self.model.SerializeToString()
+            yield self.model
         finally:
             _set_inputs(graph, fixed)
-        return data
 
 
 def _set_inputs(graph: onnx.GraphProto, inputs: tuple[onnx.ValueInfoProto, ...]) -> None:

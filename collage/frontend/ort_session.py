@@ -17,6 +17,14 @@ def session_options() -> ort.SessionOptions:
     return options
 
 
+def use_mapped_weights(options: ort.SessionOptions) -> None:
+    """Let a session that runs a few times use weights where the system has mapped their file.
+
+    Otherwise it rearranges weights of products, and so copies them. The last bits of results differ between the two.
+    """
+    options.add_session_config_entry("session.disable_prepacking", "1")
+
+
 def run_within(
     session: ort.InferenceSession, names: Sequence[str] | None, feeds: Mapping[str, Any], limit_s: float
 ) -> list[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
 
 _LEAST_OPSET = 13
@@ -37,7 +38,7 @@ def spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
         if not _is_one(node) or any(name not in constants for name in node.input[1:]):
             nodes.append(node)
             continue
-        arrays = {name: numpy_helper.to_array(constants[name]) for name in node.input[1:]}
+        arrays = {name: array_of(constants[name]) for name in node.input[1:]}
         nodes += _made_of(node, arrays, lambda name, array: _add(graph, name, array)) or [node]
     del graph.node[:]
     graph.node.extend(nodes)

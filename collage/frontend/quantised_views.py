@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
+
+from collage.frontend.weights import array_of
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"})
 _LEAST_OPSET = 13
@@ -104,7 +106,7 @@ def _steps(
     scale, zero = (weights.get(name) for name in node.input[1:3])
     if scale is None or zero is None or scale.data_type != onnx.TensorProto.FLOAT:
         return None
-    one, none = numpy_helper.to_array(scale), numpy_helper.to_array(zero)
+    one, none = array_of(scale), array_of(zero)
     if one.size != 1 or none.size != 1 or none.dtype not in (np.uint8, np.int8):
         return None
     found = float(one.reshape(-1)[0])

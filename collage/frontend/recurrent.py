@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import infer_types
+from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
 
 RECURRENT: Mapping[str, tuple[str, ...]] = {
@@ -113,7 +114,7 @@ def _cell(
     constants = [weights.get(name) for name in (of_data, of_state, *([bias] if bias else []))]
     if any(each is None or each.data_type != onnx.TensorProto.FLOAT for each in constants):
         return None
-    arrays = [numpy_helper.to_array(each) for each in constants if each is not None]
+    arrays = [array_of(each) for each in constants if each is not None]
     gates = _GATES[node.op_type]
     hidden = arrays[1].shape[2]
     terms = arrays[2] if bias else np.zeros((directions, 2 * gates * hidden), np.float32)

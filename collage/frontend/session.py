@@ -11,9 +11,9 @@ import onnx
 import onnxruntime as ort
 
 from collage.core.temporary import TemporaryFolder
+from collage.frontend.apart import has_files, save_model
 from collage.frontend.expand import expand
-from collage.frontend.ort_session import session_options
-from collage.frontend.simplify import save_proto
+from collage.frontend.ort_session import session_options, use_mapped_weights
 from collage.frontend.unsupported_dtypes import has_unsupported, plain_interface
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
@@ -57,21 +57,23 @@ def _loaded(model: onnx.ModelProto, file: Path | None = None) -> Run:
         plain = plain_interface(copy)
         inner = partial(unoptimised_session(plain.model).run, None)
         return lambda feeds: plain.run(inner, feeds)
-    session = unoptimised_session(model if file is None else file)
+    session = unoptimised_session(model, file)
     return lambda feeds: list(session.run(None, dict(feeds)))
 
 
-def unoptimised_session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
-    """A session on the model, or on that in a file, with all graph optimisations off.
+def unoptimised_session(model: onnx.ModelProto, file: Path | None = None) -> ort.InferenceSession:
+    """A session on the model with all graph optimisations off. ``file`` has the model, if there is one.
 
     Raises whatever ONNX Runtime does.
     """
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if isinstance(model, Path):
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    if has_files(model):
+        use_mapped_weights(options)
+    if file is not None:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     with TemporaryFolder("session") as folder:
         path = folder / "model.onnx"
-        save_proto(model, path)
+        save_model(model, path)
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

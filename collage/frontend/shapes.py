@@ -10,6 +10,7 @@ import onnx
 from collage.core.memory import physical_bytes
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError, unknown_names
+from collage.frontend.apart import without_weights
 
 log = logging.getLogger(__name__)
 
@@ -66,18 +67,11 @@ def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inferred(model: onnx.ModelProto, *, strict: bool = False) -> onnx.ModelProto:
-    """A copy without the large weights, with the types that onnx infers, which are checked where that is ``strict``.
+    """A copy without large weights, with the types that onnx infers, which are checked where that is ``strict``.
 
     Large weights are left out since onnx serialises the model, which is limited to 2 GiB. Raises what onnx raises.
     """
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
-        if len(tensor.raw_data) > 4096:
-            tensor.ClearField("raw_data")
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            entry = tensor.external_data.add()
-            entry.key, entry.value = "location", "elsewhere"
+    bare = without_weights(model)
     return onnx.shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=True)
 
 

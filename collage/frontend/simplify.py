@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
 import onnx
 import onnxruntime as ort
-from google.protobuf.message import EncodeError
 
 from collage.core.library_text import library_text
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
+from collage.frontend.apart import adopted, save_model, weight_files
 from collage.frontend.bounds import Types
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
@@ -63,7 +62,7 @@ def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
     with TemporaryFolder("model") as folder:
         source, target = folder / "model.onnx", folder / "simple.onnx"
-        save_proto(model, source)
+        save_model(model, source)
         options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
@@ -82,24 +81,11 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(str(error).replace(str(source), "the model"))
             raise ModelError(f"ONNX Runtime cannot load the model: {text}") from error
-        return onnx.load(str(target))
-
-
-def save_proto(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model, with the weights in a file beside it when the protobuf would exceed 2 GiB.
-
-    The model is not changed.
-    """
-    try:
-        data = model.SerializeToString()  # asking for the size first would take as long again
-    except (EncodeError, ValueError):
-        data = b""
-    if data:
-        path.write_bytes(data)
-        return
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
+        files = weight_files(model)
+        if files is None:
+            return onnx.load(str(target))
+        simple = onnx.load(str(target), load_external_data=False)
+        return adopted(simple, folder, files)
 
 
 def _tidy(model: onnx.ModelProto, given: Collection[str]) -> None:

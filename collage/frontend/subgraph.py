@@ -145,14 +145,15 @@ class Subgraph:
         found: T = parses[key]
         return found
 
-    def to_onnx(self) -> onnx.ModelProto:
+    def to_onnx(self, *, apart: bool = False) -> onnx.ModelProto:
         """The subgraph as an ONNX model. Its inputs and outputs are named ``v<id>``, in the order of those here.
 
-        Raises ExportError when an operator has no ONNX form and only a part of its ONNX node is in the subgraph.
+        With ``apart``, weights that are in files stay there (see ``collage.frontend.weights``). Raises ExportError when
+        an operator has no ONNX form and only a part of its ONNX node is in the subgraph.
         """
         from collage.frontend.to_onnx import export_onnx
 
-        return export_onnx(self.model, self.nodes, self.inputs, self.outputs)
+        return export_onnx(self.model, self.nodes, self.inputs, self.outputs, apart=apart)
 
     def to_relax(self) -> RelaxPart:
         """The subgraph as a Relax function with its constants embedded."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx
 
+from collage.frontend.apart import filled
 from collage.frontend.export_emit import Call, Emitter, InexpressibleError
 from collage.frontend.exporter import DEFAULT_DOMAINS, Exporter, ExportError, make
 from collage.frontend.model import Model
@@ -31,17 +32,25 @@ def export_onnx(
     outputs: Sequence[int],
     *,
     verbatim: bool = True,
+    apart: bool = False,
 ) -> onnx.ModelProto:
     """The nodes as an ONNX model with inputs ``v<id>`` and outputs ``v<id>``, in the given orders.
 
     An output that no node makes, or that comes twice, is a copy named ``v<id>_out<position>``. With ``verbatim=False``
-    everything is written operator by operator. Constants are copied once.
+    everything is written operator by operator. Constants are copied once; with ``apart``, weights that are in files
+    stay there.
 
     The operator set is the model's own where that is enough. A part with an incomplete ONNX node of a model older than
     operator set 18 may need 18. It then keeps only those whole nodes that have not changed since. Raises ExportError
     when an operator has no ONNX form and its ONNX node cannot go back whole.
     """
-    order = sorted(nodes)
+    found = _exported(model, sorted(nodes), inputs, outputs, verbatim=verbatim)
+    return found if apart else filled(found)
+
+
+def _exported(
+    model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], *, verbatim: bool
+) -> onnx.ModelProto:
     newest = max(model.opset, EXPORT_OPSET)
     if not verbatim:
         return Exporter(model, order, inputs, outputs, newest, frozenset()).export()

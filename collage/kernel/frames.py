@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -47,20 +48,33 @@ class Framed:
         result[:] = content
         return result
 
+    def __reduce__(self) -> Any:
+        """Pickled, it is a copy."""
+        return Framed, (bytes(self.head), tuple(map(bytes, self.arrays)))
+
 
 Artifact: TypeAlias = "Buffer | Framed"
 
 
+def head_of(kind: str, header: Mapping[str, Any], arrays: Sequence[Buffer]) -> bytes:
+    """The head of such an artifact."""
+    sizes = [len(each) for each in arrays]
+    return json.dumps({"kind": kind, "sizes": sizes, **header}, separators=(",", ":")).encode()
+
+
 def frame(kind: str, header: Mapping[str, Any], arrays: Sequence[Buffer]) -> bytes:
     """An artifact of that kind with a header of JSON values, and with arrays at multiples of 64 bytes."""
-    sizes = [len(each) for each in arrays]
-    head = json.dumps({"kind": kind, "sizes": sizes, **header}, separators=(",", ":")).encode()
+    return b"".join(pieces_of(head_of(kind, header, arrays), arrays))
+
+
+def pieces_of(head: Buffer, arrays: Sequence[Buffer]) -> list[Buffer]:
+    """The pieces of such an artifact, one after the other. The arrays are not copied."""
     parts: list[Buffer] = [_START.pack(_MAGIC, len(head)), head]
     at = _START.size + len(head)
     for each in arrays:
         parts += [bytes(-at % ALIGNMENT), each]
         at += -at % ALIGNMENT + len(each)
-    return b"".join(parts)
+    return parts
 
 
 def is_framed(artifact: Artifact) -> bool:
@@ -80,18 +94,34 @@ def parts_of(artifact: Buffer) -> Framed:
     """Head and arrays of what ``frame`` made, without a copy. Raises ValueError."""
     if len(artifact) < _START.size or not is_framed(artifact):
         raise ValueError("it does not begin like one")
-    _, length = _START.unpack_from(artifact)
-    data = memoryview(artifact)
+    found = framed_of([artifact])
+    if found is None:
+        raise ValueError("it is cut short")
+    return found
+
+
+def framed_of(pieces: Sequence[Buffer]) -> Framed | None:
+    """The same for an artifact in pieces. None where it is no such artifact, or not each array is within a piece.
+
+    Raises ValueError where its head is damaged.
+    """
+    if not pieces or len(pieces[0]) < _START.size or not is_framed(pieces[0]):
+        return None
+    _, length = _START.unpack_from(pieces[0])
+    first = memoryview(pieces[0])
     at = _START.size + length
-    found = Framed(data[_START.size : at], ())
+    found = Framed(first[_START.size : at], ())
     sizes = found.header.get("sizes")
     if not isinstance(sizes, list) or not all(type(each) is int and each >= 0 for each in sizes):
         raise ValueError("its head does not tell the sizes of its arrays")
-    arrays = []
+    arrays: list[Buffer] = []
+    begin, left = 0, deque(pieces)
     for size in sizes:
         at += -at % ALIGNMENT
-        arrays.append(data[at : at + size])
+        while left and at + size > begin + len(left[0]):
+            begin += len(left.popleft())
+        if not left or at < begin:
+            return None
+        arrays.append(memoryview(left[0])[at - begin : at - begin + size])
         at += size
-    if at > len(data):
-        raise ValueError("it is cut short")
     return Framed(found.head, tuple(arrays))

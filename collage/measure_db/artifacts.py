@@ -21,7 +21,7 @@ import numpy.typing as npt
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import as_bytes
-from collage.kernel.frames import parts_of
+from collage.kernel.frames import Artifact, Buffer, framed_of, parts_of
 
 _LARGE = 64 << 10
 """A part of an artifact with this many bytes or more is not stored in the artifact's file."""
@@ -76,6 +76,21 @@ class Artifacts:
 
         Raises KeyError for a key without one, and MeasurementError where the bytes are not those that were stored.
         """
+        return b"".join(self._pieces(key))
+
+    def open(self, key: str) -> Artifact:
+        """The artifact, whose large arrays are in the memory of the folder's files: it can be kept at no cost.
+
+        Raises as ``load`` does.
+        """
+        pieces = self._pieces(key)
+        with suppress(ValueError):  # a backend's own bytes may begin like a frame
+            if (found := framed_of(pieces)) is not None:
+                return found
+        return b"".join(pieces)
+
+    def _pieces(self, key: str) -> list[Buffer]:
+        """The pieces of an artifact, one after the other. Large ones are mapped. Raises as ``load`` does."""
         try:
             file = (self._folder / key).read_bytes()
         except FileNotFoundError as error:
@@ -83,19 +98,21 @@ class Artifacts:
         (size,) = _SIZE.unpack_from(file)
         at = _SIZE.size + size
         head = json.loads(file[_SIZE.size : at])
-        found: list[bytes | memoryview] = []
+        found: list[Buffer] = []
         for kind, name, length in head["pieces"]:
             if kind == "constant":
                 found.append(_bytes_of(self._constants[name]).data)
             elif kind == "part":
-                found.append((self._folder / name).read_bytes())
+                found.append(np.memmap(self._folder / name, np.uint8, "r").data)
             else:
                 found.append(file[at : at + length])
                 at += length
-        artifact = b"".join(found)
-        if zlib.crc32(artifact) != head["crc"]:
+        crc = 0
+        for each in found:
+            crc = zlib.crc32(each, crc)
+        if crc != head["crc"]:
             raise MeasurementError(f"a kernel in {self._folder} does not have the bytes that were measured")
-        return artifact
+        return found
 
     def take(self, key: str) -> bytes | None:
         """The bytes of an artifact that is not needed in the folder any more; None where it is not there whole."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from collage.backends.base import Backend
-from collage.backends.engine import as_engine
+from collage.backends.engine import artifact_for, as_engine
 from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, TensorType
@@ -50,7 +50,7 @@ class KernelSource:
         with stage("codegen"):
             if self.original is None:
                 return self.backend.codegen(self.subgraph, self.options)
-            return as_engine(self.backend).codegen_model(self.original, self.options)
+            return artifact_for(as_engine(self.backend), self.original, self.options)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +15,8 @@ from collage.graph.dataflow import Node
 from collage.graph.domains import Domains
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.graph.storage import steps_of
+from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import hashed
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.protocol import Request
@@ -52,17 +53,17 @@ class MeasuredModel:
         return "" if self.original is None else original_digest(self.original)
 
     @cached_property
-    def serialised(self) -> bytes | None:
-        """The model as it was loaded, in one piece, for modules with guarded kernels.
+    def serialised(self) -> bytes | Framed | None:
+        """The model as it was loaded, as an artifact, for modules with guarded kernels.
 
-        None where it was not given, or is too large to be in one piece.
+        None where it was not given, or is too large.
         """
         return self.as_loaded.serialised() if self.as_loaded is not None and self.guards else None
 
     @cached_property
     def serialised_digest(self) -> str | None:
         """A hash of the model as it was loaded, weights and all; None where ``serialised`` is."""
-        return None if self.serialised is None else hashlib.sha256(self.serialised).hexdigest()
+        return None if self.serialised is None else hashed(self.serialised).hexdigest()
 
     def describe(self, request: Request) -> str:
         """The request in words for people: ``conv2d+add+relu (blocked)``."""
@@ -98,7 +99,7 @@ class MeasuredModel:
         types = {kind.dtype for kind in subgraph.input_types}
         unknown = sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t))
         if not self.guards:
-            return "the model has 2 GiB or more, too much to be kept for these"
+            return "the model's constants have 2 GiB or more, too much to be kept for these"
         if unknown:
             return f"nothing scans {', '.join(unknown)} for these"
         if self._magnitudes.overflows(subgraph.operators):

@@ -18,6 +18,7 @@ from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.graph.storage import HOST
+from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.ahead import Ahead
 from collage.measure_db.busy_progress import BusyProgress
@@ -117,8 +118,8 @@ class Measurer:
         return self.measured.original
 
     @property
-    def as_loaded(self) -> bytes | None:
-        """The serialised model that goes with programs of guarded kernels, if there is one."""
+    def as_loaded(self) -> bytes | Framed | None:
+        """The artifact of the model that goes with programs of guarded kernels, if there is one."""
         return self.measured.serialised
 
     @property

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from collage.backends.base import Backend
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.errors import MeasurementError
+from collage.frontend.apart import load_model
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
+from collage.frontend.weights import forget_borrowed
 from collage.kernel.kernel import Call
 from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
@@ -76,6 +77,7 @@ class ModelWorker:
     """Answers messages about one model. Raises CollageError where no candidate is to blame."""
 
     def __init__(self, init: Init) -> None:
+        forget_borrowed()  # the files of the model before this one
         self._init = init
         self._backends: dict[str, Backend] = {}
         self._store = ValueStore(Path(init.folder) / VALUES)
@@ -88,7 +90,7 @@ class ModelWorker:
     def model(self) -> Model:
         """The model, imported on first use. Raises MeasurementError where it differs from the compiler's."""
         sent = self._init.model
-        simple = onnx.load(str(Path(self._init.folder) / "model.onnx"))
+        simple = load_model(Path(self._init.folder) / "model.onnx")
         model = from_simplified(simple, sent.name, sent.opaque, sent.example_inputs)
         if fingerprint(model.graph) != sent.fingerprint:
             raise MeasurementError("the worker's import of the model differs from the compiler's")
@@ -211,7 +213,7 @@ class ModelWorker:
 
     def _source(self, request: Request, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
-        original = onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE)) if request.original else None
+        original = load_model(Path(self._init.folder) / ORIGINAL_FILE) if request.original else None
         subgraph = Subgraph(self.model, request.nodes)
         return KernelSource(subgraph, self._backend(request.backend), options, original)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
 
+from collage.frontend.apart import with_changed
+from collage.frontend.proto_size import about_bytes
+from collage.frontend.weights import WeightFiles
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import (
     changed_by_steps,
@@ -47,30 +49,23 @@ def nearby_outputs(
         even = steps and in_even_steps(precision)
         return changed_by_steps(array, rng) if even else slightly_changed(array, rng, precision)
 
+    def slightly(array: Array) -> Array:
+        return slightly_changed(array, rng, precision)
+
     def around() -> dict[str, Array]:
         return {name: changed(array) for name, array in feeds.items()}
 
     if not any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
         for _ in range(_RUNS_OF_WEIGHTS):
-            yield run(_with_changed_weights(model, rng, precision), feeds)
-    elif precision and model.ByteSize() <= _MOST_BYTES:
+            with WeightFiles() as files:
+                yield run(with_changed(model, slightly, files), feeds)
+    elif precision and about_bytes(model) <= _MOST_BYTES:
         for _ in range(_RUNS_OF_BOTH):
-            yield run(_with_changed_weights(model, rng, precision), around())
+            with WeightFiles() as files:
+                yield run(with_changed(model, slightly, files), around())
     else:
         for _ in range(_RUNS):
             yield run(model, around())
-
-
-def _with_changed_weights(
-    model: onnx.ModelProto, rng: np.random.Generator, precision: str
-) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    for tensor in changed.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = slightly_changed(numpy_helper.to_array(tensor), rng, precision)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return changed
 
 
 def as_good_as_can_be(

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from functools import cached_property
 
 from collage.backends.base import VIEW
-from collage.backends.engine import as_engine
+from collage.backends.engine import artifact_for, as_engine
 from collage.core.library_text import library_text
+from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.database import Database, KernelKey
@@ -33,9 +34,9 @@ class PlanKernels:
         folder = artifact_folder(self._session.folder)
         return Artifacts(folder, self._measured.model.graph.constants)
 
-    def load(self, key: str) -> bytes:
+    def load(self, key: str) -> Artifact:
         """The artifact with that key (``PlanKernel.key``). Raises KeyError where it was neither measured nor made."""
-        return self._artifacts.load(key)
+        return self._artifacts.open(key)
 
     def known(self, kernels: Collection[PlanKernel]) -> dict[PlanKernel, Outcome]:
         """The recorded outcomes of the kernels by themselves, on the threads that they run on. Views have none."""
@@ -100,7 +101,7 @@ class PlanKernels:
         backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
         if request.original:
             assert self._measured.original is not None
-            artifact = as_engine(backend).codegen_model(self._measured.original, kernel.options)
+            artifact = artifact_for(as_engine(backend), self._measured.original, kernel.options)
         else:
             artifact = backend.codegen(subgraph, kernel.options)
         self._artifacts.keep(kernel.key, artifact, subgraph.constants)
@@ -117,6 +118,6 @@ class PlanKernels:
     def keep_as_loaded(self) -> None:
         """Write the model as it was loaded to where the worker looks for it, unless it is there."""
         path = plan_folder(self._session.folder) / AS_LOADED
-        if self._measured.serialised is not None and not path.exists():
+        if self._measured.as_loaded is not None and self._measured.guards and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._measured.serialised)
+            self._measured.as_loaded.save(path)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from collage.frontend.apart import load_model
 from collage.frontend.model import Model
+from collage.frontend.model_artifacts import artifact_of
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
@@ -161,14 +163,14 @@ class PlanWorker:
         self._loaded = {key: kernel for key, kernel in self._loaded.items() if key[0] in kept}
         for kernel in plan.kernels:
             if kernel.key not in self._artifact_of:
-                self._artifact_of[kernel.key] = self._artifacts.load(kernel.key)
+                self._artifact_of[kernel.key] = self._artifacts.open(kernel.key)
         return [self._artifact_of[kernel.key] for kernel in plan.kernels]
 
     def _careful(self, plan: Plan) -> Careful | None:
         path = self._folder / AS_LOADED
         if not plan.program.is_guarded or not path.exists():
             return None
-        return Careful(path.read_bytes(), plan.program.threads)
+        return Careful(artifact_of(load_model(path)), plan.program.threads)
 
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from collage.frontend.proto_size import about_bytes
+from collage.frontend.weights import array_of, fill
 from collage.graph.dataflow import Array
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -72,10 +73,10 @@ def _widen_node(node: onnx.NodeProto) -> None:
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type in _NARROW:
-        tensor.CopyFrom(
-            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
-        )
+    if tensor.data_type not in _NARROW:
+        fill(tensor)
+    else:
+        tensor.CopyFrom(numpy_helper.from_array(array_of(tensor).astype(np.float64), tensor.name))
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

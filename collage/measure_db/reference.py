@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import numpy_helper
 
 from collage.core.library_text import library_text
+from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
+from collage.frontend.apart import has_files, save_model
 from collage.frontend.model import Model
-from collage.frontend.ort_session import run_within, session_options
+from collage.frontend.ort_session import run_within, session_options, use_mapped_weights
+from collage.frontend.proto_size import bytes_of
 from collage.frontend.scopes import reads
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.frontend.unsupported_dtypes import plain_interface
+from collage.frontend.weights import array_of, fill
 from collage.graph.dataflow import Array, np_dtype
 from collage.measure_db.compare import is_tolerable, region_tolerance, relative_error, slightly_changed
 from collage.measure_db.store import ValueStore
@@ -153,11 +156,9 @@ class _NodeRunner:
         outputs = [name for name in node.output if name]
         # Small initializers are embedded, since some operators want constants; weights are fed.
         for limit in (_EMBED_BELOW_BYTES, _LARGEST_PROTO_BYTES):
-            embedded = [n for n in names if n not in values and initializers[n].ByteSize() < limit]
+            embedded = [n for n in names if n not in values and bytes_of(initializers[n]) < limit]
             fed = {
-                n: values[n] if n in values else numpy_helper.to_array(initializers[n])
-                for n in names
-                if n not in embedded
+                n: values[n] if n in values else array_of(initializers[n]) for n in names if n not in embedded
             }
             try:
                 results = _run(self._part(node, fed, embedded), fed, limit_s)
@@ -184,6 +185,8 @@ class _NodeRunner:
             element = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
             part.graph.input.append(onnx.helper.make_tensor_value_info(name, element, array.shape))
         part.graph.initializer.extend(self._model.initializers[name] for name in embedded)
+        for tensor in part.graph.initializer:
+            fill(tensor)
         for name in filter(None, node.output):
             part.graph.output.append(self._declared.get(name, onnx.ValueInfoProto(name=name)))
         return part
@@ -203,9 +206,17 @@ class PartSession:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena = False
-        self._session = ort.InferenceSession(
-            part.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        if not has_files(part):
+            self._session = ort.InferenceSession(
+                part.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            return
+        use_mapped_weights(options)
+        with TemporaryFolder("session") as folder:
+            save_model(part, folder / "model.onnx")
+            self._session = ort.InferenceSession(
+                str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+            )
 
     def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
         """The outputs, in order, for inputs by name.

@@ -176,7 +176,7 @@ class Samples:
 
     def _reference(self, subgraph: Subgraph) -> PartSession:
         if self._session is None:
-            self._model = subgraph.to_onnx()
+            self._model = subgraph.to_onnx(apart=True)
             self._session = PartSession(self._model)
         return self._session
 

@@ -11,7 +11,7 @@ from typing import Any
 from collage.core import background
 from collage.core.deadline import Deadline
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.simplify import save_proto
+from collage.frontend.apart import save_model
 from collage.kernel.target import usable_cores
 from collage.measure_db.builder import Builder
 from collage.measure_db.fingerprint import fingerprint
@@ -153,9 +153,9 @@ class WorkerSession:
         pickles = {name: pickle_backend(name, backend) for name, backend in settings.backends.items()}
         self._folder = TemporaryFolder("measure")
         folder = self._folder.path
-        save_proto(model.onnx, folder / "model.onnx")
+        save_model(model.onnx, folder / "model.onnx")
         if self.measured.original is not None:
-            save_proto(self.measured.original, folder / ORIGINAL_FILE)
+            save_model(self.measured.original, folder / ORIGINAL_FILE)
         return Init(
             folder=str(folder),
             model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),

@@ -15,7 +15,8 @@ import onnx
 from collage.backends.base import Backend
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
-from collage.frontend.simplify import save_proto
+from collage.frontend.apart import save_model
+from collage.kernel.frames import Framed
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance, slightly_changed
 from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _NEARBY = 4
 """The runs on changed inputs that tell how exact a model's outputs can be. One alone may change little by chance."""
+_NEARBY_WEIGHTS = 2
+"""The same with changed weights, for each of which the model is loaded once more."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class WholeMeasurer:
         engines: Mapping[str, Backend],
         settings: WholeSettings,
         workers: Workers,
-        data: bytes | None = None,
+        data: bytes | Framed | None = None,
     ) -> None:
-        """``inputs`` are values in the model's order; ``engines`` are by name. ``data`` is the serialised model."""
+        """``inputs`` are values in the model's order; ``engines`` are by name. ``data`` is the model's artifact."""
         self._model = model
         self._inputs = tuple(inputs)
         self._engines = engines
@@ -98,10 +101,10 @@ class WholeMeasurer:
         """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
         assert self._folder is not None
         file = self._folder.path / "model.onnx"
-        if self._data is None:
-            save_proto(self._model, file)
-        else:
+        if isinstance(self._data, bytes):
             file.write_bytes(self._data)
+        else:
+            save_model(self._model, file)
         refused: dict[str, str] = {}
         loaded: list[str] = []
         narrow: list[str] = []
@@ -217,17 +220,23 @@ class WholeMeasurer:
         return verdict or Verdict.unchecked(outputs, "no reference runs the model")
 
     def _nearby(self) -> list[Sequence[Any]]:
-        """Outputs of ONNX Runtime without optimisations for inputs that are changed in their last bits."""
+        """Outputs of ONNX Runtime without optimisations for inputs that are changed in their last bits.
+
+        Where no input holds floating-point numbers, the weights are changed.
+        """
         rng = np.random.default_rng(0)
-        found: list[Sequence[Any]] = []
-        for _ in range(_NEARBY):
-            inputs = tuple(
-                slightly_changed(each, rng) if isinstance(each, np.ndarray) else each for each in self._inputs
-            )
-            made = self._ask(RunWhole("", inputs, self._limit_s)).outputs
-            if made is not None:
-                found.append(made)
-        return found
+        asked: list[RunWhole] = []
+        if any(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in self._inputs):
+            for _ in range(_NEARBY):
+                inputs = tuple(
+                    slightly_changed(each, rng) if isinstance(each, np.ndarray) else each
+                    for each in self._inputs
+                )
+                asked.append(RunWhole("", inputs, self._limit_s))
+        else:
+            asked += [RunWhole("", self._inputs, self._limit_s, seed) for seed in range(_NEARBY_WEIGHTS)]
+        found = [self._ask(each).outputs for each in asked]
+        return [each for each in found if each is not None]
 
     def _timings(self, names: Sequence[str], refused: dict[str, str]) -> dict[str, Timing]:
         """Timings of one interleaved run. Where an engine dies in it each is timed by itself.

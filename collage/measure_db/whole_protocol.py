@@ -53,12 +53,13 @@ class ReferWhole:
 class RunWhole:
     """Run the model on other inputs, in an engine that is open, or with "" in ONNX Runtime without optimisations.
 
-    Reply: Opened.
+    There, weights may be changed in their last bits, by a seed. Reply: Opened.
     """
 
     backend: str
     inputs: tuple[Any, ...]
     limit_s: float
+    weights_seed: int | None = None
 
 
 @dataclass(frozen=True)

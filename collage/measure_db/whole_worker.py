@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from collage.backends.base import UnsupportedError
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine, as_engine, session_on
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
+from collage.frontend.apart import filled, has_files, load_model, with_changed
+from collage.frontend.model_artifacts import artifact_of, in_one_piece
 from collage.frontend.shapes import model_inputs
+from collage.frontend.weights import WeightFiles
+from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
+from collage.measure_db.compare import slightly_changed
 from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,
@@ -50,7 +56,7 @@ class WholeWorker:
         if isinstance(message, ReferWhole):
             return self._refer(message.standard)
         if isinstance(message, RunWhole):
-            return self._other(message.backend, message.inputs)
+            return self._other(message)
         if isinstance(message, CompareWhole):
             self._reference = None  # outputs were compared before, and its memory may be needed
             calls = {name: partial(self._call, name) for name in message.backends}
@@ -62,16 +68,32 @@ class WholeWorker:
         try:
             engine = as_engine(pickle.loads(self._init.backends[name]))
             options = BuildOptions(threads=self._init.threads, exclusive=True)
-            model = self._path.read_bytes()
             if not unchecked:
                 try:
-                    engine.check_model(model)
+                    self._check(engine)
                 except UnsupportedError as refusal:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
-            self._sessions[name] = engine.session(model, options)
+            self._sessions[name] = session_on(engine, self._model, options)
         except BaseException as error:  # an engine may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
         return self._ran(name)
+
+    @cached_property
+    def _proto(self) -> onnx.ModelProto | None:
+        """The model, where its weights are in files."""
+        proto = load_model(self._path)
+        return proto if has_files(proto) else None
+
+    @property
+    def _model(self) -> bytes | Framed:
+        return self._path.read_bytes() if self._proto is None else artifact_of(self._proto)
+
+    def _check(self, engine: Engine) -> None:
+        """Raises what the engine says against the model."""
+        if self._proto is not None and engine.takes_apart:
+            engine.check_proto(self._proto)
+        else:
+            engine.check_model(in_one_piece(self._model))
 
     def _open_parts(self, message: OpenParts) -> Opened:
         try:
@@ -91,10 +113,13 @@ class WholeWorker:
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 
-    def _other(self, name: str, inputs: tuple[Any, ...]) -> Opened:
+    def _other(self, message: RunWhole) -> Opened:
+        name, inputs, seed = message.backend, message.inputs, message.weights_seed
         try:
             if name:
                 return Opened(tuple(self._sessions[name].run(inputs)))
+            if seed is not None:
+                return Opened(tuple(_with_changed_weights(self._path, inputs, seed)))
             return Opened(tuple(self._onnx_runtime(inputs)))
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
@@ -128,7 +153,7 @@ class _Reference:
     def __init__(self, file: Path) -> None:
         from collage.frontend.session import Reference
 
-        model = onnx.load(str(file))
+        model = load_model(file)
         self._names = [info.name for info in model_inputs(model)]
         self._session = Reference(model, file)
 
@@ -136,10 +161,20 @@ class _Reference:
         return self._session.run(dict(zip(self._names, inputs, strict=True)))
 
 
+def _with_changed_weights(file: Path, inputs: tuple[Any, ...], seed: int) -> list[Any]:
+    from collage.frontend.session import Reference
+
+    rng, model = np.random.default_rng(seed), load_model(file)
+    names = [info.name for info in model_inputs(model)]
+    with WeightFiles() as files:
+        changed = with_changed(model, lambda array: slightly_changed(array, rng), files)
+        return Reference(changed).run(dict(zip(names, inputs, strict=True)))
+
+
 def _standard(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
     from onnx.reference import ReferenceEvaluator
 
-    model = onnx.load(str(file))
+    model = filled(load_model(file))
     names = [each.name for each in model_inputs(model)]
     return list(ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True))))
 

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 FORMAT = 6
 ASSUMING_FORMAT = 7
 """That of files with programs that are right for some values of an input only, which older versions do not compare."""
+APART_FORMAT = 8
+"""That of files with an ONNX model whose large weights are arrays of their own."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Reading:
             constants[int(value)] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         check_ports(program, constants)
         target, versions = target_of(manifest), typed(dict[str, str], manifest["versions"])
-        careful = None if manifest["careful"] is None else self.program(typed(str, manifest["careful"]))
+        careful = None if manifest["careful"] is None else self.model(manifest["careful"])
         return Parts(program, artifacts, constants, target, versions, careful)
 
     def artifact(self, names: Mapping[str, Any]) -> Artifact:
@@ -77,6 +79,10 @@ class Reading:
             return self.program(names["bytes"])
         arrays = tuple(self.archive.get(name, check=self.verify) for name in names["arrays"])
         return Framed(self.program(names["head"]), arrays, mapped=True)
+
+    def model(self, names: str | Mapping[str, Any]) -> Artifact:
+        """Read an ONNX model: one entry, or a head and arrays."""
+        return self.program(names) if isinstance(names, str) else self.artifact(names)
 
     def program(self, name: str) -> memoryview:
         """Read an entry that may be code, or may decide what code does; it is always compared with its digest."""
@@ -127,9 +133,16 @@ def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
         for report, program in modules:
             if any(not 0 <= node < len(report.nodes) for region in program.regions for node in region.nodes):
                 raise ValueError("its report lacks nodes that its regions are of")
-        models = {typed(str, each["careful"]) for each in manifest["modules"] if each["careful"] is not None}
-        size = sum(archive.size(name) for name in models)
+        models = [each["careful"] for each in manifest["modules"] if each["careful"] is not None]
+        size = sum(archive.size(name) for name in {name for each in models for name in _entries(each)})
         return Summary(modules, typed(bool, manifest["shaped"]), manifest["fallback"] is not None, size)
+
+
+def _entries(model: str | Mapping[str, Any]) -> list[str]:
+    """The names of the entries of an ONNX model."""
+    if isinstance(model, str):
+        return [model]
+    return [typed(str, model["head"]), *typed(list[str], model["arrays"])]
 
 
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
@@ -162,7 +175,7 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     if trusted_key is not None:
         check_signature(path, archive, Path(trusted_key))
     made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
-    if found not in (FORMAT, ASSUMING_FORMAT) or made_by != __version__:
+    if found not in (FORMAT, ASSUMING_FORMAT, APART_FORMAT) or made_by != __version__:
         raise ModuleFileError(
             f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), this is {__version__} "
             f"(format {FORMAT}). Compile the model again."

@@ -57,7 +57,7 @@ def load_file(
         }
         if len(ports) > 1:
             raise ValueError("its modules have different inputs or outputs")
-        model = None if manifest["fallback"] is None else read.program(manifest["fallback"])
+        model = None if manifest["fallback"] is None else read.model(manifest["fallback"])
         shaped = typed(bool, manifest["shaped"]) or len(found) != 1
     threads = max(parts.target.threads for parts, _ in found)
     allowed = cores()

@@ -12,15 +12,19 @@ from collage._version import __version__
 from collage.backends.base import BUILT_IN
 from collage.core.new_file import new_file
 from collage.kernel.buffers import as_bytes
-from collage.kernel.frames import Artifact, Buffer, Framed, parts_of
+from collage.kernel.frames import Artifact, Framed, parts_of
 from collage.module.archive import NewArchive
-from collage.module.file import ASSUMING_FORMAT, FORMAT
+from collage.module.file import APART_FORMAT, ASSUMING_FORMAT, FORMAT
 from collage.report.report import Report
 from collage.runtime.parts import Parts
 
 
 def save_modules(
-    path: Path, modules: Sequence[tuple[Parts, Report]], *, shaped: bool = False, model: Buffer | None = None
+    path: Path,
+    modules: Sequence[tuple[Parts, Report]],
+    *,
+    shaped: bool = False,
+    model: Artifact | None = None,
 ) -> None:
     """Write the file under another name and rename it, so that no other process sees a half-written file.
 
@@ -29,11 +33,11 @@ def save_modules(
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
-            "format": ASSUMING_FORMAT if any(parts.program.assumed for parts, _ in modules) else FORMAT,
+            "format": _format(modules, model),
             "collage": __version__,
             "shaped": shaped,
             "modules": [_put_module(archive, *each) for each in modules],
-            "fallback": None if model is None else archive.put("models", model),
+            "fallback": None if model is None else _put_model(archive, model),
         }
         archive.finish(manifest)
 
@@ -57,8 +61,20 @@ def put_parts(archive: NewArchive, parts: Parts) -> dict[str, Any]:
             str(value): archive.put("arrays", as_bytes(np.ascontiguousarray(array)).data)
             for value, array in parts.constants.items()
         },
-        "careful": None if parts.careful is None else archive.put("models", parts.careful),
+        "careful": None if parts.careful is None else _put_model(archive, parts.careful),
     }
+
+
+def _format(modules: Sequence[tuple[Parts, Report]], model: Artifact | None) -> int:
+    """The oldest format that can hold the modules."""
+    if any(isinstance(each, Framed) for each in (model, *(parts.careful for parts, _ in modules))):
+        return APART_FORMAT
+    return ASSUMING_FORMAT if any(parts.program.assumed for parts, _ in modules) else FORMAT
+
+
+def _put_model(archive: NewArchive, model: Artifact) -> str | dict[str, Any]:
+    """Store an ONNX model, and return its part of the manifest."""
+    return _put_artifact(archive, model) if isinstance(model, Framed) else archive.put("models", model)
 
 
 def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:

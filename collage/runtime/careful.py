@@ -13,7 +13,7 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import LIMIT
-from collage.kernel.frames import Buffer
+from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions
 from collage.native.scan import are_all_ordinary
 from collage.runtime.original import OriginalModel
@@ -27,7 +27,7 @@ class Careful:
     It is loaded when it is first needed.
     """
 
-    def __init__(self, model: Buffer, threads: int) -> None:
+    def __init__(self, model: Artifact, threads: int) -> None:
         self._original = OriginalModel(model, BuildOptions(threads=threads, profile=UNOPTIMISED))
 
     @property

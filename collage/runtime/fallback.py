@@ -11,7 +11,7 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR
-from collage.kernel.frames import Buffer
+from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions
 from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
@@ -19,11 +19,11 @@ from collage.schedule.suffix import ValuePort
 
 
 class Fallback:
-    """Runs a serialised ONNX model whose inputs may have open dimensions. It is loaded on first use."""
+    """Runs an artifact of an ONNX model whose inputs may have open dimensions. It is loaded on first use."""
 
     def __init__(
         self,
-        model: Buffer,
+        model: Artifact,
         inputs: Sequence[Port | ValuePort],
         outputs: Sequence[Port | ValuePort],
         threads: int,
@@ -33,8 +33,8 @@ class Fallback:
         self._inputs, self._outputs = inputs, outputs
 
     @property
-    def model(self) -> Buffer:
-        """The serialised model."""
+    def model(self) -> Artifact:
+        """The model as an artifact."""
         return self._original.model
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:

@@ -10,15 +10,16 @@ from weakref import WeakSet
 
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError
-from collage.kernel.frames import Buffer
+from collage.kernel.frames import Artifact, Framed
 from collage.kernel.kernel import Session
+from collage.kernel.model_artifact import model_artifact
 from collage.kernel.options import BuildOptions
 
 
 class OriginalModel:
-    """A serialised ONNX model that is loaded on first use. Several threads may call it at the same time."""
+    """An artifact of an ONNX model that is loaded on first use. Several threads may call it at the same time."""
 
-    def __init__(self, model: Buffer, options: BuildOptions) -> None:
+    def __init__(self, model: Artifact, options: BuildOptions) -> None:
         self.model = model
         self._options = options
         self._lock = threading.Lock()
@@ -46,7 +47,7 @@ class OriginalModel:
     def _loaded(self) -> Session:
         with self._own_lock():
             if self._session is None:
-                self._session = _session(bytes(self.model), self._options)
+                self._session = _session(model_artifact(self.model), self._options)
             return self._session
 
     def _own_lock(self) -> threading.Lock:
@@ -70,7 +71,7 @@ _made: WeakSet[OriginalModel] = WeakSet()
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _session(model: bytes, options: BuildOptions) -> Session:
+def _session(model: bytes | Framed, options: BuildOptions) -> Session:
     """A session of the model. Operators that ONNX Runtime lacks are replaced by those that define them."""
     try:
         return OnnxRuntime().session(model, options)
@@ -78,8 +79,9 @@ def _session(model: bytes, options: BuildOptions) -> Session:
         import onnx
 
         from collage.frontend.expand import expand
+        from collage.frontend.model_artifacts import in_one_piece
 
-        proto = onnx.load_from_string(model)
+        proto = onnx.load_from_string(in_one_piece(model))
         expanded = expand(proto)
         if expanded is proto:
             raise

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from collage.backends.base import Backend
-from collage.backends.engine import as_engine
+from collage.backends.engine import as_engine, session_on
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.kernel.frames import Artifact, Buffer, Framed
+from collage.kernel.frames import Artifact, Framed
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
@@ -26,7 +26,7 @@ class Parts:
 
     ``artifacts`` are those of ``program.executed``, in order; that of a suffix is its ONNX model. ``constants`` are the
     outputs that are constants, by id. ``versions`` are the library versions of the backends that are used. Where there
-    are scans, ``careful`` is the serialised original model, which answers calls in which a scan finds something.
+    are scans, ``careful`` is the artifact of the original model, which answers calls in which a scan finds something.
     """
 
     program: Program
@@ -34,7 +34,7 @@ class Parts:
     constants: Mapping[int, Array]
     target: Target
     versions: Mapping[str, str]
-    careful: Buffer | None = None
+    careful: Artifact | None = None
 
 
 class Backends(Protocol):
@@ -52,11 +52,11 @@ def load_parts(parts: Parts, backends: Backends) -> Executor | SuffixExecutor:
 def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExecutor:
     """Load the engine of the suffix, which runs after ``prefix``. Raises CollageError."""
     model, suffix = parts.artifacts[-1], parts.program.suffix
-    assert suffix is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
+    assert suffix is not None
     options = BuildOptions(threads=suffix.region.threads, exclusive=suffix.region.exclusive)
     careful = Careful(model, suffix.region.threads) if suffix.region.finite_only else None
     try:
-        session = as_engine(backends[suffix.region.backend]).session(bytes(model), options)
+        session = session_on(as_engine(backends[suffix.region.backend]), model, options)
         return SuffixExecutor(prefix, suffix, session, careful)
     except Exception as error:  # a backend raises anything
         what = "the suffix of the model" if parts.program.launches else "the whole model"

@@ -46,12 +46,13 @@ def test_weights_inside_branches_and_of_other_fields_count() -> None:
     assert 0 <= model.ByteSize() - about_bytes(model) < 1000
 
 
-def test_weights_in_files_beside_the_model_do_not_count() -> None:
+def test_weights_in_files_beside_the_model_count() -> None:
     large = tensor("float32", 1)
     large.dims[0] = 1 << 40
     large.ClearField("raw_data")
     large.data_location = TensorProto.EXTERNAL
-    assert about_bytes(model_with(large)) == 0
+    assert about_bytes(model_with(large)) == 1 << 42
+    assert not is_serialisable(model_with(large))
 
 
 def test_the_limit_is_exact_where_it_matters() -> None:

@@ -381,7 +381,7 @@ def test_models_with_their_weights_outside_reach_the_worker(
         copy.CopyFrom(proto)
         onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin", size_threshold=0)
 
-    monkeypatch.setattr("collage.measure_db.session.save_proto", save)
+    monkeypatch.setattr("collage.measure_db.session.save_model", save)
     with measurer(chain_model((64, 1024)), database) as one:
         (outcome,) = one.measure([Request((0,), "numpy")]).values()
         assert (Path(one.session.folder) / "model.bin").exists()

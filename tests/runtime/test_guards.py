@@ -419,7 +419,7 @@ def test_files_without_guards_hold_no_model(folder: Path, registry: collage.Regi
 def test_a_model_too_large_to_keep(
     folder: Path, registry: collage.Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collage.compiler.lab.is_serialisable", lambda _: False)
+    monkeypatch.setattr("collage.compiler.lab.fits_an_artifact", lambda _: False)
     found = compiled(folder, registry, backends=["drops", "onnxruntime"], quick=True)
     assert {region.backend for region in found.program.launches} == {"onnxruntime"}
     reasons = {each.reason for each in found.report.candidates if each.backend == "drops"}

@@ -23,7 +23,7 @@ from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.frontend.proto_size import is_serialisable
+from collage.frontend.model_artifacts import fits_an_artifact
 from collage.graph.ranges import Range, shared
 from collage.graph.storage import INT8
 from collage.measure_db.database import Json
@@ -54,7 +54,7 @@ class Ranges:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
         source = compilation.source
-        guarded = is_serialisable(source.original)  # guards keep NaN away from what would lose it
+        guarded = fits_an_artifact(source.original)  # guards keep NaN away from what would lose it
         if INT8 not in context.options.precisions or not source.samples or source.family or not guarded:
             return compilation
         context.progress(Progress("errors", 0, 1))

@@ -12,6 +12,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_trials import chosen, on_likely_numbers
 from collage.errors import ModelError
+from collage.frontend.apart import weight_files, without_weights
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.shapes import Shapes
 
@@ -37,8 +38,8 @@ class RunWhole:
             return _fastest(context, compilation, form)
         except ModelError as error:
             problem = error
-        untouched = as_written(self.written)
-        if not context.engines or untouched == source.original:
+        untouched = as_written(self.written, weight_files(source.original))
+        if not context.engines or without_weights(untouched) == without_weights(source.original):
             raise problem
         given = ", on inputs of the given shapes" if self.shapes else ""
         why = f"No engine takes what Collage makes of it, so it runs as its author wrote it{given}."

@@ -1,0 +1,73 @@
+"""ONNX models as artifacts, and artifacts as what libraries read."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from collage.errors import ModelError
+from collage.frontend.apart import has_files
+from collage.frontend.proto_size import is_serialisable
+from collage.frontend.weights import fill_with, is_apart, is_external, mapped, refer
+from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import apart, protobuf, weights_of
+
+_TOO_LARGE = "the weights exceed the 2 GiB that one ONNX protobuf can hold"
+
+
+def fits_an_artifact(model: onnx.ModelProto) -> bool:
+    """Whether there can be an artifact of the model: its weights are in files, or less than 2 GiB."""
+    return has_files(model) or is_serialisable(model)
+
+
+def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
+    """The model as an artifact. Weights that are in files are apart, and are not copied.
+
+    Raises ModelError for a model of 2 GiB or more that has none in files.
+    """
+    if not has_files(model):
+        if not is_serialisable(model):
+            raise ModelError(_TOO_LARGE)
+        data: bytes = model.SerializeToString(deterministic=True)
+        return data
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    described: list[tuple[str, str, list[int]]] = []
+    arrays: list[memoryview] = []
+    for tensor in copy.graph.initializer:
+        if is_apart(tensor):
+            array = mapped(tensor)
+            arrays.append(memoryview(array.reshape(-1).view(np.uint8).data))
+            described.append((tensor.name, array.dtype.name, list(tensor.dims)))
+            refer(tensor, "apart", 0, array.nbytes)
+    return apart(copy.SerializeToString(deterministic=True), described, arrays)
+
+
+def in_one_piece(model: bytes | Framed) -> bytes:
+    """The protobuf of an artifact of a model, with all weights in it. Raises ModelError beyond 2 GiB."""
+    if not isinstance(model, Framed):
+        return model
+    proto = onnx.load_model_from_string(protobuf(model))
+    if not is_serialisable(proto):
+        raise ModelError(_TOO_LARGE)
+    found = weights_of(model)
+    for tensor in proto.graph.initializer:
+        if is_external(tensor):
+            fill_with(tensor, found[tensor.name].tobytes())
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def at_addresses(model: Framed) -> bytes:
+    """The protobuf of an artifact, which tells the addresses of the weights as ONNX Runtime and OpenVINO do.
+
+    The artifact must live until the model has been read.
+    """
+    proto = onnx.load_model_from_string(protobuf(model))
+    found = weights_of(model)
+    for tensor in proto.graph.initializer:
+        if is_external(tensor):
+            array = found[tensor.name]
+            refer(tensor, "*/_ORT_MEM_ADDR_/*", array.ctypes.data, array.nbytes)
+    data: bytes = proto.SerializeToString()
+    return data

@@ -1,0 +1,205 @@
+"""Models whose large weights are in files."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from collage.errors import CollageError, ModelError
+from collage.frontend import apart
+from collage.frontend.apart import (
+    filled,
+    has_files,
+    load_model,
+    moved_out,
+    save_model,
+    with_changed,
+    without_weights,
+)
+from collage.frontend.load import load_onnx
+from collage.frontend.model import from_simplified, import_model
+from collage.frontend.model_artifacts import artifact_of, in_one_piece
+from collage.frontend.session import reference_run
+from collage.frontend.simplify import simplify
+from collage.frontend.weights import WeightFiles, array_of, forget_borrowed, is_apart
+from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import hashed, joined, model_artifact, weights_of
+from tests.apart import all_apart
+from tests.models import conv_net, make_model
+
+__all__ = ["all_apart"]
+pytestmark = pytest.mark.usefixtures("all_apart")
+
+LARGE = ("w1", "w2", "d")
+
+
+def weights(model: onnx.ModelProto) -> dict[str, Any]:
+    return {tensor.name: np.array(array_of(tensor)) for tensor in model.graph.initializer}
+
+
+def same_weights(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(
+        (a.dtype, a.shape) == (theirs[n].dtype, theirs[n].shape) and a.tobytes() == theirs[n].tobytes()
+        for n, a in ours.items()
+    )
+
+
+def test_large_weights_are_in_a_file_and_nothing_else_changes() -> None:
+    model = conv_net()
+    before = model.SerializeToString()
+    with WeightFiles() as files:
+        found = moved_out(model, files)
+        assert {t.name for t in found.graph.initializer if is_apart(t)} == set(LARGE)
+        assert found.ByteSize() < model.ByteSize() / 2
+        assert same_weights(found, model)
+        assert filled(found) == model
+        assert model.SerializeToString() == before
+        array = array_of(found.graph.initializer[0])
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    gc.collect()
+    np.testing.assert_array_equal(array, numpy_helper.to_array(model.graph.initializer[0]))
+
+
+def test_a_small_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "LARGE_MODEL", 1 << 20)
+    model = conv_net()
+    with WeightFiles() as files:
+        assert moved_out(model, files) is model
+
+
+def test_types_that_numpy_lacks_stay_in_the_model() -> None:
+    some = np.arange(256).astype(ml_dtypes.bfloat16)
+    bits = helper.make_tensor("four", TensorProto.INT4, [256], np.zeros(128, np.uint8).tobytes(), raw=True)
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, {"y": [4]}, {})
+    model.graph.initializer.extend([numpy_helper.from_array(some, "bf16"), bits])
+    typed = helper.make_tensor("typed", TensorProto.FLOAT, [64], [0.5] * 64)
+    model.graph.initializer.append(typed)
+    with WeightFiles() as files:
+        found = moved_out(model, files)
+        assert [t.name for t in found.graph.initializer if is_apart(t)] == ["typed"]
+        np.testing.assert_array_equal(array_of(found.graph.initializer[2]), np.full(64, 0.5, np.float32))
+
+
+def test_a_file_with_external_data_is_read_piece_by_piece(tmp_path: Path) -> None:
+    model = conv_net()
+    path = tmp_path / "model.onnx"
+    onnx.save_model(conv_net(), path, save_as_external_data=True, location="w.bin", size_threshold=16)
+    with WeightFiles() as files:
+        found = load_onnx(path, files)
+        assert {t.name for t in found.graph.initializer if is_apart(t)} == set(LARGE)
+        assert all(t.data_location == TensorProto.DEFAULT for t in found.graph.initializer if not is_apart(t))
+        assert same_weights(found, model)
+    data = (tmp_path / "w.bin").read_bytes()
+    (tmp_path / "w.bin").write_bytes(data[: len(data) // 2])
+    with WeightFiles() as files, pytest.raises(ModelError, match=r"the weights beside .* cannot be read"):
+        load_onnx(path, files)
+    (tmp_path / "w.bin").unlink()
+    with WeightFiles() as files, pytest.raises(ModelError, match=r"the weights beside .* cannot be read"):
+        load_onnx(path, files)
+
+
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Any, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(apart, "_write", full)
+    with WeightFiles() as files, pytest.raises(CollageError, match=r"No space left on device.*TMPDIR"):
+        load_onnx(conv_net(), files)
+
+
+def test_saved_models_share_the_file(tmp_path: Path) -> None:
+    with WeightFiles() as files:
+        model = moved_out(conv_net(), files)
+        save_model(model, tmp_path / "one.onnx")
+        save_model(model, tmp_path / "two.onnx")
+        (beside,) = tmp_path.glob("*.weights")
+        assert beside.stat().st_nlink == 2
+    found = load_model(tmp_path / "one.onnx")
+    assert same_weights(found, conv_net())
+    assert load_model(tmp_path / "two.onnx") == found
+    apart.check_model(found)
+    found.graph.node[0].input.append("nothing")
+    with pytest.raises(onnx.checker.ValidationError):
+        apart.check_model(found)
+    del found.graph.node[0].input[-1]
+    x = {"x": np.ones((1, 3, 16, 16), np.float32)}
+    expected = reference_run(conv_net(), x)[0]
+    np.testing.assert_allclose(reference_run(found, x)[0], expected, rtol=1e-5, atol=1e-6)
+    forget_borrowed()
+    assert not has_files(found)
+
+
+def test_simplified_and_imported_models_have_the_same_numbers() -> None:
+    with WeightFiles() as files:
+        simple = simplify(load_onnx(conv_net(), files))
+        assert has_files(simple)
+        found, expected = from_simplified(simple), import_model(conv_net())
+        assert found.graph.nodes == expected.graph.nodes
+        for value, array in expected.graph.constants.items():
+            np.testing.assert_array_equal(found.graph.constants[value], array)
+        constants = dict(found.graph.constants)
+    gc.collect()
+    for value, array in expected.graph.constants.items():
+        np.testing.assert_array_equal(constants[value], array)
+
+
+def test_changed_weights_are_in_a_file_too() -> None:
+    with WeightFiles() as files, WeightFiles() as others:
+        model = moved_out(conv_net(), files)
+        changed = with_changed(model, lambda array: array * 2, others)
+        assert {t.name for t in changed.graph.initializer if is_apart(t)} == set(LARGE)
+        for name, array in weights(model).items():
+            np.testing.assert_array_equal(weights(changed)[name], array * 2)
+        others.close()
+        assert same_weights(model, conv_net())
+
+
+def test_artifacts_of_models() -> None:
+    small = artifact_of(conv_net())
+    assert isinstance(small, bytes)
+    with WeightFiles() as files:
+        model = moved_out(conv_net(), files)
+        found = artifact_of(model)
+    assert isinstance(found, Framed)
+    assert len(found.arrays) == 1 + len(LARGE)
+    assert onnx.load_model_from_string(in_one_piece(found)) == conv_net()
+    again = model_artifact(joined(found))
+    assert isinstance(again, Framed)
+    for name, array in weights_of(again).items():
+        np.testing.assert_array_equal(array, weights(conv_net())[name])
+    assert hashed(again).hexdigest() == hashed(found).hexdigest() != hashed(small).hexdigest()
+
+
+def test_models_are_alike_whatever_their_weights() -> None:
+    other = conv_net()
+    for tensor in other.graph.initializer:
+        tensor.CopyFrom(
+            numpy_helper.from_array(numpy_helper.to_array(tensor) * (tensor.name in LARGE), tensor.name)
+        )
+    with WeightFiles() as files:
+        small = {t.name for t in conv_net().graph.initializer} - set(LARGE)
+        assert small
+        for tensor in other.graph.initializer:
+            if tensor.name in small:
+                tensor.CopyFrom(next(t for t in conv_net().graph.initializer if t.name == tensor.name))
+        assert without_weights(moved_out(conv_net(), files)) == without_weights(other)
+
+
+def test_data_that_nobody_has_is_left_alone() -> None:
+    model = conv_net()
+    model.graph.initializer[0].ClearField("raw_data")
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[0].external_data.add(key="location", value="nowhere.bin")
+    with WeightFiles() as files:
+        assert moved_out(model, files) is model
+        assert not has_files(model)
