@@ -31,6 +31,9 @@ from collage.measure_db.settings import MeasureSettings
 _VARIANT = re.compile(r"\[[^\]]*\] (?:in (\w+) )?")
 """What ``variant_text`` gives, at the beginning of a key's settings."""
 
+_COMPARISON = 2
+"""The edition of how conversions are compared with ONNX Runtime. The second one looks at those without operators."""
+
 
 class RequestKeys:
     """The keys of what is measured of one model with certain settings."""
@@ -114,7 +117,7 @@ class RequestKeys:
     def conversions_key(self) -> str:
         """The key of which ONNX nodes of the model the importer converts wrongly, with these libraries."""
         model = self._measured.model
-        versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+        versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__} comparison {_COMPARISON}"
         return f"{model_digest(model)}{_digest(model.example_inputs)} {versions}"
 
 

@@ -120,6 +120,34 @@ def test_wrong_conversion_is_found_and_can_be_avoided(
     assert unknown(mended, store) == []
 
 
+@pytest.mark.parametrize("instead", ["its input", "a constant"])
+def test_wrong_conversion_that_leaves_no_operator_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instead: str
+) -> None:
+    def forgotten(inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        return inputs[0] if instead == "its input" else relax.const(np.zeros((4, 8), np.float32))
+
+    monkeypatch.setitem(overrides.OVERRIDES, "Tanh", forgotten)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Identity", ["a"], ["same"]),
+        helper.make_node("Tanh", ["same"], ["b"]),
+        helper.make_node("Neg", ["b"], ["y"]),
+    ]
+    model = import_model(onnx_model(nodes, {"x": ((4, 8), FLOAT)}, {"y": ((4, 8), FLOAT)}))
+    index = next(i for i, node in enumerate(model.onnx.graph.node) if node.op_type == "Tanh")
+    assert "tanh" not in {node.op for node in model.graph.nodes}
+    store, wrong = evaluated(model, tmp_path / "0")
+    rounds = 0
+    while wrong:
+        rounds += 1
+        model = from_simplified(model.onnx, model.name, {**model.opaque, **wrong})
+        store, wrong = evaluated(model, tmp_path / f"{rounds}")
+    assert index in model.opaque
+    assert rounds == {"its input": 1, "a constant": 2}[instead], "a constant is known where it is read"
+    assert unknown(model, store) == []
+
+
 def test_operator_without_onnx_form_leaves_inner_values_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

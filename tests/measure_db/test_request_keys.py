@@ -131,7 +131,7 @@ def test_key_of_the_cost_of_a_launch(effort: Effort, mark: str) -> None:
 
 
 def test_keys_of_conversions() -> None:
-    versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+    versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__} comparison 2"
     assert keys().conversions_key() == f"{MODEL} {versions}"
     model = replace(chain_model((8, 1 << 17)), example_inputs={"x": np.arange(3, dtype=np.float32)})
     found = RequestKeys(MeasuredModel(model), settings_of(FULL)).conversions_key()

@@ -12,14 +12,16 @@ from collage.frontend.model import Model, from_simplified
 
 @dataclass(frozen=True)
 class Verify:
-    """Compares the Relax form of each ONNX node with ONNX Runtime, or recalls the result of that comparison."""
+    """Compares the Relax form of each ONNX node with ONNX Runtime, or recalls the result of that comparison.
+
+    That is repeated with the wrong nodes opaque, since a node that reads what another one got wrong is compared then.
+    """
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets a model with the wrong nodes opaque. Raises ModelError for opaque nodes in a strict compile."""
         model = compilation.imported
         context.progress(Progress("verify", 0, 1, model.name))
-        wrong = context.workbench(compilation).measurer.verify()
-        if wrong:
+        while wrong := context.workbench(replace(compilation, model=model)).measurer.verify():
             opaque = {**model.opaque, **wrong}
             model = from_simplified(model.onnx, model.name, opaque, model.example_inputs, model.assumed)
         if context.options.strict:
