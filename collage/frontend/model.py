@@ -184,6 +184,15 @@ def from_simplified(
             raise ModelError(
                 f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far."
             )
+    for info in simple.graph.input:
+        extents = [
+            dim.dim_value if dim.HasField("dim_value") else -1 for dim in info.type.tensor_type.shape.dim
+        ]
+        if 0 in extents:  # TVM's importer takes it for an extent that is open
+            text = "x".join("?" if each < 0 else str(each) for each in extents)
+            raise ModelError(
+                f"input {info.name} has no elements (its shape is {text}), and such are not placed."
+            )
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
     packed = sorted({v.type.dtype for v in built.graph.values} & _PACKED)

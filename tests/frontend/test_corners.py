@@ -183,3 +183,10 @@ def test_a_view_of_what_is_dequantized_to_float16() -> None:
     found, expected = (reference_run(each, {"q": q})[0] for each in (simplify(model, halves=True), model))
     assert found.dtype == expected.dtype == np.float16
     np.testing.assert_array_equal(found, expected)
+
+
+def test_an_input_without_elements_is_named() -> None:
+    nodes = [N("Concat", ["past", "x"], ["y"], axis=1)]
+    model = make_model(nodes, {"past": [1, "p", 4], "x": [1, 3, 4]}, {"y": [1, "n", 4]}, {})
+    with pytest.raises(ModelError, match=r"input past has no elements \(its shape is 1x0x4\)"):
+        import_model(model, {"past": (1, 0, 4)})
