@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, str] = {
     "levels": "Compare the op level with the graph level, and both with the engines.",
     "streams": "Time stream assignment, and tell what streams gain.",
     "busy": "Compare compiles on a shared machine with one that has the machine alone.",
+    "memory": "Tell how much memory a compile takes, by stage.",
     "search": "Time the op-level search against the exact solver.",
     "service": "Measure a compiled module as a service uses it.",
     "serve": "Compare Collage's serving engine with a static batch, request-level scheduling and other systems.",

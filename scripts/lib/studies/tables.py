@@ -66,6 +66,22 @@ def _medians(results: Sequence[Result]) -> Table:
     return table
 
 
+def memory(results: Sequence[Result]) -> list[RenderableType]:
+    """A table for each model: the most memory in each stage."""
+    parts: list[RenderableType] = []
+    for result in results:
+        table = _table("stage", "s", "own GB", "largest other GB", "all GB", "all / weights")
+        for each in result["stages"]:
+            table.add_row(
+                each["stage"],
+                f"{each['seconds']:.1f}",
+                *(f"{each[key] / 1e9:.2f}" for key in ("own_bytes", "largest_bytes", "all_bytes")),
+                f"{each['all_bytes'] / result['weight_bytes']:.1f}",
+            )
+        parts += ["", Text(result["model"]), table]
+    return parts
+
+
 def regions(rows: Sequence[Result]) -> Table:
     """The rows of ``hot_regions`` as a table."""
     table = _table("backend", "us", "share", "GFLOP/s", "GB/s")

@@ -117,7 +117,11 @@ class Bert(nn.Module):
 def build(*, batch: int, small: bool) -> Workload:
     """int64 `input_ids`, `attention_mask`, `token_type_ids` [batch, 64] -> float32 `last_hidden_state`
     [batch, 64, 768] and `pooler_output` [batch, 768]."""
-    shape = SMALL if small else FULL
+    return of_shape(SMALL if small else FULL, batch)
+
+
+def of_shape(shape: Shape, batch: int) -> Workload:
+    """The same with the shape's extents."""
     model = Bert(shape).eval()
     randomize(model, seed=1)
 

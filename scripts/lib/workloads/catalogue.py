@@ -43,6 +43,13 @@ ENTRIES: dict[str, Entry] = {
     for entry in (
         Entry("bert_base", "bert", "BERT-base encoder, 64 tokens (Devlin et al. 2019)"),
         Entry(
+            "bert_large",
+            "bert_large",
+            "BERT-large encoder, 64 tokens, 1.3 GB (Devlin et al. 2019)",
+            "bert",
+            paper=False,
+        ),
+        Entry(
             "bilstm_tagger",
             "bilstm",
             "Bidirectional LSTM of two layers, 64 words (Huang et al. 2015)",
