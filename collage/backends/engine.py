@@ -38,7 +38,10 @@ class Engine(Backend):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if not cls.__dict__.keys().isdisjoint(_OF_MODELS) and "takes_apart" not in cls.__dict__:
+        says = next(each for each in cls.__mro__ if "takes_apart" in each.__dict__)
+        if any(
+            getattr(cls, name) is not getattr(says, name, None) for name in _OF_MODELS if hasattr(cls, name)
+        ):
             cls.takes_apart = False
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:

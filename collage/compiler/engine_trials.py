@@ -22,6 +22,8 @@ from collage.measure_db.whole_trial import EngineTrial
 from collage.schedule.region import Region
 
 _TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json, EngineTrial.busy)
+_EDITION = "trial 2"
+"""The edition of how engines are compared with references. The second one changes weights where inputs are integers."""
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 
@@ -45,7 +47,7 @@ def mark(context: Context, *about: str) -> str:
     used = ", ".join(f"{name} {context.versions[name]}" for name in sorted(context.engines))
     hardware, threads = context.target.measured_on, context.target.threads
     effort = context.options.effort.mark
-    return f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}{effort}"
+    return f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}, {_EDITION}{effort}"
 
 
 def trial_of(context: Context, asked: OnEngines) -> tuple[EngineTrial, Measured]:

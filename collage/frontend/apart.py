@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +39,8 @@ LARGE_MODEL = 64 << 20
 """Weights of a model with this many bytes of them or more are moved to a file."""
 LARGE_WEIGHT = 16 << 10
 """Smaller ones stay in the model. Some of them are read as axes, shapes and indices."""
+MOST_INSIDE = 2_000_000_000
+"""With more bytes inside, weights apart are of no use: the protobuf is too large all the same."""
 
 _PLAIN = frozenset(
     TensorProto.DataType.Value(name)
@@ -63,11 +67,19 @@ def moved_out(model: onnx.ModelProto, files: WeightFiles, folder: Path | None = 
     """
     if about_bytes(model) < LARGE_MODEL or (folder is None and any(map(is_external, tensors(model)))):
         return model
-    path = files.new()
-    with _room(path), path.open("wb") as file:
-        found = _bare(model, lambda tensor: _written(tensor, file, path.name, folder))
+    if about_bytes(model) - sum(map(bytes_of, filter(_can_move, model.graph.initializer))) > MOST_INSIDE:
+        return model
+    with _room():
+        path = files.new()
+        with path.open("wb") as file:
+            found = _bare(model, lambda tensor: _written(tensor, file, path.name, folder))
     files.add(path)
     return found
+
+
+def inner_bytes(model: onnx.ModelProto) -> int:
+    """The bytes of the weights and constants that are in the model itself."""
+    return sum(bytes_of(tensor) for tensor in tensors(model) if not is_apart(tensor))
 
 
 def load_beside(model: onnx.ModelProto, folder: Path) -> None:
@@ -83,8 +95,12 @@ def load_beside(model: onnx.ModelProto, folder: Path) -> None:
 def adopted(model: onnx.ModelProto, folder: Path, files: WeightFiles) -> onnx.ModelProto:
     """A model that a library has written to ``folder`` with external data, which is moved to ``files``, in place."""
     moved: dict[str, str] = {}
+    movable = {tensor.name for tensor in model.graph.initializer if _can_move(tensor)}
     for tensor in model.graph.initializer:
-        if is_external(tensor) and not _can_move(tensor):
+        if is_external(tensor) and tensor.name not in movable:
+            _read_in(tensor, folder)
+    for tensor in islice(tensors(model), len(model.graph.initializer), None):  # those of branches and loops
+        if is_external(tensor):
             _read_in(tensor, folder)
     for tensor in model.graph.initializer:
         if is_external(tensor):
@@ -111,22 +127,22 @@ def filled(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model whose large weights are in no file: their types are known, and their numbers are not."""
-    return _bare(model, lambda tensor: _referring(tensor, "elsewhere", 0, 0))
+    return _bare(model, lambda tensor: _referring(tensor, "elsewhere", 0, 0), _is_large)
 
 
 def with_changed(
     model: onnx.ModelProto, change: Callable[[Array], Array], files: WeightFiles
 ) -> onnx.ModelProto:
-    """A copy of the model with other weights: ``change`` is called with each of float32.
+    """A copy of the model with other weights: ``change`` is called with each of float32 and float16.
 
     Those of weights that are in files are in a file of ``files``. Raises CollageError for a full disk.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     path = files.new() if has_files(model) else Path(os.devnull)
-    with _room(path), path.open("wb") as file:
+    with _room(), path.open("wb") as file:
         for tensor in copy.graph.initializer:
-            if tensor.data_type != TensorProto.FLOAT:
+            if tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
                 continue
             changed = change(array_of(tensor))
             if is_apart(tensor):
@@ -145,8 +161,12 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     They are beside it where they are in files now, which are linked and not copied, and where the protobuf would have
     2 GiB or more. The model is not changed.
     """
-    if not has_files(model):
-        _save_whole(model, path)
+    try:
+        data = model.SerializeToString() if has_files(model) else b""
+    except (EncodeError, ValueError):
+        data = b""  # what is in the model itself is too large
+    if not data:
+        _save_whole(filled(model), path)
         return
     for source in {path_of(tensor) for tensor in model.graph.initializer if is_apart(tensor)}:
         target = path.parent / source.name
@@ -155,7 +175,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 os.link(source, target)
             except OSError:  # a file system without such links
                 shutil.copyfile(source, target)
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(data)
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -207,13 +227,25 @@ def _save_whole(model: onnx.ModelProto, path: Path) -> None:
     onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
 
 
-def _bare(model: onnx.ModelProto, refer: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:
-    """A copy of the model, with what ``refer`` makes of its large weights. Their numbers are not copied for that."""
+def _is_large(tensor: TensorProto) -> bool:
+    return tensor.data_type != TensorProto.STRING and bytes_of(tensor) >= LARGE_WEIGHT
+
+
+def _bare(
+    model: onnx.ModelProto,
+    refer: Callable[[TensorProto], TensorProto],
+    taken: Callable[[TensorProto], bool] | None = None,
+) -> onnx.ModelProto:
+    """A copy of the model, with what ``refer`` makes of weights. Their numbers are not copied for that.
+
+    These are the weights that are ``taken``, or else those that can be moved out.
+    """
+    taken = taken or _can_move
     found = onnx.ModelProto()
     _copy_fields(model, found, "graph")
     _copy_fields(model.graph, found.graph, "initializer")
     for tensor in model.graph.initializer:
-        found.graph.initializer.append(refer(tensor) if _can_move(tensor) else tensor)
+        found.graph.initializer.append(refer(tensor) if taken(tensor) else tensor)
     return found
 
 
@@ -246,8 +278,13 @@ def _written(tensor: TensorProto, file: IO[bytes], name: str, folder: Path | Non
         load_external_data_for_tensor(loaded, str(folder))
         data = loaded.raw_data
     elif not tensor.HasField("raw_data"):
-        data = numpy_helper.to_array(tensor).tobytes()
+        try:
+            data = numpy_helper.to_array(tensor).tobytes()
+        except ValueError:
+            return tensor  # its numbers do not fit its shape, as those below, and engines will say so
     if len(data) != elements(tensor) * itemsize(tensor.data_type):
+        if not is_external(tensor):
+            return tensor
         raise ValueError(f"{tensor.name} has {len(data)} bytes of data, which its shape does not explain")
     return _referring(tensor, name, _write(file, data), len(data))
 
@@ -261,7 +298,7 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> int:
 
 
 @contextmanager
-def _room(path: Path) -> Iterator[None]:
+def _room() -> Iterator[None]:
     """Raises CollageError, which names the way out, where the disk is full."""
     try:
         yield
@@ -269,8 +306,8 @@ def _room(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise CollageError(
-            f"the weights of the model cannot be written to {path.parent}: {error.strerror}. Make room there, or name "
-            "a roomier folder with TMPDIR."
+            f"the weights of the model cannot be written to {tempfile.gettempdir()}: {error.strerror}. Make room "
+            "there, or name a roomier folder with TMPDIR."
         ) from error
 
 

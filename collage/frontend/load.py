@@ -12,9 +12,8 @@ from google.protobuf.message import DecodeError
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
-from collage.frontend.apart import check_model, filled, has_files, load_beside, moved_out, weight_files
+from collage.frontend.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
 from collage.frontend.model_path import check_model_path
-from collage.frontend.proto_size import about_bytes
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 from collage.frontend.sparse import make_dense
@@ -57,6 +56,7 @@ def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mo
     Where ``files`` are given, the weights of a large model go there. Raises ModelError for what is no ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
+        check_text(source, "the given ModelProto")
         model = source if files is None else moved_out(source, files)
         if model is source:
             model = onnx.ModelProto()
@@ -64,6 +64,7 @@ def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mo
         return model
     if isinstance(source, bytes):
         model = _parse(source, "the given bytes")
+        check_text(model, "the given bytes")
         return model if files is None else moved_out(model, files)
     path = Path(source)
     try:
@@ -73,6 +74,7 @@ def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mo
         raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     model = _parse(data, str(path))
     del data  # a copy of all weights
+    check_text(model, str(path))
     try:
         if files is not None:
             model = moved_out(model, files, path.parent)
@@ -102,7 +104,6 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
 
 def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model with a version and an operator set that engines take; ``model`` is changed in place."""
-    check_text(model, name)
     if not model.graph.output:
         raise ModelError(f"{name} has no outputs, so there is nothing to compute. Export it again.")
     newest = onnx.defs.onnx_opset_version()
@@ -119,7 +120,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     make_dense(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
-    if not has_files(model) and about_bytes(model) > _CHECKED_BELOW_BYTES:
+    if inner_bytes(model) > _CHECKED_BELOW_BYTES:
         return model
     try:
         check_model(model)

@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 
 from collage.errors import ModelError
-from collage.frontend.apart import has_files
+from collage.frontend.apart import MOST_INSIDE, has_files, inner_bytes
 from collage.frontend.proto_size import is_serialisable
+from collage.frontend.scopes import reads
 from collage.frontend.weights import fill_with, is_apart, is_external, mapped, refer
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import apart, protobuf, weights_of
@@ -16,8 +17,8 @@ _TOO_LARGE = "the weights exceed the 2 GiB that one ONNX protobuf can hold"
 
 
 def fits_an_artifact(model: onnx.ModelProto) -> bool:
-    """Whether there can be an artifact of the model: its weights are in files, or less than 2 GiB."""
-    return has_files(model) or is_serialisable(model)
+    """Whether there can be an artifact of the model: what is not in files is less than 2 GiB."""
+    return inner_bytes(model) < MOST_INSIDE if has_files(model) else is_serialisable(model)
 
 
 def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
@@ -25,13 +26,14 @@ def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
 
     Raises ModelError for a model of 2 GiB or more that has none in files.
     """
+    if not fits_an_artifact(model):
+        raise ModelError(_TOO_LARGE)
     if not has_files(model):
-        if not is_serialisable(model):
-            raise ModelError(_TOO_LARGE)
         data: bytes = model.SerializeToString(deterministic=True)
         return data
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    _drop_unread(copy.graph)
     described: list[tuple[str, str, list[int]]] = []
     arrays: list[memoryview] = []
     for tensor in copy.graph.initializer:
@@ -41,6 +43,17 @@ def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
             described.append((tensor.name, array.dtype.name, list(tensor.dims)))
             refer(tensor, "apart", 0, array.nbytes)
     return apart(copy.SerializeToString(deterministic=True), described, arrays)
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Leave out weights in files that nothing reads: ONNX Runtime takes none of those."""
+    read = {name for node in graph.node for name in reads(node)} | {info.name for info in graph.output}
+    unread = {each.name for each in graph.initializer if is_apart(each) and each.name not in read}
+    for field in (graph.initializer, graph.input):
+        kept = [each for each in field if each.name not in unread]
+        if len(kept) < len(field):
+            del field[:]
+            field.extend(kept)
 
 
 def in_one_piece(model: bytes | Framed) -> bytes:

@@ -8,8 +8,6 @@ uses ``array_of`` to read an initializer.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from collage.core.mapped_file import mapped_file
 from collage.core.temporary import TemporaryFolder
 from collage.graph.dataflow import Array
 
@@ -34,18 +33,15 @@ class _File:
     def __init__(self, path: Path, owner: WeightFiles | None) -> None:
         self.path = path
         self.owner = owner
-        self._map: mmap.mmap | None = None
+        self._map: Any = None
 
-    def view(self, offset: int, length: int) -> Any:
-        """The bytes there, as a ctypes array that keeps the map alive. Raises ValueError where the file ends before."""
+    def view(self, offset: int, length: int) -> Array:
+        """The bytes there, which keep the map alive. Raises ValueError where the file ends before."""
         if self._map is None:
-            with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = mapped_file(self.path)
         if not 0 <= offset <= offset + length <= len(self._map):
             raise ValueError(f"{self.path.name} has no {length} bytes at {offset}")
-        start = np.frombuffer(self._map, np.uint8).ctypes.data
-        found = (ctypes.c_uint8 * length).from_address(start + offset)
-        found._keep = self._map  # type: ignore[attr-defined]
+        found: Array = np.frombuffer(self._map, np.uint8)[offset : offset + length]
         return found
 
 
@@ -92,7 +88,9 @@ def is_external(tensor: TensorProto) -> bool:
 
 def is_apart(tensor: TensorProto) -> bool:
     """Whether the tensor's numbers are in one of these files."""
-    return is_external(tensor) and place_of(tensor)[0] in _known
+    return is_external(tensor) and any(
+        each.key == "location" and each.value in _known for each in tensor.external_data
+    )
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -114,8 +112,7 @@ def mapped(tensor: TensorProto) -> Array:
     count = int(np.prod(list(tensor.dims), dtype=np.int64))
     if length != count * dtype.itemsize:
         raise ValueError(f"{tensor.name} has {length} bytes in its file, not {count} x {dtype.itemsize}")
-    found = np.frombuffer(_known[name].view(offset, length), dtype).reshape(tuple(tensor.dims))
-    return found
+    return _known[name].view(offset, length).view(dtype).reshape(tuple(tensor.dims))
 
 
 def fill(tensor: TensorProto) -> None:

@@ -14,10 +14,13 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.mapped_file import mapped_file
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import as_bytes
@@ -41,6 +44,7 @@ class Artifacts:
         """``constants`` are the arrays of the model's constants by value id. The folder need not exist yet."""
         self._folder = Path(folder)
         self._constants = constants
+        self._mapped: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def __contains__(self, key: str) -> bool:
         return (self._folder / key).exists()
@@ -103,7 +107,7 @@ class Artifacts:
             if kind == "constant":
                 found.append(_bytes_of(self._constants[name]).data)
             elif kind == "part":
-                found.append(np.memmap(self._folder / name, np.uint8, "r").data)
+                found.append(self._part(name))
             else:
                 found.append(file[at : at + length])
                 at += length
@@ -113,6 +117,13 @@ class Artifacts:
         if crc != head["crc"]:
             raise MeasurementError(f"a kernel in {self._folder} does not have the bytes that were measured")
         return found
+
+    def _part(self, name: str) -> memoryview:
+        """The content of a file, which is mapped once for all artifacts that are in use."""
+        found: Any = self._mapped.get(name)
+        if found is None:
+            found = self._mapped[name] = mapped_file(self._folder / name)
+        return np.frombuffer(found, np.uint8).data
 
     def take(self, key: str) -> bytes | None:
         """The bytes of an artifact that is not needed in the folder any more; None where it is not there whole."""

@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 from collage.core.library_text import library_text
+from collage.frontend.apart import has_files
 from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
@@ -39,7 +40,8 @@ USUAL = "usual"
 _BUDGET_S = 15.0
 """Seconds for the reference runs of one region on changed inputs. Kinds of inputs that come too late are left out."""
 _LARGEST_BYTES = 1 << 30
-"""A region with larger constants gets no changed inputs, since ONNX Runtime needs the constants in one protobuf."""
+"""A region with larger constants gets no changed inputs, unless they are in files: ONNX Runtime needs the constants in
+one protobuf."""
 _ROUNDING = 0.05
 """Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
 _NOTE = ".trying"
@@ -200,7 +202,8 @@ class Samples:
 
     def _make(self, subgraph: Subgraph) -> Iterator[Sample]:
         model, usual = subgraph.model, self.usual(subgraph)
-        if sum(array.nbytes for array in subgraph.weights.values()) > _LARGEST_BYTES:
+        constants = sum(array.nbytes for array in subgraph.weights.values())
+        if constants > _LARGEST_BYTES and not has_files(model.onnx):
             return
         if any(node.op in _CONTROL_FLOW for node in subgraph.operators):
             return  # a changed number of iterations may be one that never ends

@@ -226,7 +226,10 @@ class WholeMeasurer:
         """
         rng = np.random.default_rng(0)
         asked: list[RunWhole] = []
-        if any(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in self._inputs):
+        if any(
+            isinstance(each, np.ndarray) and (each.dtype.kind == "f" or "float" in each.dtype.name)
+            for each in self._inputs
+        ):
             for _ in range(_NEARBY):
                 inputs = tuple(
                     slightly_changed(each, rng) if isinstance(each, np.ndarray) else each

@@ -17,7 +17,7 @@ from collage.core.library_text import library_text
 from collage.frontend.apart import filled, has_files, load_model, with_changed
 from collage.frontend.model_artifacts import artifact_of, in_one_piece
 from collage.frontend.shapes import model_inputs
-from collage.frontend.weights import WeightFiles
+from collage.frontend.weights import WeightFiles, forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
@@ -41,6 +41,7 @@ class WholeWorker:
     """One model, the engines that have loaded it, and modules made of it."""
 
     def __init__(self, init: InitWhole) -> None:
+        forget_borrowed()  # the files of the model before this one
         self._init = init
         self._path = Path(init.folder) / "model.onnx"
         self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}

@@ -67,7 +67,9 @@ def put_parts(archive: NewArchive, parts: Parts) -> dict[str, Any]:
 
 def _format(modules: Sequence[tuple[Parts, Report]], model: Artifact | None) -> int:
     """The oldest format that can hold the modules."""
-    if any(isinstance(each, Framed) for each in (model, *(parts.careful for parts, _ in modules))):
+    models = [model, *(parts.careful for parts, _ in modules)]
+    models += [parts.artifacts[-1] for parts, _ in modules if parts.program.suffix is not None]
+    if any(isinstance(each, Framed) for each in models):
         return APART_FORMAT
     return ASSUMING_FORMAT if any(parts.program.assumed for parts, _ in modules) else FORMAT
 

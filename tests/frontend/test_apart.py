@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, ModelError
 from collage.frontend import apart
 from collage.frontend.apart import (
@@ -32,6 +33,7 @@ from collage.frontend.simplify import simplify
 from collage.frontend.weights import WeightFiles, array_of, forget_borrowed, is_apart
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed, joined, model_artifact, weights_of
+from collage.kernel.options import BuildOptions
 from tests.apart import all_apart
 from tests.models import conv_net, make_model
 
@@ -203,3 +205,61 @@ def test_data_that_nobody_has_is_left_alone() -> None:
     with WeightFiles() as files:
         assert moved_out(model, files) is model
         assert not has_files(model)
+
+
+def test_weights_that_nothing_reads_are_left_out_of_artifacts() -> None:
+    model = conv_net()
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "unread"))
+    with WeightFiles() as files:
+        found = artifact_of(moved_out(model, files))
+    assert weights_of(found).keys() == set(LARGE)
+    x = np.ones((1, 3, 16, 16), np.float32)
+    (given,) = OnnxRuntime().session(found, BuildOptions()).run([x])
+    np.testing.assert_allclose(given, reference_run(model, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_branches_stay_with_the_model() -> None:
+    rng = np.random.default_rng(0)
+
+    def branch(name: str) -> onnx.GraphProto:
+        own = numpy_helper.from_array(rng.standard_normal((16, 40)).astype(np.float32), "own")
+        node = helper.make_node("MatMul", ["x", "own"], ["out"], f"{name} product")
+        info = helper.make_tensor_value_info("out", TensorProto.FLOAT, [4, 40])
+        return helper.make_graph([node], name, [], [info], [own])
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["extents"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=branch("then"), else_branch=branch("else")),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+    ]
+    weights = {"w": rng.standard_normal((40, 40)).astype(np.float32)}
+    model = make_model(
+        nodes,
+        {"x": [4, 16], "c": []},
+        {"z": [4, 40], "extents": [2]},
+        weights,
+        types={"c": TensorProto.BOOL, "extents": TensorProto.INT64},
+    )
+    x = rng.standard_normal((4, 16)).astype(np.float32)
+    with WeightFiles() as files:
+        simple = simplify(load_onnx(model, files))
+        assert has_files(simple)
+        for holds in (True, False):
+            feeds = {"x": x, "c": np.array(holds)}
+            found, expected = reference_run(simple, feeds), reference_run(model, feeds)
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["bytes", "a file"])
+def test_malformed_weights_are_no_traceback(tmp_path: Path, given: str) -> None:
+    lying, nowhere = conv_net(), conv_net()
+    lying.graph.initializer[0].dims[0] = 1 << 30
+    nowhere.graph.initializer[0].ClearField("raw_data")
+    nowhere.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    for model in (lying, nowhere):
+        source: Any = model.SerializeToString()
+        if given == "a file":
+            source = tmp_path / "model.onnx"
+            source.write_bytes(model.SerializeToString())
+        with WeightFiles() as files, pytest.raises(ModelError):
+            simplify(load_onnx(source, files))

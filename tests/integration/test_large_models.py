@@ -104,6 +104,7 @@ def test_an_engine_runs_a_model_whose_shapes_depend_on_data(
     assert parts_of(module).program.suffix is not None
     assert isinstance(parts_of(module).artifacts[-1], Framed)
     module.save(tmp_path / "module.collage")
+    assert manifest(tmp_path / "module.collage")["format"] == 8
     for each in (module, collage.load(tmp_path / "module.collage", registry=registry)):
         assert_right(each, model, inputs)
 

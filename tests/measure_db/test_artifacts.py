@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import MeasurementError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.frames import frame
+from collage.kernel.frames import Framed, frame
 from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
 from tests.models import conv_net
@@ -49,6 +50,25 @@ def test_large_parts_are_stored_once(tmp_path: Path) -> None:
         kept.keep(f"{number}", artifact)
         assert kept.load(f"{number}") == artifact
     assert folder_bytes(tmp_path / "kept") < 205_000
+
+
+def test_artifacts_whose_arrays_stay_in_files(tmp_path: Path) -> None:
+    arrays = [bytes(np.random.default_rng(n).bytes(100_000)) for n in range(2)]
+    kept = Artifacts(tmp_path / "kept", {})
+    artifact = frame("test", {}, [arrays[0], b"small", arrays[1], b""])
+    plain = b"plain" + arrays[0]
+    kept.keep("framed", artifact)
+    kept.keep("plain", plain)
+    found, again = kept.open("framed"), kept.open("framed")
+    assert isinstance(found, Framed) and isinstance(again, Framed)
+    assert [bytes(each) for each in found.arrays] == [arrays[0], b"small", arrays[1], b""]
+    assert found.header["kind"] == "test"
+    places = [np.frombuffer(each.arrays[2], np.uint8).ctypes.data for each in (found, again)]
+    assert places[0] == places[1], "a file is mapped once"
+    assert kept.open("plain") == plain
+    for path in (tmp_path / "kept").iterdir():
+        path.unlink()
+    assert [bytes(each) for each in pickle.loads(pickle.dumps(found)).arrays] == [*map(bytes, found.arrays)]
 
 
 def test_small_and_empty_ones(tmp_path: Path) -> None:
