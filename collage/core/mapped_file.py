@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from functools import cache
 from pathlib import Path
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -32,6 +33,7 @@ def mapped_file(path: Path) -> ctypes.Array[ctypes.c_uint8]:
     return found
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

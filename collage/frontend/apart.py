@@ -72,7 +72,7 @@ def moved_out(model: onnx.ModelProto, files: WeightFiles, folder: Path | None = 
     with _room():
         path = files.new()
         with path.open("wb") as file:
-            found = _bare(model, lambda tensor: _written(tensor, file, path.name, folder))
+            found = _bare(model, _can_move, lambda tensor: _written(tensor, file, path.name, folder))
     files.add(path)
     return found
 
@@ -127,7 +127,7 @@ def filled(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model whose large weights are in no file: their types are known, and their numbers are not."""
-    return _bare(model, lambda tensor: _referring(tensor, "elsewhere", 0, 0), _is_large)
+    return _bare(model, _is_large, lambda tensor: _referring(tensor, "elsewhere", 0, 0))
 
 
 def with_changed(
@@ -233,19 +233,15 @@ def _is_large(tensor: TensorProto) -> bool:
 
 def _bare(
     model: onnx.ModelProto,
-    refer: Callable[[TensorProto], TensorProto],
-    taken: Callable[[TensorProto], bool] | None = None,
+    taken: Callable[[TensorProto], bool],
+    replaced: Callable[[TensorProto], TensorProto],
 ) -> onnx.ModelProto:
-    """A copy of the model, with what ``refer`` makes of weights. Their numbers are not copied for that.
-
-    These are the weights that are ``taken``, or else those that can be moved out.
-    """
-    taken = taken or _can_move
+    """A copy of the model with others in the place of the weights that are ``taken``, whose numbers are not copied."""
     found = onnx.ModelProto()
     _copy_fields(model, found, "graph")
     _copy_fields(model.graph, found.graph, "initializer")
     for tensor in model.graph.initializer:
-        found.graph.initializer.append(refer(tensor) if taken(tensor) else tensor)
+        found.graph.initializer.append(replaced(tensor) if taken(tensor) else tensor)
     return found
 
 
@@ -270,9 +266,7 @@ def _can_move(tensor: TensorProto) -> bool:
 def _written(tensor: TensorProto, file: IO[bytes], name: str, folder: Path | None) -> TensorProto:
     """Write the tensor's numbers to the file of that name, and return a tensor that refers to them."""
     data = tensor.raw_data
-    if is_apart(tensor):
-        data = array_of(tensor).tobytes()
-    elif is_external(tensor):
+    if is_external(tensor):
         loaded = TensorProto()
         loaded.CopyFrom(tensor)
         load_external_data_for_tensor(loaded, str(folder))

@@ -18,7 +18,7 @@ from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.network import network_bytes
-from collage.frontend.shapes import Shapes, fix_shapes
+from collage.frontend.shapes import Shapes, fix_shapes, shape_text
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import decides
@@ -185,13 +185,11 @@ def from_simplified(
                 f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far."
             )
     for info in simple.graph.input:
-        extents = [
-            dim.dim_value if dim.HasField("dim_value") else -1 for dim in info.type.tensor_type.shape.dim
-        ]
-        if 0 in extents:  # TVM's importer takes it for an extent that is open
-            text = "x".join("?" if each < 0 else str(each) for each in extents)
+        dims = info.type.tensor_type.shape.dim
+        if any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims):
+            # TVM's importer takes such an extent for one that is open.
             raise ModelError(
-                f"input {info.name} has no elements (its shape is {text}), and such are not placed."
+                f"input {info.name} has no elements (its shape is {shape_text(info)}), and such are not placed."
             )
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 
 from collage.errors import ModelError
-from collage.frontend.apart import MOST_INSIDE, has_files, inner_bytes
+from collage.frontend.apart import MOST_INSIDE, has_files, inner_bytes, load_model
 from collage.frontend.proto_size import is_serialisable
 from collage.frontend.scopes import reads
-from collage.frontend.weights import fill_with, is_apart, is_external, mapped, refer
+from collage.frontend.weights import SUFFIX, fill_with, is_apart, is_external, mapped, refer
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import apart, protobuf, weights_of
 
@@ -43,6 +45,13 @@ def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
             described.append((tensor.name, array.dtype.name, list(tensor.dims)))
             refer(tensor, "apart", 0, array.nbytes)
     return apart(copy.SerializeToString(deterministic=True), described, arrays)
+
+
+def artifact_in(path: Path) -> bytes | Framed:
+    """The artifact of a model that ``save_model`` has written to a folder of its own."""
+    if any(path.parent.glob(f"*{SUFFIX}")):
+        return artifact_of(load_model(path))
+    return path.read_bytes()
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:

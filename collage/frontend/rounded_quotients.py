@@ -12,7 +12,7 @@ import onnx.numpy_helper
 from onnx import TensorProto
 
 from collage.frontend.bounds import INTEGERS, MOVES, Types
-from collage.frontend.weights import array_of
+from collage.frontend.weights import array_of, is_apart, is_external
 from collage.graph.reciprocals import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())
@@ -52,7 +52,7 @@ def rounded_quotients(graph: onnx.GraphProto, types: Types) -> Mapping[int, str]
 
 
 def _by_powers_of_two(divisor: TensorProto) -> bool:
-    at_hand = divisor.data_location != TensorProto.EXTERNAL
+    at_hand = is_apart(divisor) or not is_external(divisor)
     return at_hand and are_powers_of_two(array_of(divisor))
 
 

@@ -42,7 +42,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
             _write(each, tuple(shapes[each.name]))
     symbolic = [each for each in inputs if not _is_static(each)]
     if symbolic:
-        given = "; ".join(f"{each.name}: {_describe(each)}" for each in symbolic)
+        given = "; ".join(f"{each.name}: {shape_text(each)}" for each in symbolic)
         flags = " ".join(f"--shape {each.name}:{_guess(each)}" for each in symbolic)
         raise UsageError(
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
@@ -84,7 +84,7 @@ def _refuse_huge(model: onnx.ModelProto) -> None:
             size *= max(dim.dim_value, 1)
         if size > most:
             raise ModelError(
-                f"{printable(info.name)} has the shape {_describe(info)}: that is more than this machine's "
+                f"{printable(info.name)} has the shape {shape_text(info)}: that is more than this machine's "
                 f"{most >> 30} GiB of memory. Fix smaller shapes with --shape, or export the model with smaller ones."
             )
 
@@ -96,13 +96,13 @@ def _write(info: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
     if info.type.tensor_type.HasField("shape"):
         if len(proto.dim) != len(shape):
             raise UsageError(
-                f"input {info.name} has {len(proto.dim)} dimensions ({_describe(info)}), the given shape "
+                f"input {info.name} has {len(proto.dim)} dimensions ({shape_text(info)}), the given shape "
                 f"{'x'.join(map(str, shape))} has {len(shape)}."
             )
         for dim, extent in zip(proto.dim, shape, strict=True):
             if dim.HasField("dim_value") and dim.dim_value > 0 and dim.dim_value != extent:
                 raise UsageError(
-                    f"input {info.name} is {_describe(info)} in the model; "
+                    f"input {info.name} is {shape_text(info)} in the model; "
                     f"{'x'.join(map(str, shape))} does not fit its fixed dimensions."
                 )
     del proto.dim[:]
@@ -121,7 +121,8 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
     )
 
 
-def _describe(info: onnx.ValueInfoProto) -> str:
+def shape_text(info: onnx.ValueInfoProto) -> str:
+    """The tensor's shape for people: ``1x3x?x?``."""
     tensor = info.type.tensor_type
     if not tensor.HasField("shape"):
         return "unknown rank"

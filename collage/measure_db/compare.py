@@ -178,7 +178,7 @@ class Expected:
             dtype = np_dtype(stored_type(TensorType(array.shape, dtype.name), layout).dtype)
         layout = unrounded(layout)
         stored = to_layout(array, layout)
-        if not _is_inexact(array) and not (rounded and _is_short(array)):
+        if not is_inexact(array) and not (rounded and _is_short(array)):
             return Expected(stored, dtype, None, None, None, narrow)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
@@ -278,7 +278,7 @@ def is_tolerable(
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    if not _is_inexact(expected):
+    if not is_inexact(expected):
         return bool(np.all(np.logical_or.reduce([actual == each for each in (expected, *nearby)])))
     a, e = np.asarray(widened(actual)), np.asarray(widened(expected))
     with np.errstate(all="ignore"):
@@ -300,7 +300,7 @@ def slightly_changed(array: Array, rng: np.random.Generator, precision: str = ""
 
     For a reduced ``precision`` they are changed by as much as rounding to it changes numbers at most.
     """
-    if not _is_inexact(array) or array.dtype.kind == "c":
+    if not is_inexact(array) or array.dtype.kind == "c":
         return array
     eps = {8: 2.0**-52, 4: 2.0**-23, 2: 2.0**-10}.get(array.dtype.itemsize, 0.0)
     with np.errstate(all="ignore"):
@@ -314,7 +314,7 @@ def changed_by_steps(array: Array, rng: np.random.Generator) -> Array:
 
     Rounding to 8 bits with one scale does that: numbers that are next to nothing lose all of their digits.
     """
-    if not _is_inexact(array) or array.dtype.kind == "c":
+    if not is_inexact(array) or array.dtype.kind == "c":
         return array
     most = float(magnitudes(array).max(initial=0.0)) / 254
     with np.errstate(all="ignore"):
@@ -346,7 +346,8 @@ def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[fl
         return float(np.nanmax(np.abs(a.astype(np.float64) - e.astype(np.float64)), initial=0.0)), error
 
 
-def _is_inexact(array: Array) -> bool:
+def is_inexact(array: Array) -> bool:
+    """Whether the array holds floating-point numbers, of any type."""
     return array.dtype.kind in "fc" or "float" in array.dtype.name
 
 

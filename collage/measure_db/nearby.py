@@ -15,6 +15,7 @@ from collage.graph.dataflow import Array
 from collage.measure_db.compare import (
     changed_by_steps,
     in_even_steps,
+    is_inexact,
     is_tolerable,
     slightly_changed,
 )
@@ -55,7 +56,7 @@ def nearby_outputs(
     def around() -> dict[str, Array]:
         return {name: changed(array) for name, array in feeds.items()}
 
-    if not any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
+    if not any(map(is_inexact, feeds.values())):
         for _ in range(_RUNS_OF_WEIGHTS):
             with WeightFiles() as files:
                 yield run(with_changed(model, slightly, files), feeds)

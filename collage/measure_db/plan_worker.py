@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from collage.frontend.apart import load_model
 from collage.frontend.model import Model
-from collage.frontend.model_artifacts import artifact_of
+from collage.frontend.model_artifacts import artifact_in
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
@@ -170,7 +169,7 @@ class PlanWorker:
         path = self._folder / AS_LOADED
         if not plan.program.is_guarded or not path.exists():
             return None
-        return Careful(artifact_of(load_model(path)), plan.program.threads)
+        return Careful(artifact_in(path), plan.program.threads)
 
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]

@@ -17,7 +17,7 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.apart import save_model
 from collage.kernel.frames import Framed
-from collage.measure_db.compare import difference, dtypes_of, region_tolerance, slightly_changed
+from collage.measure_db.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
@@ -226,10 +226,7 @@ class WholeMeasurer:
         """
         rng = np.random.default_rng(0)
         asked: list[RunWhole] = []
-        if any(
-            isinstance(each, np.ndarray) and (each.dtype.kind == "f" or "float" in each.dtype.name)
-            for each in self._inputs
-        ):
+        if any(isinstance(each, np.ndarray) and is_inexact(each) for each in self._inputs):
             for _ in range(_NEARBY):
                 inputs = tuple(
                     slightly_changed(each, rng) if isinstance(each, np.ndarray) else each

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from collage.backends.base import UnsupportedError
 from collage.backends.engine import Engine, as_engine, session_on
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
-from collage.frontend.apart import filled, has_files, load_model, with_changed
-from collage.frontend.model_artifacts import artifact_of, in_one_piece
+from collage.frontend.apart import filled, load_model, with_changed
+from collage.frontend.model_artifacts import artifact_in, in_one_piece
 from collage.frontend.shapes import model_inputs
 from collage.frontend.weights import WeightFiles, forget_borrowed
 from collage.kernel.frames import Framed
@@ -69,32 +68,23 @@ class WholeWorker:
         try:
             engine = as_engine(pickle.loads(self._init.backends[name]))
             options = BuildOptions(threads=self._init.threads, exclusive=True)
+            model = artifact_in(self._path)
             if not unchecked:
                 try:
-                    self._check(engine)
+                    self._check(engine, model)
                 except UnsupportedError as refusal:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
-            self._sessions[name] = session_on(engine, self._model, options)
+            self._sessions[name] = session_on(engine, model, options)
         except BaseException as error:  # an engine may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
         return self._ran(name)
 
-    @cached_property
-    def _proto(self) -> onnx.ModelProto | None:
-        """The model, where its weights are in files."""
-        proto = load_model(self._path)
-        return proto if has_files(proto) else None
-
-    @property
-    def _model(self) -> bytes | Framed:
-        return self._path.read_bytes() if self._proto is None else artifact_of(self._proto)
-
-    def _check(self, engine: Engine) -> None:
+    def _check(self, engine: Engine, model: bytes | Framed) -> None:
         """Raises what the engine says against the model."""
-        if self._proto is not None and engine.takes_apart:
-            engine.check_proto(self._proto)
+        if isinstance(model, Framed) and engine.takes_apart:
+            engine.check_proto(load_model(self._path))
         else:
-            engine.check_model(in_one_piece(self._model))
+            engine.check_model(in_one_piece(model))
 
     def _open_parts(self, message: OpenParts) -> Opened:
         try:

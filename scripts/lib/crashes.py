@@ -17,6 +17,7 @@ from typing import Any
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database
 from scripts.lib import ROOT
+from scripts.lib.processes import descendants
 
 _IMPROVED = {("facts", "calibration_us")}
 """Rows that a compile may replace by better ones."""
@@ -119,15 +120,6 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = s
             raise CrashError(f"still running {_END_S:g} s after their parent was killed: {left}")
         time.sleep(0.05)
     return True
-
-
-def descendants(pid: int) -> list[int]:
-    """The ids of the process's children and of their descendants."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
 
 
 def _runs(pid: int) -> bool:

@@ -17,6 +17,7 @@ import onnx
 from collage.bench.compiled import Options, compile_to
 from collage.core.progress import Progress
 from collage.frontend.proto_size import about_bytes
+from scripts.lib.processes import descendants, private_bytes
 
 _EVERY_S = 0.1
 
@@ -47,7 +48,9 @@ class Watch:
 
     def _sample(self) -> None:
         last = time.perf_counter()
-        while not self._ended.wait(_EVERY_S):
+        ended = False
+        while not ended:
+            ended = self._ended.wait(_EVERY_S)
             stage = self.stage
             own, others = private_bytes(os.getpid()), [private_bytes(pid) for pid in descendants(os.getpid())]
             found = own, max(others, default=0), own + sum(others)
@@ -56,29 +59,6 @@ class Watch:
             now = time.perf_counter()
             self.seconds[stage] = self.seconds.get(stage, 0.0) + now - last
             last = now
-
-
-def private_bytes(pid: int) -> int:
-    """The bytes of memory that only this process has; 0 where it has ended."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
-    return 0
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and that these have started."""
-    found: list[int] = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    except (OSError, ValueError):
-        pass
-    return found
 
 
 def memory(
