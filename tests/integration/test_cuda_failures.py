@@ -31,6 +31,14 @@ for backend in sys.argv[2:]:
 """
 
 
+FAULTY = """
+import json, sys
+import numpy as np, onnx
+from scripts.lib.gpu.failures import faulty_kernel
+print(json.dumps(faulty_kernel(onnx.load(sys.argv[1]), [*np.load(sys.argv[1] + ".npz").values()])))
+"""
+
+
 @dataclass(frozen=True)
 class Result:
     """What came of a compile: the backends of its launches, the error of its outputs, and the database's kernels."""
@@ -87,6 +95,12 @@ def test_a_kernel_that_corrupts_the_context_while_it_is_measured(
         assert us is None and kind == "crashed" and "CUDA_ERROR_ILLEGAL_ADDRESS" in message, (kind, message)
     assert any(us is not None for us, *_ in found.of("tvm_cuda"))
     assert all("ILLEGAL" not in (message or "") for _, _, message in found.of("tvm_cuda"))
+
+
+def test_a_kernel_that_writes_where_it_must_not(gpu: Gpu, model: Path) -> None:
+    """The check of ``scripts/bench gpu``: here it is a fault of the process, and on a GPU one of the context."""
+    found = json.loads(gpu.run(FAULTY, str(model)).splitlines()[-1])
+    assert found["crashed"] >= 1 and found["error"] < 1e-6
 
 
 def test_kernels_that_fail_in_the_network_only(gpu: Gpu, model: Path, tmp_path: Path) -> None:

@@ -104,6 +104,18 @@ def test_shares_of_the_time() -> None:
     ]
 
 
+def test_a_part_with_too_little_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts that share the time have it one after another, instead of too little each."""
+    (tmp_path / "slow_part.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    least_s = {"a": 4.0, "b": 30.0, "c": 1.0}
+    parts = [Part(name, "slow_part", "", 20.0, least_s=each) for name, each in least_s.items()]
+    found = run_parts(parts, tmp_path / "found.json", 6.0, {})["parts"]
+    assert found["a"]["ended"] == "stopped after 4 s"
+    assert found["b"] == {"left out": "the time is over"}
+    assert "ended" in found["c"]
+
+
 def test_idle_time_is_when_no_stream_has_a_kernel() -> None:
     run = [(0.0, 10.0), (4.0, 6.0), (5.0, 14.0), (15.5, 20.0)]
     spans = [(begin + shift, end + shift) for shift in (0.0, 5000.0, 10000.0, 15000.0) for begin, end in run]

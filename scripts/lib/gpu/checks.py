@@ -28,6 +28,7 @@ from collage.kernel.options import BuildOptions
 from collage.native.scan import Scanned
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import DeviceFlag, scan_on_device
+from scripts.lib.gpu.failures import faulty_kernel, killed_process
 from scripts.lib.gpu.gaps import by_events_us
 from scripts.lib.gpu.half import in_half
 
@@ -63,6 +64,8 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "onnxruntime engine": lambda: engine("onnxruntime_cuda"),
         "tensorrt engine": lambda: engine("tensorrt"),
         "out of memory": out_of_memory,
+        "killed process": killed_process,
+        "faulty kernel": lambda: faulty_kernel(_product("Relu"), [_random(64, 768)]),
         "tvm's tuned product": lambda: one_kernel("tvm_cuda", _product("Relu"), trials=_TRIALS),
     }
 

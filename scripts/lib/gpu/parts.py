@@ -23,8 +23,10 @@ _TAIL = 3000
 _CHECK_S, _LEAST_S, _POLL_S = 120.0, 10.0, 1.0
 _DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
-_NETWORK_S, _RIVALS_S = 60.0, 300.0
+_NETWORK_S, _RIVALS_S = 90.0, 300.0
 """The most seconds of a part: what a network takes besides its compile, and what PyTorch's compiler may take."""
+_LEAST_NETWORK_S = 60.0
+"""The least: half of it is over before the search begins, and a module of a few seconds' search tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Part:
     """A process: its name in the results, its module, its argument, and the seconds that it may take.
 
     It gets so many ``shares`` of the time that is left, where each part after it has its own. What it does not use is
-    left to them. A ``greedy`` one takes all that is left, since half of it would be worth nothing.
+    left to them. A ``greedy`` one takes all that is left, since half of it would be worth nothing. With fewer than
+    ``least_s`` seconds it is left out.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Part:
     limit_s: float
     shares: float = 1.0
     greedy: bool = False
+    least_s: float = _LEAST_S
 
 
 def parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
@@ -57,11 +61,9 @@ def parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
 
 def _parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
     for task in tasks:
-        alone = replace(task, rivals=False)
-        limit_s = task.budget_s + _NETWORK_S
-        yield Part(
-            task.name, "scripts.lib.gpu.network", json.dumps(alone.plain()), limit_s, 2.0 * task.weight
-        )
+        about, shares = json.dumps(replace(task, rivals=False).plain()), 2.0 * task.weight
+        limit_s, least_s = task.budget_s + _NETWORK_S, _LEAST_S if task.small else _LEAST_NETWORK_S
+        yield Part(task.name, "scripts.lib.gpu.network", about, limit_s, shares, least_s=least_s)
     for task in tasks:
         if task.rivals:
             name = f"{task.name} against torch.compile"
@@ -87,13 +89,13 @@ def run_parts(
     parts = [each for each in parts if each.name not in kept]
     for at, part in enumerate(parts):
         left = end - time.monotonic()
-        if left < _LEAST_S:
+        if left < part.least_s:
             found["parts"][part.name] = {"left out": "the time is over"}
             write_json(out, found)
             continue
         shares = sum(each.shares for each in parts[at:])
         share = 1.0 if part.greedy or not shares else part.shares / shares
-        limit_s = min(part.limit_s, max(_LEAST_S, left * share))
+        limit_s = min(part.limit_s, max(part.least_s, left * share))
 
         def keep(so_far: dict[str, Any], name: str = part.name) -> None:
             found["parts"][name] = so_far

@@ -75,9 +75,9 @@ def _made_up_ranges(graph: Graph) -> dict[int, Range]:
 def kernels(
     layer: Layer, threads: int, copies: int, precisions: frozenset[str] = frozenset()
 ) -> dict[str, LaunchList]:
-    """``copies`` kernels in sequence, with weights of their own, by backend and variant."""
+    """``copies`` kernels in sequence, with weights of their own, by backend and variant, of backends that are here."""
     made = {}
-    for backend in BACKENDS:
+    for backend in (each for each in BACKENDS if each.available()):
         for variant in backend.variants(layer.subgraph, BuildOptions(threads=threads, precisions=precisions)):
             options = BuildOptions(threads=threads, variant=variant)
             try:

@@ -47,7 +47,7 @@ def measure_machine(threads: int, precision: str = FLOAT32, seconds: float = 3.0
 
 
 def _narrow_gflops(precisions: frozenset[str], threads: int, seconds: float) -> float:
-    """GFLOP/s of the fastest kernel of a large product in these precisions or float32, ours or oneDNN's."""
+    """GFLOP/s of the fastest kernel of a large product in these precisions or float32, of our own and oneDNN's."""
     from collage.frontend.model import import_model
     from scripts.lib.kernels.layers import layers, race
 

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,10 @@ class ContenderProcess:
         """Start the process and open the model. Raises MissingError and ContenderError."""
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        # Packages on this process's path are for its own interpreter, and not for that of a peer.
+        paths = [str(ROOT), *(sys.path if python == Path(sys.executable) else [])]
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": str(setup.threads),
             "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
