@@ -49,6 +49,8 @@ class Assembler:
         self._versions = versions
         self.ranges: Mapping[int, Range] = {}
         """What numbers the values have on samples, as far as the compilation knows by now."""
+        self.guards_halves = True
+        """Whether values are scanned for what is too large for float16. A model may have infinities on usual inputs."""
 
     def assemble(
         self, plan: Plan, tunings: Mapping[Request, str], *, guard_inputs: bool = False
@@ -66,6 +68,8 @@ class Assembler:
         pieces = self._scans.guarded(pieces, buffers, limits)
         if guard_inputs:
             pieces = self._scans.of_inputs(pieces, buffers)
+        if self.guards_halves:
+            pieces = self._scans.of_halves(pieces, buffers)
         program = self._program([piece.region for piece in pieces], buffers, limits)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
 from collage.compiler.pieces import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.magnitudes import LIMIT, Magnitudes, can_be_limited, is_scanned
+from collage.graph.magnitudes import (
+    LIMIT,
+    Magnitudes,
+    can_be_limited,
+    can_be_scanned,
+    hides_infinity,
+    is_scanned,
+)
 from collage.graph.ranges import Range
-from collage.graph.storage import PLAIN, steps_of
+from collage.graph.storage import CUDA, PLAIN, steps_of
 from collage.schedule.guards import Flow, guarded
 from collage.search.transforms import PlacedTransform
 
@@ -50,6 +57,42 @@ class Scans:
                 break
         return found
 
+    def of_halves(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
+        """The pieces, with scans for what is too large for float16.
+
+        ONNX Runtime has no such numbers on a CPU: it computes float16 in float32. An infinity that a kernel stores
+        instead reaches the model's outputs as NaN or infinity, unless an operator makes another number of it. So
+        outputs are scanned on the GPU, before they are copied to the host, and so is what such operators read.
+        """
+
+        def is_half(buffer: int) -> bool:
+            return buffers.type_of(buffer).dtype == "float16"
+
+        if not any(is_half(buffer) for piece in pieces for buffer in piece.region.outputs):
+            return list(pieces)
+        scans = [[v for v in self._hidden(piece) if is_half(v)] for piece in pieces]
+        for value in self._model.graph.outputs:
+            copy = _copy_to_host(value, pieces)
+            if copy is not None and can_be_scanned(buffers.type_of(value).dtype):
+                scans[copy] += pieces[copy].region.inputs
+        return [
+            replace(piece, region=replace(piece.region, scans=tuple({*piece.region.scans, *more})))
+            if more
+            else piece
+            for piece, more in zip(pieces, scans, strict=True)
+        ]
+
+    def _hidden(self, piece: Piece) -> Iterator[int]:
+        """The buffers that the piece reads of which an operator makes numbers, also where they are infinite."""
+        if isinstance(piece.what, PlacedTransform):
+            return
+        subgraph = Subgraph(self._model, piece.what.nodes)
+        read = dict(zip(subgraph.inputs, piece.region.inputs, strict=True))
+        for node in subgraph.operators:
+            for position, value in enumerate(node.inputs):
+                if value in read and hides_infinity(node, position, self._model.graph):
+                    yield read[value]
+
     def _flow(self, piece: Piece) -> Flow:
         """A function that follows magnitudes through the piece."""
         if isinstance(piece.what, PlacedTransform):
@@ -63,6 +106,21 @@ class Scans:
             return max(found.values()), [found[value] for value in subgraph.outputs]
 
         return flow
+
+
+def _copy_to_host(value: int, pieces: Sequence[Piece]) -> int | None:
+    """The piece that copies a value from a GPU to the host, where that is how the value, or what it views, is made."""
+    for number in reversed(range(len(pieces))):
+        region = pieces[number].region
+        if value not in region.outputs:
+            continue
+        if region.backend == VIEW and len(region.inputs) == 1:
+            (value,) = region.inputs
+            continue
+        what = pieces[number].what
+        ends = (what.transform.source, what.transform.target) if isinstance(what, PlacedTransform) else ()
+        return number if [end.device == CUDA for end in ends] == [True, False] else None
+    return None
 
 
 def limits_of(pieces: Sequence[Piece], buffers: Buffers, ranges: Mapping[int, Range]) -> dict[int, float]:

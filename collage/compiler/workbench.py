@@ -13,7 +13,7 @@ from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.assemble import Assembler
 from collage.compiler.events import Event, Measured
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import FinalCheck, Finding
+from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
 from collage.compiler.plan_runs import PlanRuns
 from collage.core.deadline import Deadline
 from collage.frontend.model import Model
@@ -61,7 +61,8 @@ class Workbench:
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.
 
-        Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked.
+        Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked. Where
+        usual inputs lead to infinities in a model of float16, those are no sign that a number was too large.
         """
         check: Callable[[], FinalCheck] = self._check
         about = ""
@@ -69,6 +70,12 @@ class Workbench:
             check = partial(self._check_of_reduced, executable.precisions)
             about = " by outputs" if self._by_outputs else ""
         finding = self.runs.finding(executable, check, about)
+        if finding.complaint == BEYOND_GUARDS and self.assembler.guards_halves:
+            self.assembler.guards_halves = False
+            without = self.assembler.assemble(executable.plan, tunings)
+            if without.digest != executable.digest:
+                executable, finding = without, self.runs.finding(without, check, about)
+            self.assembler.guards_halves = finding.complaint == BEYOND_GUARDS
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
         log.info("%s: %s; its inputs are guarded", executable.label, finding.complaint)

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from collage.core.cuda import LIBRARY, gpu
@@ -34,6 +33,8 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "cuDevicePrimaryCtxRetain": (_TO, ctypes.c_int),
     "cuCtxSetCurrent": (_HANDLE,),
+    "cuCtxPushCurrent_v2": (_HANDLE,),
+    "cuCtxPopCurrent_v2": (_TO,),
     "cuMemAlloc_v2": (_TO, _SIZE),
     "cuMemFree_v2": (_ADDRESS,),
     "cuMemGetInfo_v2": (_TO, _TO),
@@ -86,7 +87,7 @@ def lost_context(*, ask: bool = False) -> str:
     With ``ask`` the driver is asked, where this process uses it: a library's kernel may have failed with nobody asking
     since.
     """
-    if ask and not _lost and driver.cache_info().currsize:
+    if ask and not _lost and _driver is not None:
         try:
             driver().enter()
             driver().synchronize(driver().stream)
@@ -106,11 +107,19 @@ def free_memory() -> int | None:
         return None
 
 
-@cache
+_driver: Driver | None = None
+_making = threading.Lock()
+
+
 def driver() -> Driver:
-    """The driver, with its context current in the calling thread. Raises NoGpuError where there is no GPU."""
-    gpu()
-    return Driver(ctypes.CDLL(LIBRARY))
+    """The driver of this process. Raises NoGpuError where there is no GPU."""
+    global _driver
+    if _driver is None:
+        gpu()
+        with _making:  # two would have a stream each, and take turns with themselves only
+            if _driver is None:
+                _driver = Driver(ctypes.CDLL(LIBRARY))
+    return _driver
 
 
 class Driver:
@@ -125,7 +134,6 @@ class Driver:
         for name, arguments in _ARGUMENTS.items():
             getattr(library, name).argtypes = arguments
         self._pid = os.getpid()
-        self._entered = threading.local()
         self._device = self._integer("cuDeviceGet", 0)
         self._context = self._handle("cuDevicePrimaryCtxRetain", self._device)
         self.enter()
@@ -138,14 +146,15 @@ class Driver:
     # Contexts
 
     def enter(self) -> None:
-        """Make the context current in the calling thread. Raises CudaError, also in a forked child."""
+        """Make the context current in the calling thread, where others may have set another one since the last time.
+
+        Raises CudaError, also in a forked child.
+        """
         if os.getpid() != self._pid:
             raise CudaError(
                 "cuCtxSetCurrent", 3, "the GPU cannot be used after a fork: load the module again"
             )
-        if not getattr(self._entered, "done", False):
-            self.call("cuCtxSetCurrent", self._context)
-            self._entered.done = True
+        self.call("cuCtxSetCurrent", self._context)
 
     @property
     def l2_bytes(self) -> int:
@@ -182,8 +191,7 @@ class Driver:
 
     def free(self, address: int) -> None:
         """Free what ``allocate`` gave. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuMemFree_v2(address)
+        self._drop("cuMemFree_v2", address)
 
     def lock_pages(self, address: int, nbytes: int) -> bool:
         """Lock memory of the host, so that copies of it run by themselves. Whether that could be done."""
@@ -191,8 +199,7 @@ class Driver:
 
     def unlock_pages(self, address: int) -> None:
         """Unlock memory that ``lock_pages`` has locked. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuMemHostUnregister(address)
+        self._drop("cuMemHostUnregister", address)
 
     def to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy bytes of the host to the GPU, once all before it on the stream has been done."""
@@ -218,8 +225,7 @@ class Driver:
 
     def unload(self, module: int) -> None:
         """Unload a module. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuModuleUnload(module)
+        self._drop("cuModuleUnload", module)
 
     def function(self, module: int, name: str) -> int:
         """A function of a module."""
@@ -239,8 +245,7 @@ class Driver:
 
     def drop_stream(self, stream: int) -> None:
         """Destroy a stream. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuStreamDestroy_v2(stream)
+        self._drop("cuStreamDestroy_v2", stream)
 
     def synchronize(self, stream: int) -> None:
         """Wait until everything on the stream has been done. Raises CudaError for what has failed there."""
@@ -252,8 +257,7 @@ class Driver:
 
     def drop_event(self, event: int) -> None:
         """Destroy an event. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuEventDestroy_v2(event)
+        self._drop("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int) -> None:
         """Let the event happen when all before it on the stream has been done."""
@@ -292,14 +296,19 @@ class Driver:
 
     def drop_graph(self, graph: int) -> None:
         """Destroy an executable graph. Nothing is raised."""
-        if os.getpid() == self._pid:
-            self._library.cuGraphExecDestroy(graph)
+        self._drop("cuGraphExecDestroy", graph)
 
     # Calls
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the library by name. Raises CudaError for any answer but success."""
         self._check(name, getattr(self._library, name)(*arguments))
+
+    def _drop(self, name: str, what: int) -> None:
+        """Call what gives something back, from whatever thread a finalizer runs in, and leave its context as it is."""
+        if os.getpid() == self._pid and not self._library.cuCtxPushCurrent_v2(self._context):
+            getattr(self._library, name)(what)
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def check(self, status: int) -> None:
         """Raise CudaError unless a launch could be enqueued."""

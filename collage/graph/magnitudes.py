@@ -61,6 +61,25 @@ def is_scanned(dtype: str) -> bool:
     return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
 
 
+_HIDING: Mapping[str, frozenset[int]] = {
+    **dict.fromkeys("divide floor_divide".split(), frozenset({1})),
+    **dict.fromkeys("rsqrt argmax argmin topk sort argsort isfinite isinf".split(), frozenset({0})),
+    **dict.fromkeys("power equal not_equal greater greater_equal less less_equal".split(), frozenset({0, 1})),
+}
+"""The operators whose results are numbers also where these inputs are infinite, and others than for a large number."""
+
+
+def hides_infinity(node: Node, position: int, graph: Graph) -> bool:
+    """Whether an infinite input of a node may leave no trace in its results, and these are wrong for a large number.
+
+    Functions that end in a bound, such as a sigmoid, give what they give for a large number. Of operators that are not
+    known nobody can tell.
+    """
+    if node.op == "astype":
+        return not can_be_infinite(graph.type_of(node.outputs[0]).dtype)
+    return node.op.startswith("onnx.") or position in _HIDING.get(node.op, ())
+
+
 def can_be_limited(dtype: str) -> bool:
     """Whether a scan of values of that type may accept less than LIMIT."""
     return dtype in _LIMITED

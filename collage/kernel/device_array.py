@@ -125,8 +125,9 @@ def to_host(array: Array) -> Array:
     gpu = driver()
     gpu.enter()
     if array.nbytes:
-        gpu.to_host(found.ctypes.data, array.ctypes.data, array.nbytes, gpu.stream)
-        gpu.synchronize(gpu.stream)
+        with gpu.turn:
+            gpu.to_host(found.ctypes.data, array.ctypes.data, array.nbytes, gpu.stream)
+            gpu.synchronize(gpu.stream)
     return found
 
 
@@ -139,8 +140,9 @@ def put(target: Array, values: Array) -> None:
     gpu = driver()
     gpu.enter()
     if source.nbytes:
-        gpu.to_device(target.ctypes.data, source.ctypes.data, source.nbytes, gpu.stream)
-        gpu.synchronize(gpu.stream)
+        with gpu.turn:
+            gpu.to_device(target.ctypes.data, source.ctypes.data, source.nbytes, gpu.stream)
+            gpu.synchronize(gpu.stream)
 
 
 def poison(array: Array) -> None:
@@ -153,8 +155,9 @@ def poison(array: Array) -> None:
     inexact = array.dtype.kind in "fc" or "float" in array.dtype.name
     byte = 1 if array.dtype.kind == "b" else _NAN_BYTE if inexact else _ODD_BYTE
     if array.nbytes:
-        gpu.fill(array.ctypes.data, byte, array.nbytes, gpu.stream)
-        gpu.synchronize(gpu.stream)
+        with gpu.turn:
+            gpu.fill(array.ctypes.data, byte, array.nbytes, gpu.stream)
+            gpu.synchronize(gpu.stream)
 
 
 def lock_pages(array: Array) -> None:

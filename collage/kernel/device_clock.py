@@ -38,11 +38,12 @@ def device_clocked(call: DeviceCall) -> Callable[[], int]:
 
     def run() -> int:
         gpu.enter()
-        gpu.fill(int(large.ctypes.data), 0, large.nbytes, gpu.stream)
-        gpu.record(first, gpu.stream)
-        enqueue(gpu.stream)
-        gpu.record(last, gpu.stream)
-        return max(1, round(gpu.elapsed_ms(first, last) * 1e6))
+        with gpu.turn:
+            gpu.fill(int(large.ctypes.data), 0, large.nbytes, gpu.stream)
+            gpu.record(first, gpu.stream)
+            enqueue(gpu.stream)
+            gpu.record(last, gpu.stream)
+            return max(1, round(gpu.elapsed_ms(first, last) * 1e6))
 
     for event in (first, last):
         weakref.finalize(run, gpu.drop_event, event).atexit = False
@@ -58,10 +59,11 @@ def clocks_at_work(times: int = 1) -> Clocks | None:
     gpu.enter()
     large = _larger_than_l2()
     for left in reversed(range(times)):
-        for _ in range(_FILLS):
-            gpu.fill(int(large.ctypes.data), 0, large.nbytes, gpu.stream)
-        found = None if left else clocks()
-        gpu.synchronize(gpu.stream)
+        with gpu.turn:
+            for _ in range(_FILLS):
+                gpu.fill(int(large.ctypes.data), 0, large.nbytes, gpu.stream)
+            found = None if left else clocks()
+            gpu.synchronize(gpu.stream)
     return found
 
 
@@ -75,13 +77,19 @@ def _replaying(call: DeviceCall) -> Callable[[int], None]:
     """What enqueues the call as a graph, or launch by launch where the driver refuses to capture it."""
     gpu = driver()
     gpu.enter()
-    call.enqueue(gpu.stream)  # libraries load what they need in the first run, which is none of a graph's
-    gpu.synchronize(gpu.stream)
-    try:
-        graph = gpu.captured(gpu.stream, partial(call.enqueue, gpu.stream))
-    except CudaError:
-        if lost_context():
-            raise
-        return call.enqueue
-    weakref.finalize(call, gpu.drop_graph, graph).atexit = False
-    return partial(gpu.launch_graph, graph)
+    with gpu.turn:
+        call.enqueue(gpu.stream)  # libraries load what they need in the first run, which is none of a graph's
+        gpu.synchronize(gpu.stream)
+        try:
+            graph = gpu.captured(gpu.stream, partial(call.enqueue, gpu.stream))
+        except CudaError:
+            if lost_context():
+                raise
+            return call.enqueue
+
+    def replay(stream: int, keep: DeviceCall = call) -> None:
+        """Launch the graph, whose kernels read what the call keeps."""
+        gpu.launch_graph(graph, stream)
+
+    weakref.finalize(replay, gpu.drop_graph, graph).atexit = False
+    return replay

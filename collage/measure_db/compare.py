@@ -75,8 +75,12 @@ bits is far beyond that; bfloat16 comes to ten thousand times."""
 _TIMES_REDUCED = 4.0
 """The same for reduced precisions, whose inputs are changed by as much as rounding them does, and no more."""
 
-_OVERFLOW = 1e37
-"""From this magnitude on, float32 may overflow in one order of summation and not in another."""
+_OVERFLOW, _OVERFLOW_FLOAT16 = 1e37, 6.4e4
+"""From this magnitude on, float32 and float16 may overflow in one order of summation and not in another."""
+
+
+def _overflow(dtype: np.dtype[Any]) -> float:
+    return _OVERFLOW_FLOAT16 if dtype == np.float16 else _OVERFLOW
 
 
 def tolerance(dtype: str) -> float:
@@ -182,7 +186,7 @@ class Expected:
             return Expected(stored, dtype, None, None, None, narrow)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
-        huge = np.abs(wide) >= _OVERFLOW if lenient else None
+        huge = np.abs(wide) >= _overflow(dtype) if lenient else None
         inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
             widened(array).real.dtype, copy=False
         )
@@ -217,7 +221,7 @@ class Expected:
             distance = np.abs(distance, out=None if distance.dtype.kind == "c" else distance)
             ignored = self.odd
             if self.huge is not None:
-                ordinary = np.abs(a) < _OVERFLOW
+                ordinary = np.abs(a) < _overflow(self.dtype)
                 ignored = (self.huge & ~ordinary) if ignored is None else ignored | (self.huge & ~ordinary)
                 if np.any(ignored & ordinary):
                     return math.inf

@@ -77,6 +77,7 @@ std::map<std::pair<void*, std::string>, Function*> functions;
 int ops, streams, opened, captures, corrupted;
 bool retained;
 thread_local bool current;
+thread_local std::vector<bool> pushed;
 FILE* trace;
 Stream none;
 
@@ -198,6 +199,16 @@ API cuDeviceGetPCIBusId(char* text, int size, int) { return snprintf(text, size,
 API cuDeviceTotalMem_v2(size_t* size, int) { return *size = setting("COLLAGE_STANDIN_MIB", 256) << 20, SUCCESS; }
 API cuDevicePrimaryCtxRetain(void** context, int) { return make_pool(), retained = true, *context = &none, SUCCESS; }
 API cuCtxSetCurrent(void* context) { return current = context == &none && retained, SUCCESS; }
+API cuCtxPushCurrent_v2(void* context) {
+  pushed.push_back(current);
+  return cuCtxSetCurrent(context);
+}
+API cuCtxPopCurrent_v2(void** context) {
+  *context = current ? &none : nullptr;
+  if (pushed.empty()) return INVALID_CONTEXT;
+  current = pushed.back();
+  return pushed.pop_back(), SUCCESS;
+}
 API cuCtxGetCurrent(void** context) { return *context = current ? &none : nullptr, SUCCESS; }
 API cuCtxSynchronize() { return SUCCESS; }
 

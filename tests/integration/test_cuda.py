@@ -306,6 +306,44 @@ def test_a_model_in_float16(gpu: Gpu, halves: Compiled) -> None:
         assert np.abs(found.astype(np.float64) - wanted).max() <= 4e-3 * np.abs(wanted).max()
 
 
+MASKED = """
+import sys
+import numpy as np, onnxruntime, collage
+folder = sys.argv[1]
+session = onnxruntime.InferenceSession(folder + "/model.onnx", providers=["CPUExecutionProvider"])
+options = {"device": "cuda", "backends": ["tvm_cuda", "cublas"], "threads": 1}
+module = collage.compile(folder + "/model.onnx", db=folder + "/db", progress=False, **options)
+(copy,) = [each for each in module.program.regions if each.layout == "cuda:plain -> plain"]
+assert copy.scans == copy.inputs, copy
+for mask in ([1] * 16, [0] * 8 + [1] * 8, [50] * 16, [1, -300] * 8, [100_000, -5] * 8):
+    given = {
+        "x1": np.random.default_rng(2).normal(size=(8, 16)).astype(np.float16),
+        "x0": np.array([mask], np.int64),
+    }
+    (wanted,), (found,) = session.run(None, given), module.run(given).values()
+    assert np.isfinite(wanted).all(), mask
+    np.testing.assert_allclose(found, wanted, atol=2e-3, err_msg=str(mask))
+"""
+
+
+def _half(net: Net, *shape: float) -> str:
+    """Random weights in float16, or the number itself."""
+    if isinstance(shape[0], float):
+        return net.weight(shape[0], "float16")
+    return net.weight(np.random.default_rng(5).normal(size=[*map(int, shape)]) / 4, "float16")
+
+
+def test_what_float16_cannot_hold_is_noticed(gpu: Gpu, tmp_path: Path) -> None:
+    """ONNX Runtime computes float16 in float32 on a CPU: numbers above 65504 are no infinities between operators."""
+    net = Net(18)
+    mask = net.op("Cast", net.input(1, 16, dtype="int64"), to=onnx.TensorProto.FLOAT16)
+    added = net.op("Mul", net.op("Sub", _half(net, 1.0), mask), _half(net, -10000.0))
+    scores = net.op("MatMul", net.input(8, 16, dtype="float16"), _half(net, 16, 16))
+    weights = net.op("Softmax", net.op("Add", scores, added), axis=-1)
+    onnx.save(net.build(net.op("MatMul", weights, _half(net, 16, 8))), tmp_path / "model.onnx")
+    gpu.run(MASKED, str(tmp_path))
+
+
 def test_libraries_are_measured_in_float16(halves: Compiled) -> None:
     """cuDNN in both formats and cuBLASLt, in the model's own dtype, and right."""
     rows = sqlite3.connect(halves.folder / "db.sqlite").execute(

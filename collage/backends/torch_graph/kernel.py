@@ -21,19 +21,30 @@ __all__ = ["TorchKernel", "TorchSession", "exactly"]
 
 log = logging.getLogger(__name__)
 
+_NARROW_SUMS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """PyTorch computes here without gradients, in whole float32, by the fastest of cuDNN's algorithms."""
+    """PyTorch computes here without gradients, in whole float32, by the fastest of cuDNN's algorithms.
+
+    Sums of products in float16 and bfloat16 are float32, too.
+    """
     import torch
 
     before = torch.get_float32_matmul_precision()
+    products = torch.backends.cuda.matmul
+    sums = {name: getattr(products, name) for name in _NARROW_SUMS}
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
     torch.set_float32_matmul_precision("highest")
     try:
+        for name in _NARROW_SUMS:
+            setattr(products, name, False)
         with torch.no_grad(), flags:
             yield
     finally:
+        for name, value in sums.items():
+            setattr(products, name, value)
         torch.set_float32_matmul_precision(before)
 
 
