@@ -316,9 +316,17 @@ extern "C" {
 
 collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
   if (threads < 1) return nullptr;
-  collage_team *team = new (std::nothrow) collage_team(threads);
-  if (team == nullptr) return nullptr;
-  if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
+  collage_team *team = nullptr;
+  try {
+    team = new collage_team(threads);
+    if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
+    team->threads.reserve(size_t(threads));
+    team->clocks.reserve(size_t(threads));
+    team->used.reserve(size_t(threads));
+  } catch (const std::bad_alloc &) {
+    delete team;
+    return nullptr;
+  }
   for (int me = 1; me < threads; ++me) {
     pthread_t thread;
     Start *start = new (std::nothrow) Start{team, me};

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include <atomic>
+#include <new>
 #include <vector>
 
 namespace collage {
@@ -90,7 +91,7 @@ class WorkSharing {
   void lead() {
     while (at_ < count_) {
       const collage_step &step = steps_[at_];
-      const bool whole = step.mode == COLLAGE_LEAD || step.count == 1;
+      const bool whole = step.mode == COLLAGE_LEAD || step.count == 1 || !has_room(step);
       if (!whole && !with_others(step)) return;
       status_ = whole ? run_whole(step) : first_failure(step);
       if (status_ != 0) break;
@@ -106,10 +107,20 @@ class WorkSharing {
     return code;
   }
 
+  // Whether there is memory for the state of the step's parts.
+  bool has_room(const collage_step &step) {
+    if (size_t(step.count) <= parts_.size()) return true;
+    try {
+      parts_ = std::vector<Part>(size_t(step.count));
+    } catch (const std::bad_alloc &) {
+      return false;
+    }
+    return true;
+  }
+
   // Returns whether the step is done; if not, the time slice was over first.
   bool with_others(const collage_step &step) {
     if (open_.load(std::memory_order_relaxed) == nullptr) {
-      if (size_t(step.count) > parts_.size()) parts_ = std::vector<Part>(size_t(step.count));
       for (int i = 0; i < step.count; ++i) {
         Part &part = parts_[size_t(i)];
         part.done.store(false, std::memory_order_relaxed);

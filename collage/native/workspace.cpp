@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "core.h"
@@ -56,7 +57,12 @@ void *collage_take_workspace(int, int, uint64_t bytes, int, int) {
 
 int collage_give_workspace(int, int, void *bytes) {
   std::vector<Head *> &heads = kept.heads;
-  heads.push_back(head_of(bytes));
+  try {
+    heads.push_back(head_of(bytes));
+  } catch (const std::bad_alloc &) {
+    std::free(head_of(bytes));
+    return 0;
+  }
   if (heads.size() > kKept) {
     std::free(heads.front());
     heads.erase(heads.begin());

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.typed import MalformedError
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.native import Step, Task
 from collage.native.kernel_library import NOT_BUILT, kernels_problem, library_function
+from collage.native.reach import check_floats, reach
 from collage.native.structure import structure
 from collage.serve.runner import Slice
 
@@ -186,9 +188,13 @@ def attention_steps(
     """The steps of a layer: k and v are written to the cache, parts of sequences are attended to, and merged.
 
     With ``partial`` the output has (m, s, o) of each head [heads, 2 + dim], to be merged with those of other processes.
-    Raises CollageError without the native kernels.
+    Raises CollageError without the native kernels, and for rows that are too short, as a damaged file may name them.
     """
     rows = (operands.q, operands.k, operands.v, operands.out)
+    kv_width = heads.kv_heads * heads.dim
+    widths = heads.heads * heads.dim, kv_width, kv_width, heads.heads * (heads.dim + 2 * partial)
+    for name, each, width in zip("q k v output".split(), rows, widths, strict=True):
+        _check_rows(name, each, width)
     cells = CACHE_TYPES.index(operands.cache.keys.dtype.name)
     numbers = _numbers(heads, [each.distance for each in rows], threads, cells)
     shape = structure(_Shape, {**numbers, "partial": int(partial)})
@@ -214,6 +220,18 @@ def attention_steps(
         for name in ("store", "attend", "finish")
     ]
     return [Step(tuple(each)) for each in tasks]
+
+
+def _check_rows(name: str, rows: Rows, width: int) -> None:
+    """Raise CollageError unless so many floats of each row are in the array."""
+    array = rows.array
+    count = array.size // rows.distance if rows.distance > 0 else 0
+    try:
+        if array.dtype != np.float32:
+            raise MalformedError(f"{name} is {array.dtype}, and not float32")
+        check_floats(name, array, reach((count, rows.distance), last=width, start=rows.offset))
+    except MalformedError as error:
+        raise CollageError(f"the decoder's attention is damaged: {error}; compile it again.") from error
 
 
 class Merge:

@@ -159,6 +159,15 @@ def test_taps_that_see_only_padding_are_left_out() -> None:
     assert len(artifact) < 4 * 36 * 32 * 32 + 2000
 
 
+@pytest.mark.parametrize(("planes", "pads"), [(1, (3, 3)), (1, (0, 6)), (1, (6, 1)), (2, (5, 5))])
+def test_chunks_of_planes_that_see_nothing_but_padding(planes: int, pads: tuple[int, int]) -> None:
+    """Their results are the bias. The next panel of weights is fetched in other chunks only."""
+    around = [pads[0], 1, 1, pads[1], 1, 1]
+    chain = subgraphs_of(conv_model((32, 48), [planes, 8, 8], [3, 3, 3], pads=around, then=("Add", "Relu")))
+    assert "winograd 4x4" in check(chain[-1], 1)
+    check(chain[-1], 2)
+
+
 def test_the_error_is_within_the_tolerance_of_measurements_for_many_channels() -> None:
     check(subgraphs_of(conv_model((512, 32), [3, 8, 8], [3, 3, 3], pads=[1] * 6))[-1], 2)
     check(subgraphs_of(transposed_model((512, 32), [8, 8], pads=[1] * 4))[-1], 2)

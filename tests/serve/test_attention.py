@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
@@ -34,6 +35,23 @@ def test_heads_that_the_kernel_cannot_compute(heads: int, kv_heads: int, dim: in
     """A damaged file may ask for them; the kernel would divide by zero or write beyond its rows."""
     with pytest.raises(ValueError, match="heads"):
         Heads(heads, kv_heads, dim, rotary, False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "distance", "dtype"),
+    [(-1, 96, "float32"), (65, 96, "float32"), (1 << 40, 96, "float32"), (0, 0, "float32"), (0, 96, "int32")],
+)
+def test_rows_that_are_too_short(offset: int, distance: int, dtype: str) -> None:
+    """A damaged file may name them; the kernel takes addresses."""
+    heads = Heads(4, 4, 8, 0, False, 1.0)
+    cache, batch = make_cache(heads, 2), Batch(heads, 1)
+    angles = Rotations(*(np.zeros((MOST, 0), np.float32) for _ in range(2)))
+    out = Rows(aligned_empty((5, 32), "float32"), 0, 32)
+    whole = Rows(aligned_empty((5, 96), "float32"), 0, 96)
+    attention_steps(heads, batch, Operands(whole, whole, whole, out, cache), angles, 1)
+    short = Rows(aligned_empty((5, 96), dtype), offset, distance)
+    with pytest.raises(CollageError, match=r"k (is int32|has 1920 bytes)|goes through a buffer"):
+        attention_steps(heads, batch, Operands(whole, short, whole, out, cache), angles, 1)
 
 
 def rotated(x: Array, cos: Array, sin: Array, heads: Heads) -> Array:

@@ -264,6 +264,15 @@ def test_a_decoder_is_no_module(ready: Ready, tmp_path: Path) -> None:
         load_decoder(broken, default_registry())
 
 
+def test_other_heads_than_the_layers_have(ready: Ready, tmp_path: Path) -> None:
+    """The kernel would write beyond its rows."""
+    found = load_decoder(ready.path, default_registry())
+    wider = replace(found.heads, heads=2 * found.heads.heads, kv_heads=2 * found.heads.kv_heads)
+    save_decoder(replace(found, heads=wider), tmp_path / "it.collage")
+    with pytest.raises(ModuleFileError, match="damaged"):
+        load_decoder(tmp_path / "it.collage", default_registry())
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -7,6 +7,7 @@ and writes of its result. It raises MalformedError where a number makes no sense
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,7 @@ Numbers = Mapping[str, Any]
 
 _MOST_PIECES = 1 << 16
 _MOST_FLOATS = 1 << 44
+_MOST_WORK = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,21 @@ def check_shares(numbers: Numbers, threads: int) -> None:
         raise MalformedError(f"{shares} shares in {pieces} pieces, on {threads} threads")
 
 
+def _check_work(numbers: Numbers, *extents: int) -> None:
+    """Raise MalformedError where the kernel's own count of so many pieces of work would overflow.
+
+    A step of zero lets many of them be in a small buffer.
+    """
+    if math.prod(extents) * typed(int, numbers.get("shares", 1)) >= _MOST_WORK:
+        raise MalformedError(f"{' x '.join(map(str, extents))} pieces of work are too many")
+
+
 def direct_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `direct_conv.h`."""
     at_least(1, n, "batch", "inputs", "outputs", "in", "out", "window", "stride")
     at_least(0, n, "pad", "from", "to")
     one_of(range(4), n, "reach")
+    _check_work(n, n["batch"], *n["out"], -(-n["outputs"] // BLOCK))
     vectors, targets = -(-n["inputs"] // BLOCK), -(-n["outputs"] // BLOCK)
     begin, sources = typed(list[int], n["begin"]), typed(list[int], n["sources"])
     counts = [after - before for before, after in pairwise(begin)]
@@ -91,15 +103,12 @@ def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
         raise MalformedError("steps that are no multiples of a block")
     tile = {6: 4, 4: 2, 5: 4, 3: 2}[n["points"]]
     rows, columns = (_Axis.read(name, n[name]) for name in ("rows", "columns"))
+    _check_work(n, n["batch"], rows.tiles(tile), columns.tiles(tile), n["out_depth"], n["out_blocks"])
     if (
         n["chunk_tiles"] > max(1, rows.tiles(tile) * columns.tiles(tile))
         or n["chunk_depths"] > n["out_depth"]
     ):
         raise MalformedError(f"chunks of {n['chunk_tiles']} tiles and {n['chunk_depths']} planes")
-    for first in range(0, n["out_depth"], n["chunk_depths"]):
-        planes = range(first, min(first + n["chunk_depths"], n["out_depth"]))
-        if not any(_taps(n, plane) for plane in planes):
-            raise MalformedError(f"planes {planes} see nothing but padding")
     per_point = n["in_blocks"] * n["out_blocks"] * n["depth_taps"] * BLOCK * BLOCK
     check_floats("weights", arrays["weights"], rows.phases * columns.phases * n["points"] ** 2 * per_point)
     check_floats("bias", arrays["bias"], n["out_blocks"] * BLOCK)
@@ -113,13 +122,6 @@ def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
             for (blocks, spatial), steps in ((inside, n["from"]), (outside, n["to"]))
         )
     )
-
-
-def _taps(n: Numbers, plane: int) -> int:
-    """Taps of the window that see a plane of the input, for that plane of the result."""
-    pad: int = n["pad_depth"] - plane
-    end: int = min(n["depth_taps"], n["in_depth"] + pad)
-    return max(0, end - max(0, pad))
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `strassen.h`."""
     at_least(1, n, "batch", "in_blocks", "out_blocks", "out", "row_chunk", "slice")
     at_least(0, n, "from", "to")
+    _check_work(n, n["batch"], *n["out"], n["out_blocks"])
     if n["slice"] > n["in_blocks"] or n["row_chunk"] > 128:
         raise MalformedError(f"{n['slice']} blocks of {n['in_blocks']} at a time, {n['row_chunk']} rows")
     check_floats("weights", arrays["weights"], 7 * n["in_blocks"] * n["out_blocks"] * BLOCK * BLOCK)
@@ -178,6 +181,7 @@ def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     )
     at_least(1, n, "row_chunk", "planes")
     at_least(0, n, "pad")
+    _check_work(n, n["batch"], *n["out"], n["out_blocks"])
     plane_by_plane = n["planes"] == 1
     if (
         n["planes"] > 4

@@ -184,14 +184,15 @@ class Worker {
     o.a_tap = in_plane_;
     o.taps = taps.size();
     o.b = stream.panel + taps.begin * tap;
-    if (stream.next != nullptr) {
+    const float *next = stream.parts > 0 ? stream.next : nullptr;  // planes may see nothing but padding
+    if (next != nullptr) {
       const int64_t parts = stream.parts * s_.in_blocks * kLanes;
       o.ahead_lines = (stream.floats + parts - 1) / parts;
     }
     for (int64_t group = 0; group < groups(tiles); ++group) {
       const Range rows = part(tiles, group, groups(tiles));
       o.a = from + taps.begin * in_plane_ + rows.begin * kLanes;
-      if (stream.next != nullptr) o.ahead = stream.next + stream.floats / kLanes * stream.done / stream.parts * kLanes;
+      if (next != nullptr) o.ahead = next + stream.floats / kLanes * stream.done / stream.parts * kLanes;
       products[rows.size()](o, to + rows.begin * kLanes, c_block);
       stream.done += taps.size();
     }

@@ -102,10 +102,14 @@ def load_decoder(
             _table(reading, typed(str, about["tables"][name]), (length, heads.rotary // 2))
             for name in ("cos", "sin")
         )
+        decoder = typed(Decoder, about["decoder"])
+        for layer in decoder.layers:
+            if (layer.heads, layer.kv_heads, layer.dim) != (heads.heads, heads.kv_heads, heads.dim):
+                raise ValueError(f"{layer.node} has other heads than the decoder")
         parts = about["parts"][rank]
         return CompiledDecoder(
             typed(str, about["name"]),
-            typed(Decoder, about["decoder"]),
+            decoder,
             heads,
             length,
             typed(int, about["threads"]),
