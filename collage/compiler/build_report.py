@@ -27,12 +27,13 @@ from collage.compiler.events import (
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
-from collage.report.best_so_far import BUDGET, INTERRUPT
+from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
 
 _UNTRIED = {
     BUDGET: "the budget was over before our own placements of reduced precision were tried",
     INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
+    FAILURE: "measuring failed before our own placements of reduced precision were tried",
 }
 """Why errors are not known, by what has ended the compile."""
 _UNPLACED = "the model is not placed, so that an engine runs it in float32"

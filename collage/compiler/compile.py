@@ -28,7 +28,7 @@ from collage.compiler.state import Compilation, Context, Source
 from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
-from collage.errors import ModelError, NoPlacementError, UsageError
+from collage.errors import MeasurementError, ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes, model_inputs
@@ -91,7 +91,7 @@ def compile_model(
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
-        database.doubt(partial(quiet_now, kept.calibration_us), gpu_now)
+        database.doubt(partial(quiet_now, kept.calibration_us), gpu_now, options.time_limit_s)
         context = Context(
             registry,
             backends,
@@ -112,7 +112,7 @@ def compile_model(
             start = FirstModule()(context, start)
         try:
             compilation = compiled_anytime(context, start)
-        except (ModelError, NoPlacementError) as error:
+        except (ModelError, NoPlacementError, MeasurementError) as error:
             if options.strict:
                 raise
             log.info("%s: no placement (%s); trying the engines on the whole model", name, error)

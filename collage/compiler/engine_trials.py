@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from collage.compiler.events import Event, Measured, TriedEngine
+from collage.compiler.options import CompileOptions
 from collage.compiler.state import Context
 from collage.core.progress import Progress
 from collage.kernel.frames import Framed
@@ -46,8 +47,11 @@ def mark(context: Context, *about: str) -> str:
     """A database key for a fact about a model on the engines of this compile; ``about`` identifies the model."""
     used = ", ".join(f"{name} {context.versions[name]}" for name in sorted(context.engines))
     hardware, threads = context.target.measured_on, context.target.threads
-    effort = context.options.effort.mark
-    return f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}, {_EDITION}{effort}"
+    effort, limit_s = context.options.effort.mark, context.options.time_limit_s
+    limit = "" if limit_s == CompileOptions.time_limit_s else f" within {limit_s:g} s"
+    return (
+        f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}, {_EDITION}{effort}{limit}"
+    )
 
 
 def trial_of(context: Context, asked: OnEngines) -> tuple[EngineTrial, Measured]:

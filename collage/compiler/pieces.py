@@ -108,7 +108,11 @@ class PieceMaker:
             reassociates=backend.reassociates(subgraph, candidate.variant),
             error=of_outputs(candidate.error),
         )
-        about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
+        about = [candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning]
+        if settings := backend.settings(replace(options, tune_trials=0)):
+            about.append(
+                settings
+            )  # such as the edition of its kernels, which its library's version does not tell
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
         return Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 

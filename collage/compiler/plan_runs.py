@@ -143,7 +143,7 @@ class PlanRuns:
         keys = {}
         for each in executables:
             key = network_key(each, executables, self.measurer.model, self.target)
-            key = replace(key, placement=key.placement + race.mark)
+            key = replace(key, placement=key.placement + race.mark + race.effort.mark)
             keys[each.label] = TimingKey(key, f"{self.measurer.model.name}: {race.about}{each.label}")
         return self.database.remember(RaceKey(keys), partial(self._race, executables, race))
 

@@ -13,6 +13,7 @@ import onnxruntime
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.state import Compilation, Context
 from collage.core.library_text import library_text
+from collage.errors import DatabaseError
 from collage.frontend.subgraph import edges
 from collage.measure_db.database import Json
 from collage.measure_db.keys import Fact
@@ -46,7 +47,13 @@ def error_model(context: Context, compilation: Compilation, accuracy: Accuracy) 
     values = sorted({value for value in taken if model.graph.values[value].producer is not None})
     look = partial(_measured, compilation, values, accuracy)
     key = _key(context, compilation, values, accuracy)
-    return ErrorModel(look() if key is None else context.database.remember(_SENSITIVITIES.at(key), look))
+    try:
+        return ErrorModel(look() if key is None else context.database.remember(_SENSITIVITIES.at(key), look))
+    except DatabaseError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        log.info("%s: sensitivities are not known: %s", compilation.imported.name, library_text(error))
+        return ErrorModel({})
 
 
 def _key(context: Context, compilation: Compilation, values: list[int], accuracy: Accuracy) -> str | None:
@@ -60,10 +67,6 @@ def _key(context: Context, compilation: Compilation, values: list[int], accuracy
 
 
 def _measured(compilation: Compilation, values: list[int], accuracy: Accuracy) -> Mapping[int, float]:
-    """The sensitivities; none where ONNX Runtime does not run the model with noise."""
-    try:
-        found = sensitivities(compilation.imported, values, accuracy.inputs[:_SAMPLES], accuracy.of_floats)
-    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-        log.info("%s: sensitivities are not known: %s", compilation.imported.name, library_text(error))
-        return {}
+    """The sensitivities. Raises what ONNX Runtime raises where it does not run the model with noise."""
+    found = sensitivities(compilation.imported, values, accuracy.inputs[:_SAMPLES], accuracy.of_floats)
     return {value: float(f"{share:.4g}") for value, share in found.items()}

@@ -40,10 +40,15 @@ _Bytes = npt.NDArray[np.uint8]
 class Artifacts:
     """Artifacts by key in a folder, for one model."""
 
-    def __init__(self, folder: str | Path, constants: Mapping[int, Array]) -> None:
-        """``constants`` are the arrays of the model's constants by value id. The folder need not exist yet."""
+    def __init__(self, folder: str | Path, constants: Mapping[int, Array], *, sharing: bool = True) -> None:
+        """``constants`` are the arrays of the model's constants by value id. The folder need not exist yet.
+
+        Equal large parts of several artifacts are stored once, unless that is no ``sharing`` folder: then an artifact
+        that is taken out leaves nothing there.
+        """
         self._folder = Path(folder)
         self._constants = constants
+        self._sharing = sharing
         self._mapped: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def __contains__(self, key: str) -> bool:
@@ -62,7 +67,7 @@ class Artifacts:
             for begin, end, constant in _cut(artifact, data, self._wanted(constants)):
                 if constant is not None:
                     pieces.append(["constant", constant, end - begin])
-                elif end - begin >= _LARGE:
+                elif end - begin >= _LARGE and self._sharing:
                     pieces.append(["part", self._put_part(data[begin:end]), end - begin])
                 else:
                     pieces.append(["inline", "", end - begin])
@@ -146,10 +151,14 @@ class Artifacts:
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         partial = self._folder / f"{name}.{os.getpid()}.partial"  # several workers write here
-        with partial.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-        os.replace(partial, self._folder / name)
+        try:
+            with partial.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            os.replace(partial, self._folder / name)
+        except BaseException:  # on a full disk it would take the room that others need
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _bytes_of(array: Array) -> _Bytes:

@@ -95,9 +95,14 @@ class Database(DatabaseFile):
             key.record(self, known)
         return known
 
-    def doubt(self, quiet_now: Callable[[], bool], gpu_now: Callable[[], GpuNow] = GpuNow) -> None:
+    def doubt(
+        self,
+        quiet_now: Callable[[], bool],
+        gpu_now: Callable[[], GpuNow] = GpuNow,
+        limit_s: float = 0.0,
+    ) -> None:
         """Take for unknown what was recorded before now in circumstances that are over now (``Doubt``)."""
-        self._doubt, self._best = Doubt(quiet_now, gpu_now), {}
+        self._doubt, self._best = Doubt(quiet_now, gpu_now, limit_s), {}
 
     @contextmanager
     def trusting(self) -> Iterator[None]:
@@ -125,7 +130,7 @@ class Database(DatabaseFile):
         if self._doubt is None or self._trusts_kernels:
             return False
         if isinstance(outcome, Rejection):
-            return self._doubt.short(outcome.free_bytes, created)
+            return self._doubt.short(outcome.free_bytes, created) or self._doubt.hurried(outcome, created)
         if self._doubt(outcome.busy, created):
             return True
         if outcome.clocks is None or self._best is None:

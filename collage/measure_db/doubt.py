@@ -12,6 +12,7 @@ from functools import cached_property
 from collage.core.nvml import Clocks
 from collage.measure_db.busy import is_busy
 from collage.measure_db.gpu_now import GpuNow
+from collage.measure_db.results import Rejection, RejectionKind, limit_in
 
 _SHARE = 0.93
 """A GPU whose clocks are below this share of the highest ones was slow. Its usual steps are of 15 MHz in some 2000."""
@@ -26,13 +27,20 @@ class Doubt:
     - What was measured while the machine was busy, if it is quiet now.
     - What was measured on a GPU with low clocks, if they are high now.
     - That a GPU has too little memory for a kernel, if much more is free now.
+    - That a candidate took more than a limit, if the limit is higher now.
 
     What the machine is like now is asked once, and only if there is such a row. What is recorded from now on is not
     doubted, so that nothing is measured twice in one compile.
     """
 
-    def __init__(self, quiet_now: Callable[[], bool], gpu_now: Callable[[], GpuNow] = GpuNow) -> None:
-        self._ask, self._ask_gpu = quiet_now, gpu_now
+    def __init__(
+        self,
+        quiet_now: Callable[[], bool],
+        gpu_now: Callable[[], GpuNow] = GpuNow,
+        limit_s: float = 0.0,
+    ) -> None:
+        """``limit_s`` is the most seconds that a candidate may take now."""
+        self._ask, self._ask_gpu, self._limit_s = quiet_now, gpu_now, limit_s
         self._since = time.time()
 
     def __call__(self, busy: float | None, created: float) -> bool:
@@ -52,6 +60,13 @@ class Doubt:
             return False
         now = self._gpu.free_bytes
         return now is not None and now > _MORE * free_bytes + _MORE_BYTES
+
+    def hurried(self, rejection: Rejection, created: float) -> bool:
+        """Whether a candidate was rejected because of a limit that is higher now."""
+        if rejection.kind is not RejectionKind.TIMEOUT or created >= self._since:
+            return False
+        told = limit_in(rejection.message)
+        return told is not None and self._limit_s > told
 
     @cached_property
     def _quiet(self) -> bool:

@@ -18,6 +18,7 @@ from collage.measure_db.process import WorkerDiedError
 from collage.measure_db.protocol import MeasureSwitch, Request, SwitchCost, plan_folder
 from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.request_keys import RequestKeys
+from collage.measure_db.results import RejectionKind
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import MeasureSettings
 from collage.measure_db.switch_cost import switch_cost_us
@@ -56,7 +57,8 @@ class LaunchCost:
         It is measured with the kernels of ``requests`` the first time, and remembered for the backends' versions, the
         machine and the threads. There should be two or more quick kernels of different backends. With fewer there is
         nothing to switch between, so it is the cost of a launch that does nothing. A kernel that was measured without
-        trouble, and brings the worker down among the others, is rejected.
+        trouble, and brings the worker down among the others, is rejected. One that was at work when the time was over
+        is left out.
         """
         if len(requests) < 2:
             key = _LAUNCH_US.at(self._settings.hardware)
@@ -71,7 +73,8 @@ class LaunchCost:
     def _measure(self, requests: tuple[Request, ...]) -> SwitchCost:
         """The cost, measured in the worker. Raises WorkerDiedError."""
         settings = self._settings
-        message = MeasureSwitch(requests, settings.build, settings.limits.time_s, settings.effort.kernel_s)
+        limit_s = len(requests) * settings.limits.time_s  # all of them are built and run
+        message = MeasureSwitch(requests, settings.build, limit_s, settings.effort.kernel_s)
         found: SwitchCost = self._session.worker(settings.threads).ask(message, message.limit_s)
         return found
 
@@ -80,6 +83,8 @@ class LaunchCost:
         stage, number, launch = WorkerPosition(plan_folder(self._session.folder)).now
         culprit = requests[launch if stage is Stage.SWITCH else number]
         log.info("%s among other kernels: %s", culprit.backend, died.rejection)
+        if died.rejection.kind is RejectionKind.TIMEOUT:
+            return culprit  # it may be that the others took the time
         text = f"beside kernels of other backends: {died.rejection.message}"
         rejection = replace(died.rejection, message=text)
         self._kernels.reject(PlanKernel(culprit, self._settings.build), rejection)

@@ -50,6 +50,8 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 
+_CLEARLY = 1.1
+"""A kernel that lost a race is raced again where its present rival takes so many times what it takes at least."""
 _AHEAD_S, _BYTES_A_SECOND = 5.0, 40 << 20
 """Processes that build ahead are started for kernels that take so many seconds to build, and one more for each so many
 bytes of weights: their start takes some seconds of a core, and reads all weights."""
@@ -240,8 +242,10 @@ class Measurer:
         missing: dict[KernelKey, Request] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
-            if isinstance(known, Slower) and (races is None or math.isinf(contenders.rival_us(request))):
-                known = None  # nothing that it lost against takes part in this compile
+            if isinstance(known, Slower) and (
+                races is None or contenders.rival_us(request) > _CLEARLY * known.least_us
+            ):
+                known = None  # what it lost against takes no part in this compile
             if known is None:
                 missing.setdefault(key, request)
         outcomes.update(self._measure_missing(missing, contenders, show, to_the_end=races is None))

@@ -103,7 +103,7 @@ class ModelWorker:
     @cached_property
     def _ahead(self) -> Artifacts:
         """What was built ahead by another process, and nobody has measured yet."""
-        return Artifacts(ahead_folder(self._init.folder), self.model.graph.constants)
+        return Artifacts(ahead_folder(self._init.folder), self.model.graph.constants, sharing=False)
 
     @cached_property
     def _plans(self) -> PlanWorker:

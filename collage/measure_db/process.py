@@ -19,7 +19,7 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.machine import worker_environment
 from collage.measure_db.protocol import Init, Ready
-from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.results import Rejection, RejectionKind, late
 from collage.measure_db.serialisation import pickle_message
 from collage.measure_db.stages import looks_like_memory
 from collage.measure_db.whole_protocol import InitWhole
@@ -108,11 +108,11 @@ class WorkerProcess(ChildProcess):
         try:
             most_s = min(most_s, self.deadline.remaining_s + _GRACE_S)
             return super().ask(message, limit_s, most_s=most_s)
-        except TimeoutError as late:
+        except TimeoutError as error:
             if self.deadline.over:
-                raise BudgetOverError("the time is over, and a worker was busy") from late
-            text = f"took more than {limit_s:g} s"
-            raise WorkerDiedError(Rejection(RejectionKind.TIMEOUT, text + self._tail())) from late
+                raise BudgetOverError("the time is over, and a worker was busy") from error
+            text = late(limit_s) + self._tail()
+            raise WorkerDiedError(Rejection(RejectionKind.TIMEOUT, text)) from error
         except ChildEndedError as ended:
             raise WorkerDiedError(self._post_mortem(ended.code)) from ended
         except ChannelError as error:

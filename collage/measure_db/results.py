@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -63,6 +64,24 @@ class Rejection:
     kind: RejectionKind
     message: str
     free_bytes: int | None = None
+
+
+_LATE = "took more than {:g} s"
+_LATE_IN = re.compile(r"took more than ([0-9.e+-]+) s")
+
+
+def late(limit_s: float) -> str:
+    """The message about a candidate that took more than so many seconds."""
+    return _LATE.format(limit_s)
+
+
+def limit_in(message: str) -> float | None:
+    """The seconds in such a message; None for others."""
+    found = _LATE_IN.search(message)
+    try:
+        return None if found is None else float(found[1])
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)

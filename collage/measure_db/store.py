@@ -38,6 +38,7 @@ class ValueStore:
             with partial.open("wb") as file:
                 np.save(file, plain, allow_pickle=False)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             raise MeasurementError(
                 f"the values of the model cannot be written to {self.folder}: {error.strerror or error}. Make room "
                 "there, or name a roomier folder with TMPDIR."

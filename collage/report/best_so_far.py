@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FINISHED, BUDGET, INTERRUPT = "finished", "budget", "interrupt"
+FINISHED, BUDGET, INTERRUPT, FAILURE = "finished", "budget", "interrupt", "failure"
 """What ends a compile: there was nothing left to try, its budget was over, or somebody pressed Ctrl-C."""
 
 
@@ -42,6 +42,8 @@ def ended_words(ended: str, budget_s: float | None) -> str:
     """What has ended a compile that was stopped, in words."""
     if ended == INTERRUPT:
         return "interrupted; what was measured is kept, and the next compile goes on from there"
+    if ended == FAILURE:
+        return "measuring failed, as the log tells; what was measured before is kept"
     return f"the budget of {budget_s:g} s was over; the next compile goes on from there"
 
 

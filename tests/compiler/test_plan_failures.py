@@ -13,6 +13,7 @@ from collage.compiler.passes.place import Place
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
 from collage.errors import MeasurementError
+from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.plans import PlanFailedError
@@ -154,3 +155,18 @@ def test_a_full_disk_is_no_kernels_fault(made: Made, executable: Executable, dat
         raise MeasurementError("no space left on the device")
     assert measurer.rejected == []
     failures.refuse_dropped(executable)
+
+
+def test_results_of_networks_are_of_one_edition_of_the_kernels(made: Made, executable: Executable) -> None:
+    """The version of a backend is that of its library, and does not tell it."""
+    other = Made(each_node("lib", 1.0), Counted("lib", team=True))
+    placement = Place()(other.context, other.measured()).placed.placement
+    again = other.lab.bench.assembler.assemble(Plan("mix", placement, exclusive=False), {})
+    assert again.versions == executable.versions and again.digest != executable.digest
+
+
+class Counted(NullBackend):
+    """The same backend, with kernels of another edition."""
+
+    def settings(self, options: BuildOptions) -> str:
+        return "edition 2"

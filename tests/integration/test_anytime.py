@@ -18,7 +18,7 @@ from collage.compiler import compile as compiling
 from collage.compiler.state import Compilation, Context
 from collage.core.deadline import Deadline
 from collage.core.progress import Progress
-from collage.errors import ModelError
+from collage.errors import MeasurementError, ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
@@ -70,6 +70,22 @@ def test_ctrl_c_at_any_stage(
     assert "interrupted; handing over the best module so far" in caplog.text
     assert module.report.ended == "interrupt"
     assert module.report.best_so_far[0].label == "onnxruntime, as written"
+    check(module)
+
+
+@pytest.mark.parametrize("stage", ["verify", "measure", "compare"])
+def test_measuring_that_fails_loses_nothing(
+    stage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the disk is full: no kernel is to blame, and there is a module."""
+
+    def fail(progress: Progress) -> None:
+        if progress.stage == stage and progress.best:
+            raise MeasurementError("there is no room for the values of the model.")
+
+    module = collage.compile(conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=fail)
+    assert "no room for the values of the model. Handing over the best module so far." in caplog.text
+    assert module.report.ended == "failure"
     check(module)
 
 

@@ -71,6 +71,18 @@ class Slow(Misbehaving):
         call()
 
 
+class Slowest(Misbehaving):
+    """Right, and takes four milliseconds longer than others."""
+
+    name: ClassVar[str] = "slowest"
+
+    def run(
+        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
+    ) -> None:
+        time.sleep(0.004)
+        call()
+
+
 class Segfault(Misbehaving):
     name: ClassVar[str] = "segfault"
 

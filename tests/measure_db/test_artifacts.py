@@ -15,7 +15,9 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Framed, frame
 from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.store import ValueStore
 from tests.models import conv_net
+from tests.small_disk import no_file_above
 
 
 def folder_bytes(folder: Path) -> int:
@@ -69,6 +71,25 @@ def test_artifacts_whose_arrays_stay_in_files(tmp_path: Path) -> None:
     for path in (tmp_path / "kept").iterdir():
         path.unlink()
     assert [bytes(each) for each in pickle.loads(pickle.dumps(found)).arrays] == [*map(bytes, found.arrays)]
+
+
+def test_what_is_taken_out_leaves_nothing(tmp_path: Path) -> None:
+    kept = Artifacts(tmp_path / "kept", {}, sharing=False)
+    artifact = np.random.default_rng(0).bytes(300_000)
+    kept.keep("it", artifact)
+    assert kept.take("it") == artifact and kept.take("it") is None
+    assert not [*(tmp_path / "kept").iterdir()]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    kept = Artifacts(tmp_path / "kept", {})
+    with no_file_above(100_000), pytest.raises(MeasurementError, match="Make room there"):
+        kept.keep("it", bytes(300_000))
+    assert not [*(tmp_path / "kept").iterdir()]
+    store = ValueStore(tmp_path / "values")
+    with no_file_above(100_000), pytest.raises(MeasurementError, match="Make room there"):
+        store.save(1, np.zeros(300_000, np.float32))
+    assert not [*(tmp_path / "values").iterdir()]
 
 
 def test_small_and_empty_ones(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from collage.measure_db.database import Database
 from collage.measure_db.free_memory import after_death, with_free_memory
 from collage.measure_db.gpu_now import GpuNow, gpu_now
 from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower
+from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower, late
 from collage.measure_db.stages import looks_like_memory, rejection_of
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
@@ -101,6 +101,20 @@ def test_a_kernel_is_tried_again_where_more_memory_is_free(
 ) -> None:
     rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
     assert known(tmp_path / "db", GpuNow(free_bytes), rows) == ({"d1"} if again else {"d0", "d1"})
+
+
+@pytest.mark.parametrize(("limit_s", "again"), [(0.0, False), (5.0, False), (60.0, True)])
+def test_what_took_too_long_is_tried_again_with_a_higher_limit(
+    limit_s: float, again: bool, tmp_path: Path
+) -> None:
+    slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
+    rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        database.doubt(never, limit_s=limit_s)
+        assert (KEYS[0] not in database.get(KEYS)) is again
+        assert KEYS[1] in database.get(KEYS)
+        database.put(KEYS[0], slow)
+        assert KEYS[0] in database.get(KEYS)
 
 
 def test_what_is_recorded_is_read_and_merged(tmp_path: Path) -> None:

@@ -85,6 +85,20 @@ def test_what_lost_against_a_backend_that_is_not_used_now_is_measured(
         assert isinstance(alone.race(requests[1:])[requests[1]], Measurement)
 
 
+def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
+    model: Model, database: Database
+) -> None:
+    """Nobody knows by how much it is faster than the one that is left."""
+    fast, slow, slowest = (Request((0,), name) for name in ("numpy", "slow", "slowest"))
+    with measurer(model, database, hostile.Slowest()) as alone:
+        assert isinstance(alone.race([slowest])[slowest], Measurement)
+    with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
+        assert isinstance(both.race([fast, slow])[slow], Slower)
+    with measurer(model, database, hostile.Slowest(), hostile.Slow()) as left:
+        found = left.race([slowest, slow])[slow]
+        assert isinstance(found, Measurement) and found.median_us < 4000
+
+
 def test_rivals_that_are_given_have_to_be_beaten(model: Model, database: Database) -> None:
     request = Request((0,), "slow")
     with measurer(model, database, hostile.Slow()) as first:

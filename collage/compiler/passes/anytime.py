@@ -17,13 +17,13 @@ from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.sure_engine import sure_engine
 from collage.compiler.whole_trials import chosen
 from collage.core.deadline import BudgetOverError
-from collage.errors import CollageError
-from collage.report.best_so_far import BUDGET, INTERRUPT
+from collage.errors import CollageError, MeasurementError
+from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
 
 log = logging.getLogger(__name__)
 
 _INTERRUPTED_S = 20.0
-"""The seconds that finishing may take after Ctrl-C."""
+"""The seconds that finishing may take after Ctrl-C, and where measuring has failed."""
 _AHEAD = 1.03
 """A mix that is so many times as fast as the early engine is worth some seconds more."""
 _LAST_SHARE = 0.4
@@ -37,6 +37,7 @@ class Anytime:
     Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, and the
     user was told of something faster than the engines, there are some seconds more for it. Else an early engine is
     handed over, or the first module. What was measured is in the database, and the next compile goes on from there.
+    Where measuring fails and no kernel is to blame, such as on a full disk, it is as after Ctrl-C.
 
     Where no engine runs the whole model there is no first module, and no budget can be kept. Then what is known is
     finished without a limit. ``least`` are the passes that find a placement with few measurements where that fails; by
@@ -74,6 +75,12 @@ class Anytime:
                 raise
             course.ended = INTERRUPT
             log.warning("interrupted; handing over the best module so far (Ctrl-C again ends at once)")
+            course.deadline.allow(_INTERRUPTED_S)
+        except MeasurementError as error:
+            if not self._has_module(course.latest):
+                raise
+            course.ended = FAILURE
+            log.warning("%s Handing over the best module so far.", error)
             course.deadline.allow(_INTERRUPTED_S)
         return self._finished(context, course.latest or compilation)
 
@@ -159,8 +166,10 @@ def _tried(about: str, make: Callable[[], Compilation]) -> Compilation | None:
 _EARLY = {
     BUDGET: "{}: the budget was over before anything faster was compared with it.",
     INTERRUPT: "{}: the compile was interrupted before anything faster was compared with it.",
+    FAILURE: "{}: measuring failed before anything faster was compared with it.",
 }
 _REASONS = {
     BUDGET: "the budget was over before a placement was known to be faster.",
     INTERRUPT: "the compile was interrupted before a placement was known to be faster.",
+    FAILURE: "measuring failed before a placement was known to be faster.",
 }

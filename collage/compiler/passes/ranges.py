@@ -22,7 +22,7 @@ from collage.compiler.state import Compilation, Context
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.core.progress import Progress
-from collage.errors import ModelError
+from collage.errors import DatabaseError, ModelError
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.graph.ranges import Range, shared
 from collage.graph.storage import INT8
@@ -65,7 +65,13 @@ class Ranges:
             return compilation
         look = partial(_found, compilation, accuracy, context.course.deadline)
         key = _key(context, compilation, accuracy)
-        found = look() if key is None else context.database.remember(_RANGES.at(key), look)
+        try:
+            found = look() if key is None else context.database.remember(_RANGES.at(key), look)
+        except DatabaseError:
+            raise
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+            log.info("%s: ranges are not known: %s", compilation.imported.name, library_text(error))
+            return compilation
         return replace(compilation, ranges=shared(compilation.imported.graph, found))
 
 
@@ -81,13 +87,9 @@ def _key(context: Context, compilation: Compilation, accuracy: Accuracy) -> str 
 
 
 def _found(compilation: Compilation, accuracy: Accuracy, deadline: Deadline) -> Mapping[int, Range]:
-    """The ranges; none where ONNX Runtime does not run the model with all values as outputs.
+    """The ranges. Raises BudgetOverError after the deadline.
 
-    Raises BudgetOverError after the deadline.
+    Raises what ONNX Runtime raises where it does not run the model with all values as outputs.
     """
     model, by_largest = compilation.imported, accuracy.asked.metric.is_max
-    try:
-        return value_ranges(model, accuracy.inputs, by_largest=by_largest, check=deadline.check)
-    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-        log.info("%s: ranges are not known: %s", model.name, library_text(error))
-        return {}
+    return value_ranges(model, accuracy.inputs, by_largest=by_largest, check=deadline.check)
