@@ -367,6 +367,51 @@ def test_a_kernel_that_corrupts_the_context(gpu: Gpu) -> None:
     assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in each for each in (first, second))
 
 
+BESIDE = """
+import threading
+import numpy as np
+from collage.core.cuda_driver import driver
+from collage.kernel.device_array import empty_on, poison, put, to_host
+gpu = driver()
+gpu.enter()
+values = np.arange(1000, dtype=np.float32)
+source, target, other = (empty_on("cuda", (1000,), "float32") for _ in range(3))
+put(source, values)
+begun, said = threading.Event(), []
+
+def load():
+    begun.set()
+    poison(other)
+    put(other, values + 1)
+    said.append(to_host(other))
+
+thread = threading.Thread(target=load)
+
+def enqueue():
+    thread.start()
+    begun.wait()
+    thread.join(0.3)
+    assert not said, "it does not wait for its turn"
+    gpu.within(int(target.ctypes.data), int(source.ctypes.data), source.nbytes, gpu.stream)
+
+with gpu.turn:
+    graph = gpu.captured(gpu.stream, enqueue)
+thread.join()
+gpu.launch_graph(graph, gpu.stream)
+assert np.array_equal(to_host(target), values) and np.array_equal(said[0], values + 1)
+before, kept = gpu.free_bytes(), [empty_on("cuda", (1 << 20,), "uint8")]
+assert gpu.free_bytes() < before
+last = threading.Thread(target=kept.clear)
+last.start(), last.join()
+assert gpu.free_bytes() == before, "a thread that has not used the GPU gives memory back"
+"""
+
+
+def test_threads_that_copy_while_another_one_captures(gpu: Gpu) -> None:
+    """What they enqueue would be part of the graph. Memory is given back in whatever thread its last user ends."""
+    gpu.run(BESIDE)
+
+
 def test_what_the_benchmark_checks_first(gpu: Gpu) -> None:
     said = gpu.run(SCANS)
     assert said.strip().startswith("out of memory of the GPU: 2097152 MiB wanted")
