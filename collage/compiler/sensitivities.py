@@ -67,6 +67,6 @@ def _key(context: Context, compilation: Compilation, values: list[int], accuracy
 
 
 def _measured(compilation: Compilation, values: list[int], accuracy: Accuracy) -> Mapping[int, float]:
-    """The sensitivities. Raises what ONNX Runtime raises where it does not run the model with noise."""
+    """Measure the sensitivities. Raises what ONNX Runtime raises where it does not run the model with noise."""
     found = sensitivities(compilation.imported, values, accuracy.inputs[:_SAMPLES], accuracy.of_floats)
     return {value: float(f"{share:.4g}") for value, share in found.items()}

@@ -111,6 +111,14 @@ _driver: Driver | None = None
 _making = threading.Lock()
 
 
+def _renew_lock() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def driver() -> Driver:
     """The driver of this process. Raises NoGpuError where there is no GPU."""
     global _driver

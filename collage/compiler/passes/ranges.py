@@ -87,7 +87,7 @@ def _key(context: Context, compilation: Compilation, accuracy: Accuracy) -> str 
 
 
 def _found(compilation: Compilation, accuracy: Accuracy, deadline: Deadline) -> Mapping[int, Range]:
-    """The ranges. Raises BudgetOverError after the deadline.
+    """Find the ranges. Raises BudgetOverError after the deadline.
 
     Raises what ONNX Runtime raises where it does not run the model with all values as outputs.
     """

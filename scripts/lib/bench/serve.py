@@ -214,6 +214,8 @@ def command(
     results: list[dict[str, Any]] = []
     status = 0
     machine = measure_machine(making.threads, sizes.precision)
+    speeds = f"memory {machine.gbytes_per_s:.1f} GB/s, products {machine.gflops:.0f} GFLOP/s"
+    say(speeds)  # for those who stop it
     try:
         for name in models.models or MODELS:
             try:
@@ -234,8 +236,6 @@ def command(
         say("interrupted")
         status = INTERRUPTED
     found = {**head(making.threads, machine=asdict(machine), course=asdict(course)), "models": results}
-    view = (
-        [f"memory {machine.gbytes_per_s:.1f} GB/s, products {machine.gflops:.0f} GFLOP/s"] if results else []
-    )
+    view = [speeds] if results else []
     show(found, [*view, *(part for each in results for part in tables(each))], as_json=as_json)
     ctx.exit(status or int(any(each["failed"] for each in results)))
