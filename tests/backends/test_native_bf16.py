@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from collage.backends.native_kernels import amx_gemm, bf16_gemm, streamed
 from collage.backends.native_kernels.bf16_gemm import packed_weights
+from collage.backends.native_kernels.gemm import orders_of, words
 from collage.backends.native_kernels.rule import NativeRule
 from collage.backends.native_kernels.streamed import TILES, WIDENED
 from collage.errors import CollageError, ModuleFileError
@@ -136,7 +137,8 @@ def test_special_values_in_narrow_groups() -> None:
 def test_few_rows_are_offered_with_both_kinds_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (longest(product_model([rows, 64], 96)) for rows in (4, 64))
     splits = {each.split for each in reduced_variants(BACKEND, few, 1)}
-    assert splits == {WIDENED, *([TILES] if not amx_problem() else [""] if has_bf16_dots() else [])}
+    kinds = {WIDENED, *([TILES] if not amx_problem() else [""] if has_bf16_dots() else [])}
+    assert splits == kinds | {words(kind, order) for kind in kinds - {TILES} for order in orders_of(4)}
     for module in (bf16_gemm, amx_gemm):
         monkeypatch.setattr(module, "amx_problem", lambda: "there is no AMX")
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: True)

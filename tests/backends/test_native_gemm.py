@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -9,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.native_kernels.gemm import packed_weights
-from collage.kernel.options import BuildOptions
-from collage.native.packed import from_artifact
+from collage.backends.native_kernels.gemm import COLUMNS, IN_ORDER, packed_weights, words
+from collage.kernel.options import BuildOptions, Variant
+from collage.native.kernel_library import narrow_problem
+from collage.native.packed import from_artifact, to_bytes
 from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,
@@ -97,6 +100,29 @@ def test_artifacts_keep_the_order_of_their_numbers() -> None:
         names = list(dict(packed.numbers))
         assert names[-6:] == ["activation", "residual_first", "low", "high", "data", "residual"]
         assert packed.numbers["residual"] is not None and packed.numbers["low"] == 0.0
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_few_rows_may_read_the_weights_in_order(rows: int) -> None:
+    """They are in one tile. It is offered where a tile has eight rows; with AVX2 it is so anyway."""
+    chain = subgraphs_of(product_model([rows, 700], 1200, then=("Relu",)))[-1]
+    splits = {variant.split for variant in check_all_variants(chain, 2)}
+    offered = {each for each in splits if each.endswith(IN_ORDER)}
+    others = splits - offered if rows <= 8 and not narrow_problem() else set()
+    assert COLUMNS in splits and offered == {words(each, IN_ORDER) for each in others}
+
+
+def test_an_artifact_that_is_older_than_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = subgraphs_of(product_model([2, 64], 96))[-1]
+    options = BuildOptions(threads=2, variant=Variant(split=COLUMNS))
+    name, packed = from_artifact(BACKEND.codegen(chain, options))
+    numbers = {key: value for key, value in packed.numbers.items() if key != "in_order"}
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    (wanted,) = run_variant(chain, options.variant, 2, [x])
+    old = to_bytes(name, replace(packed, numbers=numbers))
+    monkeypatch.setattr(type(BACKEND), "codegen", lambda self, subgraph, options: old)
+    (found,) = run_variant(chain, options.variant, 2, [x])
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_refusals() -> None:

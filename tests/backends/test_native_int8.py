@@ -16,6 +16,7 @@ from onnx import helper
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.int8_weights import quantised
 from collage.backends.native_kernels import int8_gemm
+from collage.backends.native_kernels.gemm import orders_of, words
 from collage.backends.native_kernels.int8_gemm import packed_weights
 from collage.backends.native_kernels.rule import NativeRule
 from collage.backends.native_kernels.streamed import WIDENED
@@ -198,7 +199,8 @@ def test_the_longest_sums_do_not_overflow(sign: int) -> None:
 def test_what_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (longest(product_model([rows, 64], 96)) for rows in (4, 64))
     splits = {each.split for each in offered(few, 1)}
-    assert splits == ({"", WIDENED} if has_int8_dots() else {WIDENED})
+    kinds = {"", WIDENED} if has_int8_dots() else {WIDENED}
+    assert splits == {words(kind, order) for kind in kinds for order in orders_of(4)}
     monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: True)
     assert {each.split for each in offered(many, 1)} == {""}
     monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: False)

@@ -32,7 +32,7 @@ class AmxGemm(Bf16Gemm):
         """The splits of float32, each with float32 and bfloat16 data and results."""
         if problem := amx_problem():
             raise UnsupportedError(problem)
-        return self.of_kinds([TILES], task, build)
+        return self.of_kinds([TILES], [""], task, build)
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The same as for dot products, with more rows at a time."""

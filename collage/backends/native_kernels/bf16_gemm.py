@@ -9,6 +9,7 @@ import numpy as np
 
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import ChainAlgorithm
+from collage.backends.native_kernels.gemm import orders_of, with_order, words
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import bf16_gemm_limits
 from collage.backends.native_kernels.streamed import (
@@ -25,7 +26,6 @@ from collage.backends.native_kernels.streamed import (
     panels_of,
     product_of,
     splits_of,
-    words,
 )
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BF16, PLAIN_BF16, to_layout
@@ -54,20 +54,23 @@ class Bf16Gemm(ChainAlgorithm):
         few = product_of(task)[0].rows <= FEW_ROWS
         kinds = [""] if has_bf16_dots() and amx_problem() else []
         kinds += [WIDENED] if few or not has_bf16_dots() else []
-        return self.of_kinds(kinds, task, build)
+        return self.of_kinds(kinds, orders_of(product_of(task)[0].rows), task, build)
 
     @staticmethod
-    def of_kinds(kinds: Sequence[str], task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
-        """The variants with these kinds of arithmetic."""
+    def of_kinds(
+        kinds: Sequence[str], orders: Sequence[str], task: NativeTask, build: BuildOptions
+    ) -> Sequence[Variant]:
+        """The variants with these kinds of arithmetic, and orders of reading the weights."""
         product, wide = product_of(task)
         storages = data_storages(wide)
         return [
-            Variant(inputs_of(task, product, source, target), (target,), words(split, kind), BF16)
+            Variant(inputs_of(task, product, source, target), (target,), words(split, kind, order), BF16)
             for split in splits_of(product, build)
             for kind in kinds
+            for order in orders
             for source in storages
             for target in storages
-            if source == target or product.data != product.epilogue.residual
+            if source == target or (product.data != product.epilogue.residual and not order)
         ]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
@@ -87,7 +90,7 @@ class Bf16Gemm(ChainAlgorithm):
         return SharedKernel(
             f"collage_{self.name}",
             SHAPE,
-            packed,
+            with_order(packed),
             threads,
             limits=bf16_gemm_limits,
             constants=[packed.arrays["weights"], packed.arrays["bias"]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,9 +16,15 @@ from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
+from collage.native.kernel_library import narrow_problem
 from collage.native.packed import Packed
 
 COLUMNS, ROWS, WHOLE = "columns", "rows", ""
+IN_ORDER = "in order"
+"""Says in a variant's split that nothing is prefetched: the processor does that as it sees fit."""
+TILE_ROWS = 8
+"""Rows of a tile with AVX-512. So few read all weights once, and may read them in order; which is faster, and by how
+much, differs between processors."""
 
 _PANEL = 3
 _ROW_CHUNK = 128
@@ -38,15 +45,17 @@ class Gemm(ChainAlgorithm):
             splits += [ROWS] if product.rows >= 8 * threads else []
         if not splits or is_small(product.flop, build):
             splits.append(WHOLE)
-        return [Variant(split=split) for split in splits]
+        orders = orders_of(product.rows)
+        return [Variant(split=words(split, order)) for split in splits for order in orders]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
-        product, variant = task.product, build.variant
+        product = task.product
+        split, order = split_and_order(build.variant.split)
         depth, columns = product.matrix.shape
         slices = -(-depth // build.speeds.blocking.gemm_depth)
         deep = -(-depth // (slices * BLOCK)) * BLOCK
-        shares = 1 if variant.split == WHOLE else build.threads
+        shares = 1 if split == WHOLE else build.threads
         numbers = {
             "rows": product.rows,
             "depth": depth,
@@ -54,13 +63,14 @@ class Gemm(ChainAlgorithm):
             "row_chunk": _ROW_CHUNK,
             "slice": deep,
             "shares": shares,
-            "by_rows": variant.split == ROWS,
+            "by_rows": split == ROWS,
+            "in_order": order == IN_ORDER,
             **task.numbers_of(product),
         }
         bias = np.zeros(columns + -columns % BLOCK, np.float32)
         if product.bias is not None:
             bias[:columns] = product.bias
-        parts = shares if variant.split == COLUMNS else 1
+        parts = shares if split == COLUMNS else 1
         weights = packed_weights(product.weights, deep, parts)
         return Packed(numbers, {"weights": weights, "bias": bias})
 
@@ -69,11 +79,32 @@ class Gemm(ChainAlgorithm):
         return SharedKernel(
             "collage_gemm",
             _Shape,
-            packed,
+            with_order(packed),
             threads,
             limits=gemm_limits,
             constants=[packed.arrays["weights"], packed.arrays["bias"]],
         )
+
+
+def words(*parts: str) -> str:
+    """How the work is shared, the kind of arithmetic, and the order of reading, in the words of a variant."""
+    return ", ".join(filter(None, parts))
+
+
+def split_and_order(text: str) -> tuple[str, str]:
+    """The words without those for the order of reading, and these."""
+    split, _, order = text.rpartition(", ")
+    return (split, order) if order == IN_ORDER else (text, "")
+
+
+def orders_of(rows: int) -> list[str]:
+    """The orders in which so many rows may read the weights."""
+    return ["", IN_ORDER] if rows <= TILE_ROWS and not narrow_problem() else [""]
+
+
+def with_order(packed: Packed) -> Packed:
+    """The same; artifacts that are older than the number prefetch."""
+    return replace(packed, numbers={"in_order": 0, **packed.numbers})
 
 
 def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
@@ -94,6 +125,6 @@ def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
 
 _Shape = shape_struct(
     *("rows", "depth", "columns", "row_chunk", "slice"),
-    *("shares", "by_rows", "activation", "residual_first"),
+    *("shares", "by_rows", "activation", "residual_first", "in_order"),
 )
 """``collage_gemm_shape``."""

@@ -12,6 +12,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.native_kernels.algorithm import ChainAlgorithm
+from collage.backends.native_kernels.gemm import orders_of, with_order, words
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import int8_gemm_limits
 from collage.backends.native_kernels.streamed import (
@@ -28,7 +29,6 @@ from collage.backends.native_kernels.streamed import (
     panels_of,
     product_of,
     splits_of,
-    words,
 )
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, INT8
@@ -63,9 +63,10 @@ class Int8Gemm(ChainAlgorithm):
         kinds = [""] if has_int8_dots() else []
         kinds += [WIDENED] if product.rows <= FEW_ROWS or not kinds else []
         return [
-            Variant(inputs_of(task, product, storage, storage), (storage,), words(split, kind), INT8)
+            Variant(inputs_of(task, product, storage, storage), (storage,), words(split, kind, order), INT8)
             for split in splits_of(product, build)
             for kind in kinds
+            for order in orders_of(product.rows)
             for storage in data_storages(wide)
         ]
 
@@ -89,7 +90,7 @@ class Int8Gemm(ChainAlgorithm):
         return SharedKernel(
             "collage_int8_gemm",
             SHAPE,
-            packed,
+            with_order(packed),
             threads,
             limits=int8_gemm_limits,
             constants=[packed.arrays[name] for name in ("weights", "scales", "sums", "bias")],

@@ -12,7 +12,14 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import read_epilogue
 from collage.backends.native_kernels.algorithm import is_small
-from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
+from collage.backends.native_kernels.gemm import (
+    COLUMNS,
+    IN_ORDER,
+    ROWS,
+    TILE_ROWS,
+    WHOLE,
+    split_and_order,
+)
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.product import Product
 from collage.backends.native_kernels.task import NativeTask
@@ -32,8 +39,7 @@ FEW_ROWS = 16
 
 PANEL = 3
 """Blocks of columns that are multiplied together."""
-_TILE_ROWS = 8
-TILE_SUMS = _TILE_ROWS * PANEL * BLOCK
+TILE_SUMS = TILE_ROWS * PANEL * BLOCK
 """The number of sums that a kernel keeps, of 4 bytes each."""
 _MOST_CHUNK = 128
 _CHUNK_BYTES = 1 << 19
@@ -41,7 +47,7 @@ _CHUNK_BYTES = 1 << 19
 
 SHAPE = shape_struct(
     *("rows", "depth", "columns", "row_chunk", "shares", "by_rows"),
-    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first"),
+    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first", "in_order"),
 )
 """``collage_bf16_gemm_shape`` and ``collage_int8_gemm_shape``."""
 
@@ -50,7 +56,8 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
     """The numbers of ``SHAPE`` for the variant that is built."""
     variant = build.variant
     depth, columns = product.matrix.shape
-    split, kind = _split_and_kind(variant.split)
+    text, order = split_and_order(variant.split)
+    split, kind = _split_and_kind(text)
     return {
         "rows": product.rows,
         "depth": depth,
@@ -59,6 +66,7 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
         "shares": 1 if split == WHOLE else build.threads,
         "by_rows": split == ROWS,
         "widens": kind == WIDENED,
+        "in_order": order == IN_ORDER,
         "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
         "dst_narrow": is_narrow(variant.outputs[0]),
         **task.numbers_of(product),
@@ -97,8 +105,8 @@ def panels_of(weights: Array, together: int, shares: int) -> Floats:
 
 def _row_chunk(depth: int) -> int:
     """The number of rows that are multiplied with a panel at a time, a multiple of a tile's."""
-    chunk = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
-    return max(_TILE_ROWS, min(chunk, _MOST_CHUNK))
+    chunk = _CHUNK_BYTES // (2 * depth) // TILE_ROWS * TILE_ROWS
+    return max(TILE_ROWS, min(chunk, _MOST_CHUNK))
 
 
 def splits_of(product: Product, build: BuildOptions) -> list[str]:
@@ -107,7 +115,7 @@ def splits_of(product: Product, build: BuildOptions) -> list[str]:
     splits = []
     if threads > 1:
         splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
-        splits += [ROWS] if product.rows >= _TILE_ROWS * threads else []
+        splits += [ROWS] if product.rows >= TILE_ROWS * threads else []
     if not splits or is_small(product.flop, build):
         splits.append(WHOLE)
     return splits
@@ -158,12 +166,7 @@ def inputs_of(task: NativeTask, product: Product, source: Storage, target: Stora
     return tuple(source if value == product.data else target for value in task.chain.inputs)
 
 
-def words(split: str, kind: str) -> str:
-    """The split and the kind of arithmetic in the words of a variant."""
-    return ", ".join(filter(None, (split, kind)))
-
-
 def _split_and_kind(text: str) -> tuple[str, str]:
-    """What ``words`` has put together."""
+    """What ``words`` has put together of these two."""
     split, _, kind = text.rpartition(", ")
     return (split, kind) if kind in (WIDENED, TILES) else (text, "")

@@ -93,6 +93,7 @@ class Worker {
     }
     each_panel(
         o, item, rows, kTileRows, blocks_, reinterpret_cast<const float *>(b_.weights), b_.scratch,
+        s_.in_order != 0,
         [&](int wide) -> StreamedTiles { return tiles_of(s_.widens, wide); },
         [&](Range some, int64_t column, int64_t columns) {
           finish_panel(s_, b_, some, column, std::min(columns, s_.columns - column));

@@ -20,6 +20,7 @@ typedef struct {
   int64_t dst_narrow;      // the same of residual and dst
   int64_t activation;      // epilogue.h
   int64_t residual_first;  // 1: the residual is added before the activation, 0: after the clamp
+  int64_t in_order;        // 1: nothing is prefetched, which is left to the processor, 0: the next panel is
   float low, high;
 } collage_bf16_gemm_shape;
 

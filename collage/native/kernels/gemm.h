@@ -17,6 +17,7 @@ typedef struct {
   int64_t by_rows;           // 1: share i has rows [i rows / shares, (i + 1) rows / shares), 0: so blocks of 16 columns
   int64_t activation;        // epilogue.h
   int64_t residual_first;    // 1: the residual is added before the activation, 0: after the clamp
+  int64_t in_order;          // 1: nothing is prefetched, which is left to the processor, 0: the next panel is
   float low, high;
 } collage_gemm_shape;
 

@@ -198,6 +198,7 @@ class Worker {
     }
     each_panel(
         o, item, rows, kMostRows, blocks_, reinterpret_cast<const float *>(b_.weights), b_.scratch,
+        s_.in_order != 0,
         [&](int wide) -> StreamedTiles { return tiles_of(s_.widens, wide); },
         [&](Range some, int64_t column, int64_t columns) {
           columns = std::min(columns, s_.columns - column);

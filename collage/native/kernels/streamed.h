@@ -63,14 +63,15 @@ using StreamedTiles = const std::array<StreamedTile, kTileRows + 1> &;
 // Reads the weights of some blocks of columns once, and multiplies all rows with a panel of them while it is in the L2
 // cache, `most` at a time; they prefetch the next panel meanwhile. `o` has the rows, whose elements have `item` bytes, and
 // `lines`. tiles_of(blocks of a panel) are its tiles, and finish(rows, column, columns) is called when `sums` has their
-// sums.
+// sums. `in_order` leaves prefetching to the processor.
 template <typename TilesOf, typename Finish>
 void each_panel(Streamed o, size_t item, Range rows, int most, Range blocks, const float *weights, void *sums,
-                TilesOf tiles_of, Finish finish) {
+                bool in_order, TilesOf tiles_of, Finish finish) {
   const char *const first = static_cast<const char *>(o.a);
   const float *const end = weights + blocks.end * kLanes * o.lines;
   const int64_t groups = parts(rows, most);
-  const bool once = !kAvx512 && rows.end - rows.begin <= 2;  // in order, which the processor prefetches best by itself
+  // Few rows with AVX2 read in order, which the processor prefetches best by itself.
+  const bool once = in_order || (!kAvx512 && rows.end - rows.begin <= 2);
   weights += blocks.begin * kLanes * o.lines;
   for (int64_t block = blocks.begin; block < blocks.end; block += kPanel) {
     const int wide = int(std::min<int64_t>(kPanel, blocks.end - block));
