@@ -109,10 +109,9 @@ class PieceMaker:
             error=of_outputs(candidate.error),
         )
         about = [candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning]
+        # Such as the edition of its kernels, which its library's version does not tell.
         if settings := backend.settings(replace(options, tune_trials=0)):
-            about.append(
-                settings
-            )  # such as the edition of its kernels, which its library's version does not tell
+            about.append(settings)
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
         return Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 

@@ -65,8 +65,10 @@ class Scans:
         outputs are scanned on the GPU, before they are copied to the host, and so is what such operators read.
         """
 
+        devices = buffers.devices
+
         def is_half(buffer: int) -> bool:
-            return buffers.type_of(buffer).dtype == "float16"
+            return devices.get(buffer) == CUDA and buffers.type_of(buffer).dtype == "float16"
 
         if not any(is_half(buffer) for piece in pieces for buffer in piece.region.outputs):
             return list(pieces)
