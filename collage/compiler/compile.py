@@ -37,6 +37,7 @@ from collage.frontend.weights import WeightFiles
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.effort import QUICK
 from collage.measure_db.gpu_now import gpu_now
 from collage.measure_db.process import Workers
@@ -91,7 +92,7 @@ def compile_model(
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
-        database.doubt(partial(quiet_now, kept.calibration_us), gpu_now, options.time_limit_s)
+        database.doubt(Doubt(partial(quiet_now, kept.calibration_us), gpu_now, options.time_limit_s))
         context = Context(
             registry,
             backends,

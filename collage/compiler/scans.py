@@ -78,7 +78,7 @@ class Scans:
             if copy is not None and can_be_scanned(buffers.type_of(value).dtype):
                 scans[copy] += pieces[copy].region.inputs
         return [
-            replace(piece, region=replace(piece.region, scans=tuple({*piece.region.scans, *more})))
+            replace(piece, region=replace(piece.region, scans=tuple(sorted({*piece.region.scans, *more}))))
             if more
             else piece
             for piece, more in zip(pieces, scans, strict=True)

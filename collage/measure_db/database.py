@@ -18,7 +18,6 @@ from collage.core.typed import parse_object, typed
 from collage.measure_db.busy import busy_limit
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.gpu_now import GpuNow
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.timing import Timing
 
@@ -95,14 +94,9 @@ class Database(DatabaseFile):
             key.record(self, known)
         return known
 
-    def doubt(
-        self,
-        quiet_now: Callable[[], bool],
-        gpu_now: Callable[[], GpuNow] = GpuNow,
-        limit_s: float = 0.0,
-    ) -> None:
-        """Take for unknown what was recorded before now in circumstances that are over now (``Doubt``)."""
-        self._doubt, self._best = Doubt(quiet_now, gpu_now, limit_s), {}
+    def doubt(self, doubt: Doubt) -> None:
+        """Take for unknown what was recorded before now in circumstances that are over now."""
+        self._doubt, self._best = doubt, {}
 
     @contextmanager
     def trusting(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from collage.measure_db.busy import BUSY_VARIABLE, is_busy, patience
 from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.calibration import best_calibration_us, known_calibration_us, slowed
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.effort import QUICK
 from collage.measure_db.keys import Fact, read_text, write_text
 from collage.measure_db.measured_model import MeasuredModel
@@ -75,13 +76,13 @@ def test_what_was_disturbed_is_unknown_once_on_a_quiet_machine(tmp_path: Path) -
             return quiet_now
 
         with Database(path) as database:
-            database.doubt(ask)
+            database.doubt(Doubt(ask))
             assert keys[2] not in database.get([keys[0], keys[1], keys[3]]) and not asked
             assert rows.keys() - database.get(keys).keys() == unknown
             assert (database.get_network(PLAN) is None) is quiet_now
             assert asked == [quiet_now]
     with Database(path) as database:
-        database.doubt(lambda: True)
+        database.doubt(Doubt(lambda: True))
         database.put(
             keys[2], replace(SURE, busy=BUSY)
         )  # the machine is busy again, which this compile accepts
@@ -125,7 +126,7 @@ def test_facts_that_were_timed_are_doubted_too(tmp_path: Path) -> None:
         cost.at("y").record(database, SwitchCost(2.5, 0.02))
         plain.at("x").record(database, "text")
         assert cost.known(database, "xy") == {"x": SwitchCost(1.5), "y": SwitchCost(2.5)}
-        database.doubt(lambda: True)
+        database.doubt(Doubt(lambda: True))
         assert cost.known(database, "xy") == {"y": SwitchCost(2.5)}
         assert plain.at("x").look_up(database) == "text"
         cost.at("x").record(database, SwitchCost(1.7, BUSY))

@@ -18,6 +18,7 @@ from collage.core.nvml import Clocks
 from collage.errors import DatabaseError
 from collage.measure_db import free_memory
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.free_memory import after_death, with_free_memory
 from collage.measure_db.gpu_now import GpuNow, gpu_now
 from collage.measure_db.migrations import MIGRATIONS
@@ -44,7 +45,7 @@ def known(path: Path, now: GpuNow, rows: dict[object, Outcome]) -> set[str]:
     """The digests that a compile knows which finds such a GPU."""
     filled(path, rows)
     with Database(path) as database:
-        database.doubt(never, lambda: now)
+        database.doubt(Doubt(never, lambda: now))
         return {key.digest for key in database.get(KEYS)}
 
 
@@ -65,7 +66,7 @@ def test_a_lost_race_at_low_clocks_is_run_again(tmp_path: Path) -> None:
 def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None:
     slow = replace(SURE, clocks=SLOW)
     with Database(filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: slow})) as database:
-        database.doubt(never, lambda: GpuNow(1 << 40, FAST))
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST)))
         assert KEYS[1] not in database.get(KEYS)
         database.put(KEYS[1], slow)
         database.put(KEYS[2], SHORT)
@@ -86,7 +87,7 @@ def test_the_gpu_is_asked_once_and_only_where_something_depends_on_it(tmp_path: 
         KEYS[3]: SHORT,
     }
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(never, ask)
+        database.doubt(Doubt(never, ask))
         assert len(database.get(KEYS[:2])) == 2 and not asked
         assert database.get(KEYS) == {KEYS[0]: SURE, KEYS[1]: rows[KEYS[1]]}
         assert len(asked) == 1
@@ -110,7 +111,7 @@ def test_what_took_too_long_is_tried_again_with_a_higher_limit(
     slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
     rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(never, limit_s=limit_s)
+        database.doubt(Doubt(never, limit_s=limit_s))
         assert (KEYS[0] not in database.get(KEYS)) is again
         assert KEYS[1] in database.get(KEYS)
         database.put(KEYS[0], slow)
@@ -139,7 +140,7 @@ def test_a_database_of_today_has_neither(tmp_path: Path) -> None:
             (GATE,),
         )
     with Database(path) as database:
-        database.doubt(never, lambda: GpuNow(1 << 40, FAST))
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST)))
         assert database.get(KEYS) == {KEYS[0]: SURE}
 
 

@@ -21,6 +21,7 @@ from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, rounded
 from collage.kernel.target import Target
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.measure_speeds import _best_size, measure_speeds
 from collage.measure_db.process import WorkerProcess, Workers
 from collage.measure_db.protocol import MeasuredSpeeds
@@ -81,9 +82,9 @@ def test_speeds_that_others_disturbed_are_measured_again(
     ((busy,),) = database.run("SELECT busy FROM facts WHERE name = ?", (MACHINE_SPEEDS.name,))
     assert busy is not None
     database.run("UPDATE facts SET busy = 0.9")
-    database.doubt(lambda: False)
+    database.doubt(Doubt(lambda: False))
     assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
-    database.doubt(lambda: True)
+    database.doubt(Doubt(lambda: True))
     with pytest.raises(AssertionError, match="nothing should be measured"):
         machine_speeds(TARGET, database, NOBODY, 0.05)
     machine_speeds(TARGET, database, workers, 0.05)

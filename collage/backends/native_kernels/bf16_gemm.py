@@ -51,10 +51,10 @@ class Bf16Gemm(ChainAlgorithm):
         With AVX2 there is float32 data and widened weights only. Where there is a matrix unit, dot products are left to
         that (``AmxGemm``): it is faster even with one row.
         """
-        few = product_of(task)[0].rows <= FEW_ROWS
+        rows = product_of(task)[0].rows
         kinds = [""] if has_bf16_dots() and amx_problem() else []
-        kinds += [WIDENED] if few or not has_bf16_dots() else []
-        return self.of_kinds(kinds, orders_of(product_of(task)[0].rows), task, build)
+        kinds += [WIDENED] if rows <= FEW_ROWS or not has_bf16_dots() else []
+        return self.of_kinds(kinds, orders_of(rows), task, build)
 
     @staticmethod
     def of_kinds(

@@ -49,7 +49,7 @@ def _check_work(numbers: Numbers, *extents: int) -> None:
 
     A step of zero lets many of them be in a small buffer.
     """
-    if math.prod(extents) * typed(int, numbers.get("shares", 1)) >= _MOST_WORK:
+    if math.prod(extents) * typed(int, numbers["shares"]) >= _MOST_WORK:
         raise MalformedError(f"{' x '.join(map(str, extents))} pieces of work are too many")
 
 

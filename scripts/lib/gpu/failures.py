@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +81,8 @@ def faulty_kernel(model: onnx.ModelProto, inputs: Sequence[Array]) -> dict[str, 
         module = collage.compile(
             model, db=db, registry=registry, backends=names, device="cuda", quick=True, progress=False
         )
-        rows = sqlite3.connect(db).execute("SELECT backend, rejection, message, median_us FROM kernels")
-        found = list(rows)
+        with closing(sqlite3.connect(db)) as database:
+            found = list(database.execute("SELECT backend, rejection, message, median_us FROM kernels"))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = dict(zip([each.name for each in session.get_inputs()], inputs, strict=True))
     error = largest_error([*module.run(feeds).values()], session.run(None, feeds))
