@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collage.errors import UsageError
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from scripts.lib import ROOT
+from scripts.lib.bench.serve import FORMS, PEERS, _rivals
 from scripts.lib.decoders.shape import GPT2, NAMED, DecoderShape, small
 from scripts.lib.decoders.write import write_decoder
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, trace_bound_s
@@ -262,3 +264,11 @@ def test_the_whole_command_on_a_tiny_decoder(tmp_path: Path) -> None:
     assert set(model["between"]) == {"collage", "request-level"}
     assert model["between"]["collage"]["p99_over_median"] >= 1.0
     assert model["scheduler_us"]["scheduler"] > 0
+
+
+def test_forms_and_peers_are_chosen_by_name() -> None:
+    found = _rivals(("shortest-first",), ("none",), ())
+    assert found.names == ("collage", "shortest-first")
+    assert _rivals(None, None, ()).names == ("collage", *FORMS, *PEERS)
+    with pytest.raises(UsageError, match="unknown form: batches"):
+        _rivals(("batches",), None, ())

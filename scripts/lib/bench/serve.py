@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from scripts.lib.serving.study import Course
 
 MODELS = ("gpt2_124m", "qwen2_like")
-OURS = ("collage", "request-level", "whole-batches", "shortest-first")
+OURS = "collage"
+FORMS = ("request-level", "whole-batches", "shortest-first")
 _OPTIONS = {"bfloat16": ("--tolerance", "2e-2", "--no-8-bits"), "int8": ("--tolerance", "5e-2")}
 """The options of ``collage compile-decoder`` for other precisions than float32."""
 PEERS = ("openvino-genai", "llama.cpp", "ctranslate2", "vllm", "openvino-genai at its defaults")
@@ -40,6 +41,7 @@ class Sizes:
     requests: int | None
     seconds: float | None
     rates: tuple[float, ...] | None
+    running: int | None
     only: str | None
     quick: bool
     precision: str
@@ -56,6 +58,7 @@ class Sizes:
             seconds=self.seconds or course.seconds,
             rates=self.rates or course.rates,
             relative=self.rates is None,
+            running=self.running or course.running,
             precision=self.precision,
             parts=course.parts if self.only is None else (self.only,),
         )
@@ -90,13 +93,8 @@ class Compiling:
         return Making(folder, self.threads or usable_cores(), quick, options, precision)
 
 
-def _rivals(peers: tuple[str, ...] | None, python: tuple[str, ...]) -> Rivals:
-    from collage.errors import unknown_names
-
-    names = PEERS if peers is None else tuple(each for each in peers if each != "none")
-    unknown = [each for each in names if each not in PEERS]
-    if unknown:
-        raise unknown_names("peer", unknown, [*PEERS, "none"])
+def _rivals(forms: tuple[str, ...] | None, peers: tuple[str, ...] | None, python: tuple[str, ...]) -> Rivals:
+    names = (*_named("form", forms, FORMS), *_named("peer", peers, PEERS))
     pythons = {}
     for each in python:
         name, _, path = each.partition("=")
@@ -105,7 +103,18 @@ def _rivals(peers: tuple[str, ...] | None, python: tuple[str, ...]) -> Rivals:
                 f"--python {each}: write it as PEER=PATH, the PATH being that of an interpreter"
             )
         pythons[name] = Path(path).absolute()
-    return Rivals((*OURS, *names), pythons)
+    return Rivals((OURS, *names), pythons)
+
+
+def _named(kind: str, said: tuple[str, ...] | None, all_: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of all that are said, all of them without a word, and none where that is said."""
+    from collage.errors import unknown_names
+
+    names = all_ if said is None else tuple(each for each in said if each != "none")
+    unknown = [each for each in names if each not in all_]
+    if unknown:
+        raise unknown_names(kind, unknown, [*all_, "none"])
+    return names
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -120,6 +129,12 @@ def _rates(text: str) -> tuple[float, ...]:
 
 @click.command("serve")
 @takes_models
+@click.option(
+    "--forms",
+    type=parse_names,
+    metavar="A,B",
+    help=f"Compare with these forms of request-level scheduling only, or with `none`. Default: {', '.join(FORMS)}.",
+)
 @click.option(
     "--peers",
     type=parse_names,
@@ -148,6 +163,12 @@ def _rates(text: str) -> tuple[float, ...]:
     type=_rates,
     metavar="0.5,1",
     help="Requests a second. Default: shares of what Collage can serve.",
+)
+@click.option(
+    "--running",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most requests that each system computes at a time. Default: 32.",
 )
 @click.option(
     "--only", type=click.Choice(["right", "alone", "trace", "between"]), help="Only this part of the study."
@@ -197,6 +218,7 @@ def command(
       scripts/bench serve gpt2_124m --peers none --only alone
       scripts/bench serve --python vllm=venv/bin/python --rounds 5 --json
       scripts/bench serve gpt2_124m --precision bfloat16 --only trace
+      scripts/bench serve gpt2_124m --forms shortest-first --peers none --only trace --rates 0.2,0.3,0.4
       scripts/bench serve qwen2_like --precision int8 --only trace
       scripts/bench serve --quick
     """
