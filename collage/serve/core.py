@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collage.serve.blocks import BlockPool, root_key
 from collage.serve.choice import Chooser
-from collage.serve.costs import costs_of
+from collage.serve.costs import costs_of, rewarding_streams
 from collage.serve.options import POLICIES, EngineOptions
 from collage.serve.plan import Limits, Plan, Pool
 from collage.serve.request import Event, Finish, Request, Stats
@@ -55,7 +55,7 @@ class Core:
         self._policy = POLICIES[options.policy]
         self._costs = costs_of(runner)
         self._limits = Limits(
-            min(options.max_running, runner.max_tokens),
+            min(options.max_running or rewarding_streams(self._costs), runner.max_tokens),
             runner.block_tokens,
             options.itl_target_ms,
             options.preemption,
@@ -78,6 +78,11 @@ class Core:
             "iterations prompt_tokens cached_tokens generated_tokens preemptions expired cancelled failed".split(),
             0,
         )
+
+    @property
+    def max_running(self) -> int:
+        """The most sequences of an iteration."""
+        return self._limits.max_running
 
     def add(self, request: Request, now_s: float) -> None:
         """Let a request wait, which ``check_request`` has accepted."""

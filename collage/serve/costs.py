@@ -10,6 +10,10 @@ from itertools import accumulate
 
 from collage.serve.runner import Runner, buckets_of
 
+USUAL_STREAMS, MOST_STREAMS = 32, 64
+"""The most streams of an iteration where more of them would hardly be faster, and where they would be."""
+_HARDLY = 1.1
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -41,6 +45,18 @@ class Costs:
         """The milliseconds of an iteration with this many tokens. More than the largest bucket take several."""
         whole, rest = divmod(tokens, self.buckets[-1])
         return whole * self.ms[-1] + (self.ms[self.bucket(rest)] if rest else 0.0)
+
+
+def rewarding_streams(costs: Costs) -> int:
+    """How many streams an iteration should have: from 32 to 64, as many as shorten the time of each one's token.
+
+    That is the least number at which a token takes at most a tenth longer than at the best one. Where arithmetic sets
+    the pace, 64 streams take twice as long as 32. Where reading the weights does, they take little longer.
+    """
+    more = (each for each in costs.buckets if USUAL_STREAMS < each <= MOST_STREAMS)
+    share_ms = {streams: costs.of(streams) / streams for streams in (USUAL_STREAMS, *more)}
+    least_ms = min(share_ms.values())
+    return next(streams for streams, ms in share_ms.items() if ms <= _HARDLY * least_ms)
 
 
 def costs_of(runner: Runner) -> Costs:

@@ -62,7 +62,7 @@ class Loop:
         self._workers = workers_of(runner)
         self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
         self._flying: deque[tuple[Plan, Iteration, Future[Any]]] = deque()
-        self.most_open = options.max_waiting + min(options.max_running, runner.max_tokens) * self._workers
+        self.most_open = options.max_waiting + self._core.max_running * self._workers
         self._trace = Trace(options.trace_iterations)
         self._traces = bool(options.trace_iterations)
         self._changed = threading.Condition()

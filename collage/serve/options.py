@@ -18,7 +18,7 @@ class EngineOptions:
     """The options of an engine.
 
     ``policy`` is "chunked" (the default) or "orca" (Algorithm 1 of the paper). ``max_running`` is the most sequences
-    in an iteration, ``max_waiting`` the most that wait for one. ``itl_target_ms`` is the time between tokens that
+    in an iteration, None for 32 to 64 by the measured times; ``max_waiting`` is the most that wait for one. ``itl_target_ms`` is the time between tokens that
     running streams keep while prompts are computed; None is twice what they take alone, unless many requests
     wait. ``prefix_caching`` keeps the blocks of finished sequences for those that begin alike. With ``preemption``,
     sequences are admitted when their prompt fits, and the last one is driven out and computed again when blocks run
@@ -27,7 +27,7 @@ class EngineOptions:
     """
 
     policy: str = "chunked"
-    max_running: int = 32
+    max_running: int | None = None
     max_waiting: int = 256
     itl_target_ms: float | None = None
     prefix_caching: bool = True
@@ -38,8 +38,9 @@ class EngineOptions:
         if self.policy not in POLICIES:
             raise unknown_names("policy", [self.policy], POLICIES)
         for name, least in (("max_running", 1), ("max_waiting", 1), ("trace_iterations", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name} is {value}; it must be {least} or more.")
         target = self.itl_target_ms
         if target is not None and not (math.isfinite(target) and target > 0):
             raise UsageError(f"itl_target_ms is {target}; it must be a number of milliseconds above 0.")

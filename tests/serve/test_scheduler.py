@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from collage.errors import InputError, UsageError
 from collage.serve.admission import check_request
 from collage.serve.chunked import plan_chunked
-from collage.serve.core import split_steps
-from collage.serve.costs import Costs, costs_of
+from collage.serve.core import Core, split_steps
+from collage.serve.costs import Costs, costs_of, rewarding_streams
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.options import EngineOptions
 from collage.serve.orca import select
@@ -189,6 +189,29 @@ def test_streams_count_by_their_number_whatever_the_chunk() -> None:
     assert costs.with_streams(5).ms == (18.0, 18.0, 68.0)
     unknown = Costs((1, 8), (11.0, 18.0))
     assert unknown.with_streams(5) is unknown
+
+
+@pytest.mark.parametrize(
+    ("ms", "streams"),
+    [
+        ((25.0, 30.0, 45.0, 60.0), 32),  # arithmetic: a token of 64 streams takes as long as one of 32
+        ((25.0, 30.0, 37.0, 46.0), 48),  # one of 48 takes a tenth longer than one of 64 at most
+        ((25.0, 30.0, 33.0, 36.0), 64),  # reading the weights, which many share
+    ],
+)
+def test_the_measured_times_say_how_many_streams_pay(ms: tuple[float, ...], streams: int) -> None:
+    assert rewarding_streams(Costs((16, 32, 48, 64, 256), (*ms, 240.0))) == streams
+    assert rewarding_streams(Costs((1, 8), (10.0, 20.0))) == 32  # of which an iteration has eight then
+    assert rewarding_streams(Costs((1, 8, 64), (10.0, 20.0, 60.0))) == 64  # 32 are padded to it
+
+    class Timed(NullRunner):
+        buckets = 16, 32, 48, 64
+
+        def cost_ms(self, tokens: int) -> float:
+            return ms[self.buckets.index(tokens)]
+
+    assert Core(Timed(), EngineOptions()).max_running == streams
+    assert Core(Timed(), EngineOptions(max_running=7)).max_running == 7
 
 
 def test_a_chunk_is_measured_as_one_prompt_and_streams_as_many() -> None:
