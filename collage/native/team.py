@@ -31,7 +31,7 @@ class Team:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         # Under a quota other processes run on the same cores, and all that pin threads would choose the same few cores.
-        cpus = [] if cores().shared else _one_of_each_core_first(os.sched_getaffinity(0))
+        cpus = [] if cores().shared else one_of_each_core_first(os.sched_getaffinity(0))
         self._core = core()
         self.handle: int = self._core.collage_team_create(
             threads, (ctypes.c_int * len(cpus))(*cpus), len(cpus)
@@ -86,18 +86,23 @@ def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
     return run
 
 
-def _one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
+def one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
     """The CPUs with one of each core first, because hyperthreads of one core share its arithmetic units."""
     seen: Counter[str] = Counter()
     ranked = []
     for cpu in sorted(cpus):
-        try:
-            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-        except OSError:
-            siblings = str(cpu)
+        siblings = _siblings(cpu)
         ranked.append((seen[siblings], cpu))
         seen[siblings] += 1
     return [cpu for _, cpu in sorted(ranked)]
+
+
+def _siblings(cpu: int) -> str:
+    """The hyperthreads of a CPU's core, as the system writes them; the CPU alone where it does not tell."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)
 
 
 def _forget() -> None:

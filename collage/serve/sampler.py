@@ -71,7 +71,7 @@ class Sampler:
         for token, bias in asked.logit_bias:
             found[token] += bias
         if self._left:
-            found[[each for each in self._banned if each < len(found)]] = -np.inf
+            found[[each for each in self._banned if 0 <= each < len(found)]] = -np.inf
         return found
 
     def took(self, token: int) -> None:

@@ -84,7 +84,7 @@ class FileTokenizer:
     """The tokenizer of a file ``tokenizer.json``."""
 
     def __init__(self, file: Path, end_tokens: tuple[int, ...] = ()) -> None:
-        """Read the file. Raises CollageError when it cannot be read or the library is missing."""
+        """Read the file. Raises CollageError when it cannot be used or the library is missing."""
         try:
             from tokenizers import Tokenizer as Library
         except ImportError as error:
@@ -100,12 +100,21 @@ class FileTokenizer:
         added = self._library.get_added_tokens_decoder()
         self._special = frozenset(token for token, each in added.items() if each.special)
         # Alone a token may have another text: decoders leave out the blank before the first one.
-        self._before = self.encode("a", special=False)
+        try:
+            self._before = self.encode("a", special=False)
+        except InputError as error:
+            raise CollageError(f"cannot use {file} with the text 'a': {error}") from error
         self._text_before = self._text(self._before)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text. Other threads run meanwhile, as they do in the library's functions for batches only."""
-        return list(self._library.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+        """The tokens of a text. Raises InputError for one that the vocabulary cannot spell.
+
+        Other threads run meanwhile, as they do in the library's functions for batches only.
+        """
+        try:
+            return list(self._library.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+        except Exception as error:  # the library raises Exception itself
+            raise InputError(f"the tokenizer has no tokens for this text: {library_text(error)}.") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
@@ -163,7 +172,7 @@ def open_tokenizer(folder: Path) -> DecimalTokenizer | FileTokenizer:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, empty when there is no such file. Raises CollageError for anything else."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -27,17 +27,21 @@ class Trace:
         self._requests.append((id, arrival_s, started_s, end_s, finish))
 
     def events(self) -> dict[str, Any]:
-        """The trace as an object for JSON. Times are microseconds from the first one on."""
+        """The trace as an object for JSON. Times are microseconds from the first one on.
+
+        It may be called while another thread notes more: deques are copied in one step, and what is new is left out.
+        """
+        iterations, requests = self._iterations.copy(), self._requests.copy()
         rows = ((_ITERATIONS, "iterations"), (_SCHEDULER, "scheduler"))
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": name}}
             for tid, name in rows
         ]
-        starts = [each.start_s for each in self._iterations] + [each[1] for each in self._requests]
+        starts = [each.start_s for each in iterations] + [each[1] for each in requests]
         zero = min(starts, default=0.0)
-        for each in self._iterations:
+        for each in iterations:
             events += _of_iteration(each, zero)
-        for id, arrival_s, started_s, end_s, finish in self._requests:
+        for id, arrival_s, started_s, end_s, finish in requests:
             common = {"cat": "request", "pid": 0, "id": id}
             spans = (("waiting", arrival_s, started_s), (f"running ({finish})", started_s, end_s))
             for name, start_s, stop_s in spans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -12,16 +13,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from collage.cluster.address import ClusterAddress
+from collage.cluster.connect import connected
 from collage.errors import ClusterError
 from collage.serve.http.options import ServerOptions
 from collage.serve.options import EngineOptions
 from collage.serve.parallel.options import Parallelism
-from collage.serve.replicas.deployment import check_room, most_beside, most_open, own_cpus
+from collage.serve.replicas import deployment
+from collage.serve.replicas.deployment import Replica, check_room, most_beside, most_open, own_cpus
+from collage.serve.replicas.instance import door_of, end_instance
 from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
@@ -46,11 +52,67 @@ def test_replicas_that_may_be_on_one_node_share_its_memory() -> None:
     assert most_beside(1, 2, 4) == 1  # Ray was told of more processors than there are
 
 
+@pytest.mark.parametrize(("running", "share"), [(0, 3), (1, 2), (2, 1)])
+def test_a_replica_that_replaces_another_has_the_memory_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, running: int, share: int
+) -> None:
+    states = {"Replica": SimpleNamespace(replica_states={"RUNNING": running, "STARTING": 3 - running})}
+    context = SimpleNamespace(rank=SimpleNamespace(local_rank=0), app_name="m", deployment="Replica")
+    serve = SimpleNamespace(
+        get_replica_context=lambda: context,
+        status=lambda: SimpleNamespace(applications={"m": SimpleNamespace(deployments=states)}),
+    )
+    shares: list[int] = []
+
+    class Ended(Exception):
+        """The rest of a replica is of no interest here."""
+
+    def front(*_: object) -> None:
+        raise Ended
+
+    monkeypatch.setattr(deployment, "import_serve", lambda: serve)
+    monkeypatch.setattr(deployment, "blocks_of_one", lambda *given: shares.append(given[-1]))
+    monkeypatch.setattr(deployment, "Front", front)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    options = ServerOptions(Path("m"), EngineOptions())
+    with pytest.raises(Ended):
+        asyncio.run(Replica.__init__(SimpleNamespace(), options, 2, 3))  # type: ignore[arg-type]
+    assert shares == [share]
+
+
+def client_at(host: str, port: int) -> Any:
+    """Ray's client of an instance that listens there."""
+    return SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
+
+
+def test_an_instance_that_listens_elsewhere_is_told() -> None:
+    client = client_at("127.0.0.1", 8000)
+    assert door_of(client, "127.0.0.1", 8000) == door_of(client, "127.0.0.1", 0) == ("127.0.0.1", 8000)
+    for host, port in (("127.0.0.1", 9000), ("0.0.0.0", 8000)):
+        with pytest.raises(ClusterError, match=rf"on 127\.0\.0\.1:8000, not on {host}:{port}: give --host"):
+            door_of(client, host, port)
+
+
+@pytest.mark.parametrize(
+    ("applications", "ended"), [(set(), True), ({"m"}, True), ({"m", "another"}, False)], ids=str
+)
+def test_an_instance_with_other_applications_is_not_ended(applications: set[str], ended: bool) -> None:
+    calls: list[float] = []
+    serve: Any = SimpleNamespace(
+        context=SimpleNamespace(_get_global_client=lambda **_: SimpleNamespace(shutdown=calls.append)),
+        status=lambda: SimpleNamespace(applications=dict.fromkeys(applications)),
+    )
+    end_instance(serve, "m")
+    assert bool(calls) == ended
+
+
 @pytest.mark.parametrize(("kind", "most"), [(None, 10), ("cache", 10), ("pipeline", 20)])
 def test_a_pipeline_takes_as_many_requests_for_each_iteration_in_flight(kind: str | None, most: int) -> None:
     parallelism = None if kind is None else Parallelism(kind, 3)
     engine = EngineOptions(max_running=5, max_waiting=5)
     assert most_open(ServerOptions(Path("m"), engine, parallelism=parallelism)) == most
+    chosen = ServerOptions(Path("m"), EngineOptions(max_waiting=5))  # the engine chooses 64 at most
+    assert most_open(chosen) == 69
 
 
 def test_a_cluster_without_room_is_told_at_once() -> None:
@@ -262,3 +324,13 @@ def test_what_cannot_be_started_is_one_line(model: Path) -> None:
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", replace(SLOW, vocabulary=100))
     assert "the tokenizer in" in refused(str(folder), "--replicas", "1")
+
+
+@needs_ray_serve
+def test_ray_serve_ends_with_the_command_that_has_started_it(model: Path) -> None:
+    with connected(ClusterAddress("local")) as ray:
+        address = ray.get_runtime_context().gcs_address
+        for _ in range(2):  # each at another port
+            with served(model, "--replicas", "1", "--cluster", address, limit_s=240) as found:
+                assert found.ask("GET", "/health")[0] == 200
+                assert found.end() == 0, found.log.read_text()

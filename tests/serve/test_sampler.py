@@ -181,7 +181,7 @@ def test_biases_and_penalties() -> None:
 
 def test_end_tokens_wait_for_the_first_tokens() -> None:
     logits = np.array([1.0, 3.0, 2.5], np.float32)
-    chooser, sampler = Chooser(3), Sampler(Sampling(temperature=0, min_tokens=2), ends=(1, 700))
+    chooser, sampler = Chooser(3), Sampler(Sampling(temperature=0, min_tokens=2), ends=(1, 700, -1, -9))
     found = [choose_all(chooser, [sampler], logits[None])[0] for _ in range(4)]
     assert found == [(2, None), (2, None), (1, None), (1, None)]
 

@@ -288,6 +288,17 @@ def test_sigterm_finishes_what_is_open(slow: Path) -> None:
         assert server.process.wait(timeout=30) == 0
 
 
+def test_a_second_signal_waits_for_no_client(slow: Path) -> None:
+    """It matters from Python 3.12 on: there a server is closed only when its clients are gone."""
+    with served(slow) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert server.ask("GET", "/health")[0] == 200  # so the server has the other connection, too
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+        assert server.process.wait(timeout=10) == 0
+
+
 def test_requests_that_take_too_long_to_drain_are_told(slow: Path) -> None:
     with served(slow, "--drain-seconds", "0.2") as server:
         client = open_stream(server)
@@ -399,11 +410,17 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
     fails(1, "serve", folder, "--port", "0", "--cache", "bfloat16", words=("no cache in bfloat16",))
     fails(1, "serve", folder, "--port", "0", "--cache", "int8", words=("no cache in int8",))
     fails(2, "serve", folder, "--host", "no.such.host.invalid", words=("--host",))
+    fails(2, "serve", folder, "--host", "a..b", words=("--host", "a..b", "no name of a host"))
     fails(2, "serve", folder, "--processes", "4", words=("--processes is for --parallel",))
     fails(2, "serve", folder, "--answer-seconds", "9", words=("--answer-seconds is for --parallel",))
     fails(2, "serve", folder, "--cluster", "auto", words=("--cluster is for --replicas",))
     fails(2, "serve", folder, "--replicas", "2", "--trace", tmp_path / "t.json", words=("--trace",))
     fails(2, "serve", folder, "--replicas", "2", "--cluster", "ray://blue:10001", words=("auto",))
+    compiled = tmp_path / "m.collage"
+    compiled.write_bytes(b"x")
+    for given in (compiled, tmp_path):
+        fails(2, "serve", given, "--trace", compiled, words=("--trace", "m.json"))
+    compiled.unlink()
     fails(2, "serve", folder, "--replicas", "0", words=("--replicas",))
     small = write_folder(tmp_path / "small", replace(CONFIG, vocabulary=100))
     fails(1, "serve", small, "--port", "0", words=("259 tokens", "100", "--tokenizer"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collage.errors import CollageError, InputError
 from collage.serve import Engine, Sampling
 from collage.serve.answer import Answer
 from collage.serve.http.service import Job
@@ -18,6 +22,7 @@ from collage.serve.request import Event, Finish, Request
 from collage.serve.sampler import Logprobs
 from collage.serve.text import Detokenizer
 from collage.serve.tokenizer import FileTokenizer
+from tests.serve.served import ROOT
 from tests.serve.simulation import NullRunner
 from tests.serve.test_text import ByteTokenizer
 
@@ -149,6 +154,42 @@ def test_names_and_bytes_of_tokens_behind_others(of_llama: FileTokenizer, tmp_pa
     part, replacement = bytewise.token("Ġä½"), bytewise.token("ï¿½")
     assert (bytewise.name(part), bytewise.raw(part)) == ("Ġä½", b" \xe4\xbd")
     assert bytewise.raw(replacement) == "\N{REPLACEMENT CHARACTER}".encode()
+
+
+def test_texts_that_the_vocabulary_cannot_spell_are_refused(tmp_path: Path) -> None:
+    tokenizer = opened(Tokenizer(models.WordLevel({"a": 0})), tmp_path)
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(InputError, match="no tokens for this text"):
+        tokenizer.encode("zzz")
+    with pytest.raises(CollageError, match=r"tokenizer\.json with the text 'a'"):
+        opened(Tokenizer(models.WordLevel({"b": 0})), tmp_path)
+
+
+def test_files_beside_a_tokenizer_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"author": "你", "eos_token_id": 7}', "utf-8")
+    code = (
+        "from pathlib import Path; from collage.serve.tokenizer import open_tokenizer\n"
+        f"print(open_tokenizer(Path({str(tmp_path)!r})).end_tokens)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", code],
+        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stdout == "(7,)\n", done.stderr
+
+
+def test_of_tokens_with_the_same_name_the_likeliest_is_told(of_llama: FileTokenizer) -> None:
+    answer = Answer(of_llama, Sampling(max_tokens=9, logprobs=2), 2, (BEGIN, HELLO))
+    byte = FIRST_BYTE + ord(" ")
+    assert of_llama.name(BLANK) == of_llama.name(byte) == " "
+    delta = answer.add(Event(0, BLANK, Logprobs(-1.0, ((BLANK, -1.0), (ER, -2.0), (byte, -3.0)))))
+    assert delta is not None
+    service, job = SimpleNamespace(tokenizer=of_llama, name="m"), SimpleNamespace(id="1", created=0)
+    (found,) = CompletionShape(service).chunk(job, 0, delta)["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(found.items()) == [(" ", -1.0), ("er", -2.0)]
 
 
 def test_answers_over_http_know_their_prompts(of_llama: FileTokenizer) -> None:

@@ -17,6 +17,8 @@ from collage.serve.request import Finish
 
 _GRACE_S = 5
 """After the time to drain, requests are told that there will be no answer, and get this long to take that in."""
+_LAST_WORDS_S = 0.2
+"""After a second signal, connections get this long to be told the same."""
 
 
 def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
@@ -29,14 +31,14 @@ def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
 def bound(host: str, port: int) -> socket.socket:
     """A socket that has the address and takes no connections yet: loading the model may take long.
 
-    Raises UsageError for an address that this machine does not have, and CollageError for one that is in use.
+    Raises UsageError for an address that this machine does not have or that is none, and CollageError for one that is
+    in use.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(
-            f"there is no address {host}: {error.strerror}. Give another one with --host."
-        ) from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "this is no name of a host"
+        raise UsageError(f"there is no address {host}: {reason}. Give another one with --host.") from error
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -106,10 +108,16 @@ def _draining(service: Service, server: Any, drain_s: float) -> Iterator[None]:
     def end() -> None:
         service.link.fail_all(Finish.CANCELLED, "the server is shutting down.")
 
+    def cut() -> None:
+        """Leave clients that do not read to the end: from Python 3.12 on a server is closed only when all are gone."""
+        for each in list(server.server_state.connections):
+            each.transport.abort()
+
     def drain() -> None:
         if service.draining:
             end()
             server.force_exit = True
+            loop.call_later(_LAST_WORDS_S, cut)
             return
         service.draining = server.should_exit = True
         loop.call_later(drain_s, end)

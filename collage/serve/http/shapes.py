@@ -75,10 +75,7 @@ class CompletionShape:
         return {
             "tokens": [tokenizer.name(token) for token in delta.tokens],
             "token_logprobs": [_finite(each.chosen) for each in delta.logprobs],
-            "top_logprobs": [
-                {tokenizer.name(token): _finite(value) for token, value in each.top}
-                for each in delta.logprobs
-            ],
+            "top_logprobs": [_by_name(tokenizer, each.top) for each in delta.logprobs],
             "text_offset": list(delta.offsets),
         }
 
@@ -140,6 +137,14 @@ class ChatShape:
 
 def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
     return {"token": tokenizer.name(token), "logprob": _finite(value), "bytes": list(tokenizer.raw(token))}
+
+
+def _by_name(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """The likeliest tokens by their names, the likeliest first, which counts where several have the same name."""
+    found: dict[str, float] = {}
+    for token, value in top:
+        found.setdefault(tokenizer.name(token), _finite(value))
+    return found
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:

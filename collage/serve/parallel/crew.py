@@ -17,13 +17,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from collage.core.child_process import ChannelError, read_message, signal_name, write_message
 from collage.errors import CollageError
+from collage.native.team import one_of_each_core_first
 from collage.serve.parallel.gloo import GlooTensors, check_torch, load_torch
 from collage.serve.parallel.messages import Failed, Loaded, Meet, Ready, Setup, Stop
 from collage.serve.parallel.options import Parallelism
@@ -57,11 +58,8 @@ class Crew:
         """What is called when a process is gone, in a thread of the crew's."""
         try:
             for rank in range(1, setup.parallelism.processes):
-                self._start(
-                    replace(
-                        setup, rank=rank, meeting=self.meeting, cpus=_cpus(rank, threads, setup.parallelism)
-                    )
-                )
+                cpus = own_cpus(rank, threads, setup.parallelism)
+                self._start(replace(setup, rank=rank, meeting=self.meeting, cpus=cpus))
         except BaseException:
             self.close()
             raise
@@ -216,9 +214,12 @@ class Crew:
             each.wait()
 
 
-def _cpus(rank: int, threads: int, parallelism: Parallelism) -> tuple[int, ...]:
-    """Processors of its own for a process, where there are as many; teams of threads pin theirs to them."""
-    found: Sequence[int] = sorted(os.sched_getaffinity(0))
+def own_cpus(rank: int, threads: int, parallelism: Parallelism) -> tuple[int, ...]:
+    """Processors of its own for a process, where there are as many; teams of threads pin theirs to them.
+
+    The team of process 0, which may run on all, takes the first ones in this order.
+    """
+    found = one_of_each_core_first(os.sched_getaffinity(0))
     if threads == 1 or len(found) < threads * parallelism.processes:
         return ()
     return tuple(found[rank * threads : (rank + 1) * threads])

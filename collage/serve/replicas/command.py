@@ -17,6 +17,7 @@ from collage.errors import ClusterError, UsageError
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.server import bound
 from collage.serve.replicas.deployment import application, check_room, cpus_of, import_serve
+from collage.serve.replicas.instance import client_of, door_of, end_instance
 
 _POLL_S = 2.0
 
@@ -30,7 +31,8 @@ def run_replicas(
 ) -> None:
     """Serve with replicas until SIGTERM or SIGINT, then finish what there is. Raises CollageError.
 
-    A second signal ends at once. An application of the same name that the cluster has already is not touched.
+    A second signal ends at once. An application of the same name that the cluster has already is not touched. Ray
+    Serve is ended with the replicas where this has started it, unless others use it by then.
     """
     if address.text.startswith(CLIENT):
         raise UsageError(
@@ -38,18 +40,21 @@ def run_replicas(
         )
     app = application(options, replicas)
     cpus, name = cpus_of(options), options.shown_name
-    with bound(options.host, options.port) as listener:  # free now; the proxy takes it in a moment
-        port = int(listener.getsockname()[1])
     serve = import_serve()
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with connected(address) as ray, _signals():
         check_room(ray.nodes(), replicas, cpus)
         if name in serve.status().applications:
             raise ClusterError(f"the cluster serves a model {name} already: give another --name.")
+        there = client_of(serve)
+        if there is None:
+            host, port = options.host, _free_port(options)
+        else:
+            host, port = door_of(there, options.host, options.port)
         try:
-            _start(serve, options, port, app)
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            say(f"serving {name} at http://{host}:{port}/v1 ({replicas} replicas that use {cpus} CPUs each)")
+            _start(serve, name, host, port, app)
+            shown = f"[{host}]" if ":" in host else host
+            say(f"serving {name} at http://{shown}:{port}/v1 ({replicas} replicas that use {cpus} CPUs each)")
             while True:
                 time.sleep(_POLL_S)
                 _check(serve, name)
@@ -57,14 +62,22 @@ def run_replicas(
             pass
         finally:
             _stop(serve, name, options.drain_s)
+            if there is None:
+                end_instance(serve, name)
 
 
-def _start(serve: ModuleType, options: ServerOptions, port: int, app: object) -> None:
+def _free_port(options: ServerOptions) -> int:
+    """The port for the proxies, which is free now; they take it in a moment. Raises CollageError where it is not."""
+    with bound(options.host, options.port) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _start(serve: ModuleType, name: str, host: str, port: int, app: object) -> None:
     try:
-        serve.start(http_options={"host": options.host, "port": port}, logging_config={"log_level": "ERROR"})
-        serve.run(app, name=options.shown_name, route_prefix="/")
+        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "ERROR"})
+        serve.run(app, name=name, route_prefix="/")
     except Exception as error:  # Ray raises errors of many kinds
-        text = _told(serve, options.shown_name) or str(error)
+        text = _told(serve, name) or str(error)
         raise ClusterError(f"the replicas cannot be started: {_reason(text)}.") from error
 
 

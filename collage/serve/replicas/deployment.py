@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from collage.errors import ClusterError, UsageError
+from collage.serve.costs import MOST_STREAMS
 from collage.serve.http.front import Front, check_libraries
 from collage.serve.http.options import ServerOptions
 from collage.serve.model import blocks_of_one, threads_of
@@ -44,9 +45,11 @@ class Replica:
     ) -> None:
         """Start the engine. ``cpus`` is the number of processors that it uses. Raises CollageError.
 
-        ``replicas`` is the number of all replicas. They start at the same time, so each takes a share of the memory.
+        ``replicas`` is the number of all replicas. Those that do not serve yet start at the same time, so each takes a
+        share of the memory that is free. One that replaces another has what the others have left.
         """
-        place = import_serve().get_replica_context().rank.local_rank
+        serve = import_serve()
+        place = serve.get_replica_context().rank.local_rank
         usable = sorted(os.sched_getaffinity(0))
         blocks = blocks_of_one(
             options.model,
@@ -54,7 +57,7 @@ class Replica:
             options.trusted_key,
             options.cache,
             options.parallelism,
-            most_beside(len(usable), cpus, replicas),
+            most_beside(len(usable), cpus, replicas - running_beside(serve)),
         )
         self._front = Front(replace(options, block_count=blocks), own_cpus(usable, cpus, place))
         try:
@@ -78,6 +81,13 @@ class Replica:
             await self._front.stop()
 
 
+def running_beside(serve: ModuleType) -> int:
+    """How many replicas serve already, in the process of one of them, which has all of its memory by then."""
+    context = serve.get_replica_context()
+    states = serve.status().applications[context.app_name].deployments[context.deployment].replica_states
+    return int(states.get("RUNNING", 0))
+
+
 def own_cpus(usable: Sequence[int], count: int, place: int) -> tuple[int, ...]:
     """The processors of the replica that has this place on its node.
 
@@ -94,9 +104,12 @@ def most_beside(usable: int, cpus: int, replicas: int) -> int:
 
 
 def most_open(options: ServerOptions) -> int:
-    """The most requests that a replica takes at a time; its engine has ``max_running`` in each iteration in flight."""
+    """The most requests that a replica takes at a time; its engine has ``max_running`` in each iteration in flight.
+
+    Where its engine chooses that number, it is the most that it may choose: the engine refuses what is more.
+    """
     workers = 1 if options.parallelism is None else options.parallelism.workers
-    return options.engine.max_running * workers + options.engine.max_waiting
+    return (options.engine.max_running or MOST_STREAMS) * workers + options.engine.max_waiting
 
 
 def cpus_of(options: ServerOptions) -> int:

@@ -14,9 +14,11 @@ import pytest
 from collage.api import default_registry
 from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import TensorType
+from collage.native import team
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.model import open_runner
 from collage.serve.parallel import stages
+from collage.serve.parallel.crew import own_cpus
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.runner import ParallelRunner
 from collage.serve.parallel.stages import crossing_widths
@@ -29,6 +31,15 @@ from tests.serve.served import ROOT, served
 from tests.serve.test_server import open_stream, rest_of
 
 pytest.importorskip("torch", reason="torch is missing: pip install 'collage[parallel]'")
+
+
+def test_processes_have_processors_that_no_other_team_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The team of process 0 takes one hyperthread of each core first, and so do the others of those that are left."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(team, "_siblings", lambda cpu: f"core {cpu // 2}")
+    assert team.one_of_each_core_first(os.sched_getaffinity(0)) == [0, 2, 1, 3]
+    assert [own_cpus(rank, 2, Parallelism("cache", 2)) for rank in range(2)] == [(0, 2), (1, 3)]
+    assert own_cpus(1, 1, Parallelism("cache", 2)) == own_cpus(1, 2, Parallelism("cache", 3)) == ()
 
 
 @pytest.fixture(scope="module")
