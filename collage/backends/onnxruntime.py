@@ -80,9 +80,9 @@ class OnnxRuntime(OnnxEngine):
         from collage.frontend.model_artifacts import in_one_piece
         from collage.frontend.unsupported_dtypes import plain_interface
 
+        names = [each.name for each in session.get_inputs()]
         plain = plain_interface(onnx.load_from_string(in_one_piece(model_artifact(model))))
         session = self._load(plain.model.SerializeToString(), options)
-        names = [each.name for each in session.get_inputs()]
         return ModelSession(names, partial(plain.run, partial(session.run, None)))
 
     @staticmethod

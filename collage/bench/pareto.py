@@ -20,10 +20,6 @@ from collage.frontend.model import import_model
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.value_types import check_samples
 
-TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
-"""The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
-
-
 UNSEEN = 12
 """The number of made-up inputs that the errors are measured on where no others are given."""
 MADE_UP = Asked(0.0, Metric(), made_up=UNSEEN)

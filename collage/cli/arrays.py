@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from collage.core.new_file import new_file
 from collage.errors import InputError, unknown_names
 from collage.frontend.random_inputs import random_value
-from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.graph.dataflow import Array, TensorType
 from collage.graph.value_type import ValueType
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
-
-_UNREADABLE = OSError, ValueError, EOFError, BadZipFile, zlib.error
-"""What numpy raises for files that are cut short, damaged, or something else."""
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
@@ -53,7 +49,9 @@ def _read_sample(path: Path) -> dict[str, Array]:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}.") from error
-    except _UNREADABLE as error:
+    except (
+        Exception
+    ) as error:  # numpy and the unpackers raise anything for files that are damaged or encrypted
         raise InputError(f"the sample {path} cannot be read; write it with numpy.savez.") from error
 
 
@@ -62,9 +60,10 @@ def _read(name: str, path: Path) -> Array:
         found = np.load(path, allow_pickle=False)
     except FileNotFoundError as error:
         raise InputError(f"input {name}: there is no file {path}.") from error
-    except _UNREADABLE as error:
+    except Exception as error:  # numpy raises anything for files that are damaged or something else
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        text = "it is cut short or no .npy file" if "pickle" in text or not text else text
+        if not text or "pickle" in text or isinstance(error, (SyntaxError, TokenError)):
+            text = "it is cut short, damaged, or no .npy file"
         raise InputError(f"input {name}: {path} cannot be read: {text}. Write it with numpy.save.") from error
     if not isinstance(found, np.ndarray):
         raise InputError(f"input {name}: {path} holds several arrays (.npz); give an .npy file.")
@@ -87,9 +86,7 @@ def fill_inputs(
         listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
         flags = " ".join(f"--input {_quoted(port.name)}={_file_name(port.name)}" for port in missing)
         raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
-    filled: dict[str, Any] = {
-        port.name: _typed(given[port.name], port.type) for port in ports if port.name in given
-    }
+    filled: dict[str, Any] = dict(given)
     for port in missing:
         assert rng is not None
         try:
@@ -97,14 +94,6 @@ def fill_inputs(
         except TypeError as error:
             raise InputError(f"input {port.name}: {error}. Call the module from Python.") from error
     return filled
-
-
-def _typed(array: Array, kind: TensorType | ValueType) -> Array:
-    """Give bfloat16 and similar arrays their dtype back, since ``.npy`` files hold them as raw bytes."""
-    if array.dtype.kind != "V" or not kind.dtype:
-        return array
-    wanted = np_dtype(kind.dtype)
-    return array.view(wanted) if array.dtype.itemsize == wanted.itemsize else array
 
 
 def flat(outputs: Mapping[str, Any]) -> dict[str, Array]:

@@ -212,8 +212,10 @@ def compile(
     if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
     check_model_path(model)
-    refuse_same(model, output)
+    refuse_same(model, output, "--output", ".collage")
     check_writable(output)
+    if pareto:
+        _check_curve(model, output, tolerance)
     with measurements_survive():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
@@ -268,6 +270,15 @@ def compile(
     say(f"\nwrote {output} ({size(output.stat().st_size)})")
 
 
+def _check_curve(model: Path, output: Path, tolerance: float) -> None:
+    """Raise UsageError or CollageError where a file of the curve would replace the model, or cannot be written."""
+    from collage.cli.pareto import curve_files, picture_file
+
+    for each in (*curve_files(output, tolerance).values(), picture_file(output)):
+        refuse_same(model, each, "--pareto", ".collage")
+        check_writable(each)
+
+
 def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Compile at all tolerances of the curve, race the modules, and tell what was found.
 
@@ -275,26 +286,23 @@ def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]
     others get their first modules.
     """
     from collage import api
-    from collage.bench.pareto import TOLERANCES
-    from collage.cli.pareto import curve_file, drawn, raced
+    from collage.cli.pareto import curve_files, drawn, raced
     from collage.compiler.shape_sets import share_s
     from collage.core.deadline import Deadline
     from collage.core.progress import Progress
     from collage.report.best_so_far import INTERRUPT
 
     course, interrupted = Deadline(), False
-    modules: dict[float, Path] = {}
-    tolerances = sorted({*TOLERANCES, options["tolerance"]}, reverse=True)
-    for number, each in enumerate(tolerances):
-        options["progress"](Progress(f"tolerance {each:g}", number, len(tolerances)))
-        modules[each] = output if each == options["tolerance"] else curve_file(output, each)
-        share = share_s(options["budget_s"], course, len(tolerances) - number, interrupted=interrupted)
+    modules = curve_files(output, options["tolerance"])
+    for number, each in enumerate(reversed(modules)):
+        options["progress"](Progress(f"tolerance {each:g}", number, len(modules)))
+        share = share_s(options["budget_s"], course, len(modules) - number, interrupted=interrupted)
         module = api.compile(model, **{**options, "tolerance": each, "budget_s": share})
         interrupted = interrupted or module.report.ended == INTERRUPT
         module.save(modules[each])
-    found = raced(model, dict(sorted(modules.items())), options, options["progress"])
+    found = raced(model, modules, options, options["progress"])
     picture = drawn(found, output)
-    found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}
+    found["modules"] = {f"{each:g}": str(file) for each, file in modules.items()}
     found["picture"] = None if picture is None else str(picture)
     return found
 

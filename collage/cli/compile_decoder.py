@@ -116,7 +116,7 @@ def compile_decoder(
       collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 5e-2
       collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
-    refuse_same(model, output)
+    refuse_same(model, output, "--output", ".collage")
     check_writable(output)
     with measurements_survive():
         from collage.api import default_registry

@@ -40,13 +40,16 @@ def make_folder(folder: Path) -> None:
     check_folder(folder, folder)
 
 
-def refuse_same(model: Path, output: Path) -> None:
-    """Raise UsageError when the output would replace the model."""
+def refuse_same(read: Path, written: Path, option: str, suffix: str) -> None:
+    """Raise UsageError when the file that an option names, or leads to, would replace one that the command reads.
+
+    ``suffix`` is the one that such files have, for a better name in the error.
+    """
     try:
-        same = output.exists() and output.samefile(model)
+        same = written.exists() and written.samefile(read)
     except OSError:
         same = False
     if same:
         raise UsageError(
-            f"--output {output} is the model itself; give another name, such as {model.stem}.collage."
+            f"{option} would replace {read} itself; give another name, such as {read.stem}{suffix}."
         )

@@ -10,10 +10,22 @@ from rich.table import Table
 
 from collage.core.progress import Progress
 
+TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
+"""The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
 
-def curve_file(output: Path, tolerance: float) -> Path:
-    """The module file of one of the curve's tolerances, beside ``output``."""
-    return output.with_name(f"{output.stem}-{tolerance:g}{output.suffix}")
+
+def curve_files(output: Path, tolerance: float) -> dict[float, Path]:
+    """The module files of the curve's tolerances, from the smallest one on: ``output`` is that of ``tolerance``.
+
+    The others are beside it.
+    """
+    beside = {each: output.with_name(f"{output.stem}-{each:g}{output.suffix}") for each in TOLERANCES}
+    return dict(sorted({**beside, tolerance: output}.items()))
+
+
+def picture_file(output: Path) -> Path:
+    """The file of the curve's picture."""
+    return output.with_suffix(".pareto.svg")
 
 
 def raced(
@@ -39,7 +51,7 @@ def drawn(found: Mapping[str, Any], output: Path) -> Path | None:
     """The picture's file beside ``output``, or None without matplotlib, which draws it."""
     from collage.bench.pareto import draw
 
-    file = output.with_suffix(".pareto.svg")
+    file = picture_file(output)
     try:
         draw(found, file)
     except ImportError:

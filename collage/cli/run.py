@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from collage.cli.console import print_json, print_rich, say
-from collage.cli.files import check_writable, make_folder
+from collage.cli.files import check_writable, make_folder, refuse_same
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
 from collage.core.new_file import new_file
 
@@ -88,13 +88,15 @@ def run(
     if output_dir is not None:
         make_folder(output_dir)
     if trace is not None:
+        for path in (file, *(path for _, path in inputs)):
+            refuse_same(path, trace, "--trace", ".json")
         check_writable(trace)
     module = api.load(file, verify=verify, trusted_key=trusted_key)
     outputs = flat(module.run(arrays))
+    files = save_arrays(output_dir, outputs) if output_dir is not None else {}
     if trace is not None:
         with new_file(trace) as stream:
             stream.write(json.dumps(module.trace(arrays)).encode())
-    files = save_arrays(output_dir, outputs) if output_dir is not None else {}
     found = [
         {**describe_array(name, array), "file": str(files[name]) if name in files else None}
         for name, array in outputs.items()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.cli.console import print_json, print_rich, say
-from collage.cli.files import check_writable
+from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, once_each, parse_shape
 from collage.core.new_file import new_file
 from collage.errors import UsageError
@@ -74,6 +74,7 @@ def show(
     from collage.runtime.inputs import shapes_text
 
     if html is not None:
+        refuse_same(file, html, "--html", ".html")
         check_writable(html)
     summary = read_summary(file)
     if shapes:

@@ -54,7 +54,9 @@ def free_size(model: onnx.ModelProto) -> str:
         if free.intersection(node.input[p] for p in _SIZES.get(node.op_type, ()) if p < len(node.input)):
             return f"{node.op_type} {node.name}".strip()
         if node.op_type not in _EXTENTS and free.intersection(reads(node)):
-            free.update(node.output)
+            free.update(
+                filter(None, node.output)
+            )  # an omitted operand has no name, as an omitted output has none
             for attribute in node.attribute:  # the inputs of the bodies of loops
                 free.update(info.name for info in attribute.g.input)
     return ""

@@ -10,7 +10,8 @@ import onnx
 
 from collage.errors import InputError, ModelError, UsageError, unknown_names
 from collage.frontend.shapes import model_inputs
-from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, MismatchError, ValueType
+from collage.graph.given_array import MismatchError
+from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
 
 def value_type(proto: onnx.TypeProto) -> ValueType:

@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from collage.core.typed import typed
 from collage.graph.dataflow import np_dtype
+from collage.graph.given_array import MismatchError, given_array, given_texts
 from collage.graph.read_type import read_type
 
 TENSOR, SEQUENCE, OPTIONAL = "tensor", "sequence", "optional"
 
 STRING = "string"
 """The dtype of text; its arrays hold Python strings (dtype object)."""
-
-
-class MismatchError(Exception):
-    """A value is not of the type. The message says what it is instead, and continues a sentence about the value."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +48,12 @@ class ValueType:
         return self._tensor(value) if self.kind == TENSOR else value
 
     def _tensor(self, value: Any) -> Any:
-        typed = isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")
-        try:
-            array = (
-                np.from_dlpack(value) if typed and not isinstance(value, np.ndarray) else np.asarray(value)
-            )
-        except Exception as error:
-            raise MismatchError(f"is no array: {error}") from error
         if self.dtype == STRING:
-            if array.dtype.kind not in "OUS":
-                raise MismatchError(f"has dtype {array.dtype}, the model takes strings")
-            array = array.astype(object)
-        elif array.dtype != np_dtype(self.dtype):
-            if typed:
+            array = given_texts(value)
+        else:
+            array = given_array(value, np_dtype(self.dtype))
+            if array.dtype != np_dtype(self.dtype):
                 raise MismatchError(f"has dtype {array.dtype}, the model takes {self.dtype}")
-            array = array.astype(np_dtype(self.dtype))
         if self.shape is not None and not (
             len(self.shape) == array.ndim
             and all(e in (None, found) for e, found in zip(self.shape, array.shape, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import mmap
 import os
 import struct
@@ -32,7 +33,7 @@ _LARGE, _ZIP64_EXTRA = 1 << 30, 20
 would do so by itself from some 2 GB on."""
 _DAMAGE = (
     *(zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError),
-    *(OSError, OverflowError),
+    *(OSError, OverflowError, lzma.LZMAError),
 )
 """What zipfile raises beside BadZipFile, depending on where a file is damaged. NotImplementedError is for an unknown
 compression, RuntimeError for encryption."""

@@ -36,6 +36,10 @@ ASSUMING_FORMAT = 7
 APART_FORMAT = 8
 """That of files with an ONNX model whose large weights are arrays of their own."""
 
+_WEIGHTS_FROM = {"cublas": 0, "cudnn graph": 1, "native": 0, "onednn": 0, "onnx": 1, "tvm": 0}
+"""From which array on an artifact has nothing but weights, by its kind. Other kinds, as those of PyTorch and of TVM on
+a GPU, may have code in any array. That of ``tvm`` is copied by its backend, and compared with a digest in the head."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -77,8 +81,13 @@ class Reading:
         """Read a kernel's artifact: its bytes, or its head and its arrays."""
         if "bytes" in names:
             return self.program(names["bytes"])
-        arrays = tuple(self.archive.get(name, check=self.verify) for name in names["arrays"])
-        return Framed(self.program(names["head"]), arrays, mapped=True)
+        head = self.program(names["head"])
+        programs = _programs(Framed(head, ()).header, len(names["arrays"]))
+        arrays = tuple(
+            self.program(name) if at < programs else self.archive.get(name, check=self.verify)
+            for at, name in enumerate(names["arrays"])
+        )
+        return Framed(head, arrays, mapped=True)
 
     def model(self, names: str | Mapping[str, Any]) -> Artifact:
         """Read an ONNX model: one entry, or a head and arrays."""
@@ -87,6 +96,12 @@ class Reading:
     def program(self, name: str) -> memoryview:
         """Read an entry that may be code, or may decide what code does; it is always compared with its digest."""
         return self.archive.get(name, check=True, own=self.own)
+
+
+def _programs(header: Mapping[str, Any], arrays: int) -> int:
+    """How many of the arrays of an artifact, the first ones, may be code, or decide what code does."""
+    kind = header.get("kind")
+    return _WEIGHTS_FROM.get(kind, arrays) if isinstance(kind, str) else arrays
 
 
 def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:

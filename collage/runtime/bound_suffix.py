@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class BoundSuffix:
         self._is_unusual = _look(self._read) if careful is not None else None
         self._names = tuple(port.name for port in suffix.outputs)
         self._makes_all = self._names == tuple(suffix.writes)
-        self.inputs = dict(inputs)
+        self.inputs: Mapping[str, Any] = MappingProxyType(dict(inputs))
         self.outputs: dict[str, Any] = {}
 
     def __call__(self) -> None:

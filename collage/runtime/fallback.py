@@ -10,6 +10,7 @@ import numpy as np
 from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
+from collage.graph.given_array import MismatchError, given_array, given_texts
 from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions
@@ -61,12 +62,15 @@ class Fallback:
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Any:
-    if isinstance(port, ValuePort) and (port.type.kind != TENSOR or port.type.dtype == STRING):
-        return value if port.type.kind != TENSOR else np.asarray(value, object)
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    wanted = np_dtype(port.type.dtype)
-    if array.dtype != wanted and isinstance(value, (list, tuple, int, float)):
-        array = array.astype(wanted)  # a Python list has no dtype of its own
+    if isinstance(port, ValuePort) and port.type.kind != TENSOR:
+        return value
+    try:
+        if port.type.dtype == STRING:
+            return given_texts(value)
+        wanted = np_dtype(port.type.dtype)
+        array = given_array(value, wanted)
+    except MismatchError as error:
+        raise InputError(f"input {port.name} {error}.") from error
     if array.dtype != wanted:
         raise InputError(
             f"input {port.name} has dtype {array.dtype}, the model takes {wanted}: convert it with "

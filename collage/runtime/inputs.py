@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.errors import InputError
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.value_type import MismatchError
+from collage.graph.given_array import MismatchError, given_array
 from collage.schedule.program import Port, Program
 from collage.schedule.suffix import ValuePort
 
@@ -117,14 +117,9 @@ def _array(port: Port, value: Any) -> Array:
     if type(value) is np.ndarray and value.dtype == expected and value.shape == port.type.shape:
         return value
     try:
-        if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
-            array = np.asarray(value)
-        else:
-            array = np.from_dlpack(value)
-    except Exception as error:  # objects of other libraries raise anything
-        raise InputError(f"input {port.name} is no array: {error}.") from error
-    if array.dtype != expected and not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack__"):
-        array = array.astype(expected)  # a Python list has no dtype of its own
+        array = given_array(value, expected)
+    except MismatchError as error:
+        raise InputError(f"input {port.name} {error}.") from error
     if array.shape != port.type.shape:
         raise InputError(
             f"input {port.name} has shape {_x(array.shape)}, the module was compiled for {_x(port.type.shape)}. "

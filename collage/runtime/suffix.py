@@ -15,7 +15,8 @@ import numpy as np
 from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.value_type import STRING, TENSOR, MismatchError
+from collage.graph.given_array import MismatchError
+from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from collage import api
 from collage.errors import UsageError
@@ -195,8 +197,33 @@ def test_write_protected_output(network: Path, tmp_path: Path) -> None:
 def test_output_must_not_replace_the_model(tmp_path: Path) -> None:
     path = write(tmp_path / "net.onnx", elementwise_net())
     before = path.read_bytes()
-    fails(2, "compile", path, "-o", path, words=("the model itself", "net.collage"))
+    fails(2, "compile", path, "-o", path, words=("--output would replace", "net.collage"))
     assert path.read_bytes() == before
+    curve = write(tmp_path / "net-0.01.onnx", elementwise_net())
+    fails(2, "compile", curve, "-o", path, "--pareto", words=("--pareto would replace", str(curve)))
+    picture = write(tmp_path / "net.pareto.svg", elementwise_net())
+    fails(2, "compile", picture, "-o", path, "--pareto", words=("--pareto would replace", str(picture)))
+    assert [each.read_bytes() for each in (path, curve, picture)] == [before] * 3
+
+
+def test_files_of_a_curve_that_cannot_be_written_are_found_before_the_work(
+    network: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out-0.03.collage").mkdir()
+    words = ("out-0.03.collage", "is a directory")
+    fails(1, "compile", network, "-o", tmp_path / "out.collage", "--pareto", words=words)
+
+
+def test_an_input_of_bfloat16_is_read_from_a_file(tmp_path: Path, database: Path) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
+    path = write(
+        tmp_path / "net.onnx", make_model(nodes, {"x": [3]}, {"y": [3]}, types={"x": TensorProto.BFLOAT16})
+    )
+    np.save(tmp_path / "x.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
+    out, given = tmp_path / "net.collage", ("--input", f"x={tmp_path / 'x.npy'}")
+    options = ("--db", database, "--backends", "onnxruntime", "--quick", "--quiet")
+    succeeds("compile", path, "-o", out, *given, *options)
+    assert json_of("run", out, *given, "--json")["outputs"][0]["min"] == -2
 
 
 def test_damaged_database(network: Path, tmp_path: Path) -> None:

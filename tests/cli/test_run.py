@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from collage.cli.arrays import describe_array, fill_inputs, read_arrays, read_samples, save_arrays
-from collage.errors import CollageError, InputError
+from collage.errors import CollageError, InputError, UsageError
 from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import TensorType
+from collage.module.module import CompiledModule
+from collage.runtime.inputs import collect_inputs
 from collage.schedule.program import Port
 from tests.cli.helpers import fails, json_of, succeeds
 
@@ -59,6 +61,38 @@ def test_a_time_line_is_written(module: Path, tmp_path: Path) -> None:
         1, "run", module, "--random", "--trace", tmp_path / "no" / "trace.json", words=("there is no folder",)
     )
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_time_line_that_fails_loses_no_outputs(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: CompiledModule, inputs: object) -> None:
+        raise UsageError("there are no launches to draw a time line of.")
+
+    monkeypatch.setattr(CompiledModule, "trace", fail)
+    trace = tmp_path / "trace.json"
+    flags = ("--random", "--output-dir", tmp_path, "--trace", trace)
+    fails(2, "run", module, *flags, words=("no launches",))
+    assert np.load(tmp_path / "y.npy").shape == (4, 64)
+    assert not trace.exists()
+
+
+def test_a_time_line_must_not_replace_what_is_read(module: Path, array: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.collage"
+    copy.write_bytes(module.read_bytes())
+    before = array.read_bytes()
+    for path in (copy, array):
+        fails(
+            2,
+            "run",
+            copy,
+            "--input",
+            f"x={array}",
+            "--trace",
+            path,
+            words=("--trace would replace", str(path)),
+        )
+    assert (copy.read_bytes(), array.read_bytes()) == (module.read_bytes(), before)
 
 
 def test_text(module: Path, array: Path) -> None:
@@ -117,9 +151,10 @@ def test_bfloat16_goes_through_files(tmp_path: Path) -> None:
     kind = TensorType((3,), "bfloat16")
     array = random_array(kind, np.random.default_rng(0))
     path = save_arrays(tmp_path, {"x": array})["x"]
-    filled = fill_inputs([Port("x", 0, kind)], read_arrays({"x": path}), None)
-    assert filled["x"].dtype == array.dtype
-    assert filled["x"].tobytes() == array.tobytes()
+    ports = [Port("x", 0, kind)]
+    (found,) = collect_inputs(ports, (), fill_inputs(ports, read_arrays({"x": path}), None))
+    assert found.dtype == array.dtype
+    assert found.tobytes() == array.tobytes()
     assert describe_array("x", array)["max"] == float(array.astype(np.float32).max())
 
 
@@ -141,11 +176,24 @@ def test_bad_module_file(command: str, module: Path, tmp_path: Path) -> None:
         fails(1, command, path, words=("bad.collage", "damaged", "ompile"))
 
 
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846975,), }"
+
+
+def header(text: str) -> bytes:
+    """A file of numpy's with that header, and no data."""
+    data = text.encode().ljust(400) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little") + data
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         pytest.param("x.npz", b"PK\x03\x04 cut short", id="a zip file that is cut short"),
         pytest.param("x.npy", b"no array", id="no array"),
+        pytest.param("x.npy", header("{'descr': '<f4', 'shape': (4"), id="a header that does not end"),
+        pytest.param("x.npy", header("{'descr': '<f4'\n  'shape'\n"), id="a header with odd lines"),
+        pytest.param("x.npy", header("(" * 300), id="a header that is nested too deeply"),
+        pytest.param("x.npy", header(HUGE), id="an array that takes more memory than there is"),
     ],
 )
 def test_arrays_that_are_damaged(module: Path, tmp_path: Path, name: str, content: bytes) -> None:
@@ -162,7 +210,18 @@ def test_samples_that_are_damaged(tmp_path: Path) -> None:
     data = bytearray(cut.read_bytes())
     data[200:400] = bytes(200)
     cut.write_bytes(data)
-    for path in (one, cut):
+    locked, odd = tmp_path / "locked.npz", tmp_path / "odd.npz"
+    np.savez(locked, x=np.zeros(3))
+    data = bytearray(locked.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 8] |= 1  # encrypted
+    data[6] |= 1
+    locked.write_bytes(data)
+    data[at + 8] &= ~1
+    data[6] &= ~1
+    data[at + 10] = 97  # an unknown compression
+    odd.write_bytes(data)
+    for path in (one, cut, locked, odd):
         with pytest.raises(InputError, match=f"the sample {path} cannot be read"):
             read_samples([path])
 

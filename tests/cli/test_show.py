@@ -207,6 +207,15 @@ def test_html_file(module: Path, tmp_path: Path) -> None:
     fails(1, "show", module, "--html", tmp_path / "no" / "net.html", words=("no folder",))
 
 
+def test_a_page_must_not_replace_the_module(module: Path, tmp_path: Path) -> None:
+    copy, link = tmp_path / "copy.collage", tmp_path / "link"
+    copy.write_bytes(module.read_bytes())
+    link.symlink_to(copy)
+    for path in (copy, link):
+        fails(2, "show", copy, "--html", path, words=("--html would replace", "copy.html"))
+    assert copy.read_bytes() == module.read_bytes()
+
+
 def test_explain(module: Path) -> None:
     text = succeeds("show", module, "--explain")
     nodes = json_of("show", module, "--json")["nodes"]

@@ -24,9 +24,20 @@ def reshaped(*before: onnx.NodeProto, size: str = "size") -> onnx.ModelProto:
     return onnx_model(nodes, inputs, OUT, {"whole": np.array([-1])})
 
 
+def omitted() -> onnx.ModelProto:
+    """An output that is left out, and a size that is left out: neither has a name."""
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "w"], ["n", "", "d"]),
+        helper.make_node("Resize", ["n", "", "scales"], ["y"], name="twice", mode="nearest"),
+    ]
+    weights = {"w": np.ones(4, np.float32), "scales": np.array([1, 1, 2], np.float32)}
+    return onnx_model(nodes, X, {"y": ((2, 3, 8), TensorProto.FLOAT)}, weights)
+
+
 @pytest.mark.parametrize(
     ("model", "where"),
     [
+        (omitted(), ""),
         (reshaped(), "Reshape flat"),
         (reshaped(helper.make_node("Abs", ["size"], ["other"]), size="other"), "Reshape flat"),
         (reshaped(size="whole"), ""),

@@ -21,10 +21,14 @@ import collage
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, InputError, ModelError, UsageError
+from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
 from collage.module.file import read_summary
 from collage.report.show import facts
+from collage.runtime.careful import Careful
+from collage.runtime.fallback import Fallback
+from collage.schedule.suffix import ValuePort
 from tests.models import make_model, positive_rows
 
 RNG = np.random.default_rng(0)
@@ -137,6 +141,7 @@ def test_strings(database: Path) -> None:
     module = compiled(typed_model(nodes, {"x": text}, {"y": text}, opset=20), database)
     found = module(np.array(["a", "b", "cd"], object))
     assert list(found) == ["aa", "bb", "cdcd"]
+    assert list(module([b"a", "ä".encode(), b"cd"])) == ["aa", "ää", "cdcd"]
     with pytest.raises(InputError, match="x has dtype int64, the model takes strings"):
         module(np.arange(3))
 
@@ -279,6 +284,25 @@ def test_bfloat16(database: Path) -> None:
     model = make_model(nodes, {"x": [4]}, {"y": [4]}, types={"y": TensorProto.BFLOAT16})
     x = np.array([1, 1.001, -3e20, 0], np.float32)
     np.testing.assert_array_equal(compiled(model, database)(x), x.astype(ml_dtypes.bfloat16))
+
+
+def test_bfloat16_goes_into_onnx_runtime() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["f"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [3]}, {"y": [3]}, types={"x": TensorProto.BFLOAT16}).SerializeToString()
+    x = np.array([-1, 0.5, 3], ml_dtypes.bfloat16)
+    read, made = (
+        ValuePort(name, ValueType(TENSOR, dtype, (3,)))
+        for name, dtype in (("x", "bfloat16"), ("y", "float32"))
+    )
+    for found in (
+        OnnxRuntime().session(model, BuildOptions(threads=1)).run([x]),
+        Careful(model, 1).run([x]),
+        [Fallback(model, [read], [made], 1).run({"x": x})["y"]],
+    ):
+        np.testing.assert_array_equal(found[0], [0, 0.5, 3])
 
 
 def test_initialisers_that_are_inputs_too(database: Path) -> None:

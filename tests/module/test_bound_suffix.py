@@ -122,6 +122,12 @@ def test_an_engine_behind_launches_reads_what_they_make(careful: Any) -> None:
         assert call.outputs["y"] is call.inputs["y"]
 
 
+def test_an_input_cannot_be_replaced_by_another_array() -> None:
+    call = made_suffix(None)
+    with pytest.raises(TypeError):
+        call.inputs["x"] = np.ones(3, np.float32)  # type: ignore[index]
+
+
 def test_an_engine_that_cannot_be_bound_gets_its_inputs_in_each_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,18 @@ import numpy as np
 import pytest
 
 import collage
+from collage.backends.cublas_kernels import artifact as cublas_artifact
+from collage.backends.cudnn_kernels import artifact as cudnn_artifact
+from collage.backends.onednn_kernels import artifact as onednn_artifact
+from collage.backends.tvm_codegen import artifact as tvm_artifact
 from collage.errors import CollageError, ModuleFileError
+from collage.kernel import model_artifact
+from collage.kernel.frames import Artifact, Framed, frame
+from collage.kernel.model_artifact import apart
 from collage.module import archive
+from collage.module.file import _WEIGHTS_FROM, Reading
+from collage.module.save import _put_artifact
+from collage.native import packed
 from scripts.lib.fuzzing.change_module import Contents
 from scripts.lib.fuzzing.corpus import write_corpus
 from tests.cli.helpers import collage as command
@@ -195,6 +207,73 @@ def test_the_digest_is_of_everything(corpus: dict[str, Path], tmp_path: Path) ->
     fails(1, "verify", path, words=("flipped.collage is damaged",))
 
 
+@pytest.mark.parametrize("method", [12, 14, 97])
+def test_a_manifest_of_another_compression_is_damage(
+    method: int, corpus: dict[str, Path], tmp_path: Path
+) -> None:
+    """What unpacks it raises errors of its own: that of lzma (14) is no error of the system's."""
+    data = bytearray(corpus["tvm_elementwise"].read_bytes())
+    entry = data.rindex(b"manifest.json") - 46
+    assert data[entry : entry + 4] == b"PK\x01\x02"
+    data[entry + 10] = method
+    (header,) = struct.unpack_from("<I", data, entry + 42)
+    start = header + 30 + sum(struct.unpack_from("<HH", data, header + 26))
+    data[start : start + 9] = (
+        b"\x09\x04\x05\x00" + b"\xff" * 5
+    )  # how lzma's properties begin, and impossible ones
+    path = tmp_path / "packed.collage"
+    path.write_bytes(data)
+    with pytest.raises(ModuleFileError, match=r"packed\.collage is damaged"):
+        collage.load(path)
+
+
+def stored(path: Path, artifact: Artifact) -> dict[str, Any]:
+    """Write an archive of an artifact, and return what a manifest has of it."""
+    with path.open("wb") as stream, archive.NewArchive(stream) as made:
+        names = _put_artifact(made, artifact)
+        made.finish({})
+    return names
+
+
+@pytest.mark.parametrize(
+    ("artifact", "programs"),
+    [
+        (apart(b"protobuf", [("w", "uint8", [7])], [b"weights"]), [True, False]),
+        (frame("cudnn graph", {}, [b"the plan", b"weights"]), [True, False]),
+        (frame("torch", {}, [b"the graph", b"code"]), [True, True]),
+        (frame("tvm-cuda", {"cubins": 1}, [b"code", b"constants"]), [True, True]),
+        (frame("native", {}, [b"weights"]), [False]),
+    ],
+)
+def test_arrays_that_may_be_code_are_always_compared_with_their_digests(
+    artifact: Artifact, programs: list[bool], tmp_path: Path
+) -> None:
+    path = tmp_path / "it"
+    names = stored(path, artifact)
+    whole = path.read_bytes()
+    copied = Reading(archive.MappedArchive(path), verify=True, own=True).artifact(names)
+    assert isinstance(copied, Framed)
+    assert [isinstance(memoryview(each).obj, bytes) for each in copied.arrays] == programs
+    contents = [bytes(each) for each in copied.arrays]
+    for number, (content, is_program) in enumerate(zip(contents, programs, strict=True)):
+        flipped = bytearray(whole)
+        flipped[whole.index(content)] ^= 1
+        other = tmp_path / f"flipped {number}"
+        other.write_bytes(flipped)
+        reading = Reading(archive.MappedArchive(other), verify=False, own=False)
+        if is_program:
+            with pytest.raises(zipfile.BadZipFile, match="does not have the bytes that were written"):
+                reading.artifact(names)
+        else:
+            reading.artifact(names)
+
+
+def test_all_kinds_of_weights_are_known() -> None:
+    """Arrays of a kind that has another name would all be read and compared, which takes long."""
+    modules = (packed, onednn_artifact, cublas_artifact, cudnn_artifact, tvm_artifact)
+    assert {*_WEIGHTS_FROM} == {model_artifact.KIND, *(each._KIND for each in modules)}
+
+
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
     """A private key and its public one, as OpenSSL makes them."""
@@ -232,8 +311,6 @@ def test_signatures(corpus: dict[str, Path], keys: tuple[Path, Path], tmp_path: 
 
     signature = Contents.read(path.read_bytes()).entries["signature.json"]
     forged = changed(path, tmp_path, change)
-    import zipfile
-
     with zipfile.ZipFile(forged, "a") as archive:
         archive.writestr("signature.json", signature)
     with pytest.raises(ModuleFileError, match="is not signed by"):
