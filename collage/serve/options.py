@@ -18,12 +18,12 @@ class EngineOptions:
     """The options of an engine.
 
     ``policy`` is "chunked" (the default) or "orca" (Algorithm 1 of the paper). ``max_running`` is the most sequences
-    in an iteration, None for 32 to 64 by the measured times; ``max_waiting`` is the most that wait for one. ``itl_target_ms`` is the time between tokens that
-    running streams keep while prompts are computed; None is twice what they take alone, unless many requests
-    wait. ``prefix_caching`` keeps the blocks of finished sequences for those that begin alike. With ``preemption``,
-    sequences are admitted when their prompt fits, and the last one is driven out and computed again when blocks run
-    out; without it, blocks are reserved. Orca's policy has no target, no prefix caching and no preemption.
-    ``trace_iterations`` is how many iterations the trace keeps, the latest ones.
+    in an iteration, None for 32 to 64 by the measured times; ``max_waiting`` is the most that wait for one.
+    ``itl_target_ms`` is the time between tokens that running streams keep while prompts are computed; None is twice
+    what they take alone, unless many requests wait. ``prefix_caching`` keeps the blocks of finished sequences for those
+    that begin alike. With ``preemption``, sequences are admitted when their prompt fits, and the last one is driven out
+    and computed again when blocks run out; without it, blocks are reserved. Orca's policy has no target, no prefix
+    caching and no preemption. ``trace_iterations`` is how many iterations the trace keeps, the latest ones.
     """
 
     policy: str = "chunked"
