@@ -57,6 +57,18 @@ class OnnxRuntime(OnnxEngine):
         exact = DYNAMIC_INT8 in options.precisions and has_exact_int8_sums()
         return (DYNAMIC_INT8,) if exact else ()
 
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """The artifact of a whole model, with a note where it rounds or compares quotients."""
+        from collage.frontend.bounds import Types
+        from collage.frontend.rounded_quotients import rounded_quotients
+
+        if rounded_quotients(model.graph, Types.of(model.graph)):
+            noted = type(model)()
+            noted.CopyFrom(model)
+            noted.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
+            model = noted
+        return super().codegen_model(model, options)
+
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model, whose weights are quantised here where that is asked for."""
         if options.variant.precision == DYNAMIC_INT8:

@@ -13,6 +13,7 @@ from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
+from collage.graph.decisions import decides
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, Storage, is_narrow
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 
-_SCHEDULES = "schedules 5"
+_SCHEDULES = "schedules 6"
 """This is counted up when `tvm_codegen` makes other kernels than before, for which old measurements do not hold."""
 
 
@@ -121,7 +122,9 @@ class Tvm(Tuner, Backend):
                 lowered = narrow(
                     lowered, [*map(is_narrow, variant.inputs)], [*map(is_narrow, variant.outputs)]
                 )
-            return compile_kernel(lowered, options.threads, options.tuning)
+            graph = subgraph.model.graph
+            in_order = any(node.op == "divide" and decides(graph, node) for node in subgraph.operators)
+            return compile_kernel(lowered, options.threads, options.tuning, in_order=in_order)
         except RecordError as error:
             raise DatabaseError(
                 f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "

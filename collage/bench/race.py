@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from collage.bench.worker import Burst, Inputs, Loaded, Ran, Samples, Setup
+from collage.core.background import standing_still
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.machine_lock import machine_lock
 from collage.core.progress import Progress
@@ -159,7 +160,7 @@ def _rounds(
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             show(Progress("run", number, rounds, name))
-            with machine_lock(), beside.get(name, nullcontext)():
+            with machine_lock(), standing_still(), beside.get(name, nullcontext)():
                 time.sleep(_SETTLE_S)
                 try:
                     bursts[name].append(contenders[name].burst(_BURST_S))

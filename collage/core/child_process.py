@@ -25,6 +25,8 @@ _MAGIC = b"CLG1"
 # Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
 _END_LIMIT_S = 2.0
+_MOST_MS = float(2**31 - 1)
+"""The longest that the system waits for a pipe at once."""
 
 
 class ChildError(Exception):
@@ -277,7 +279,9 @@ def _read(fd: int, size: int, deadline: float) -> bytes:
     data = bytearray()
     while len(data) < size:
         left = max(0.0, deadline - time.monotonic()) * 1e3
-        if not poll.poll(left if math.isfinite(left) else None):
+        if not poll.poll(min(left, _MOST_MS)):
+            if left > _MOST_MS:
+                continue
             raise TimeoutError
         chunk = os.read(fd, min(size - len(data), 1 << 20))
         if not chunk:

@@ -25,13 +25,14 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     process that is killed while it writes leaves such a file; the next process that writes removes it. Raises
     CollageError when the system refuses, and for a path that is no regular file, such as a device.
     """
-    path = path.resolve()
-    refuse_special(path)
     try:
+        path = path.resolve()
+        refuse_special(path)
         _sweep(path)
         handle, temporary = _begin(path)
-    except OSError as error:
-        raise CollageError(f"cannot write {path}: {error.strerror}.") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError is for links in a circle, until Python 3.12
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CollageError(f"cannot write {path}: {reason}.") from error
     lock = os.dup(handle)  # a second descriptor keeps the lock until the file is in its place
     try:
         with os.fdopen(handle, "w+b") as stream:

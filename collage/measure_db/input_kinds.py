@@ -170,6 +170,19 @@ def _infinite(array: Array, rng: np.random.Generator, number: int) -> Array:
     return _planted(array, number, [np.inf, -np.inf])
 
 
+def _masked(array: Array, rng: np.random.Generator, number: int) -> Array:
+    """A whole row or channel of the first item is negative infinity, as scores are that a mask hides everywhere.
+
+    A maximum that begins at the least finite number finds that number there.
+    """
+    if array.ndim < 2:
+        return array
+    found = np.array(array)
+    rows = found if array.ndim == 2 else found[0]
+    rows[int(len(rows) * _GOLDEN * (number + 1)) % len(rows)] = -np.inf
+    return found
+
+
 def _planted(array: Array, number: int, values: Sequence[float]) -> Array:
     """The array with each of the values once, in its first item.
 
@@ -190,6 +203,7 @@ KINDS: Sequence[InputKind] = (
     InputKind("integers of many sizes", True, _integers, of_integers=True),
     InputKind("large integers", False, _large_integers, of_integers=True),
     InputKind("infinities", False, _infinite),
+    InputKind("masked rows", False, _masked),
     InputKind("equal numbers", True, _ties),
     InputKind("uneven channels", True, _uneven),
 )

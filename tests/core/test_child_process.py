@@ -99,3 +99,8 @@ def test_is_killed_when_it_is_of_no_more_use(child: ChildProcess, what: str, err
     with pytest.raises(error):
         child.ask(what, 1.0)
     assert not child.alive
+
+
+def test_a_limit_may_be_longer_than_the_system_waits_at_once(child: ChildProcess) -> None:
+    assert child.ask("hello", 1e12) == "hello"
+    assert child.ask("wait", 1e12, most_s=1e12) == "wait"

@@ -13,6 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.openvino import OpenVino
+from collage.kernel.options import BuildOptions
 from collage.measure_db import jobs
 from collage.measure_db.results import Measurement, Outcome
 from tests.models import conv_net, make_model
@@ -240,3 +243,86 @@ def test_nan_that_a_kernel_makes_inside_of_itself(
         assert np.array_equal(np.isnan(found), np.isnan(expected))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert np.isnan(reference(model, zeros)[0]).any()
+
+
+@pytest.mark.parametrize("axes", [[-1], [2, 3], [1]], ids=str)
+@pytest.mark.parametrize("backends", [*BACKENDS, ["openvino"]], ids=str)
+def test_the_maximum_of_what_is_masked_everywhere(
+    backends: list[str] | None, axes: list[int], tmp_path: Path
+) -> None:
+    """Of negative infinities it is one of them, and not the least finite number."""
+    nodes = [helper.make_node("ReduceMax", ["x"], ["y"], axes=axes, keepdims=0)]
+    shape = [2, 6, 8, 24]
+    left = [n for at, n in enumerate(shape) if at not in [axis % 4 for axis in axes]]
+    model = make_model(nodes, {"x": shape}, {"y": left}, opset=13)
+    module = compiled(model, backends, tmp_path)
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    x[0, 3], x[1, :, 5, 7], x[1, 1, 2] = -np.inf, -np.inf, -np.inf
+    np.testing.assert_array_equal(module.run({"x": x})["y"], np.max(x, axis=tuple(axes)))
+
+
+@pytest.mark.parametrize("backends", [["tvm"], None], ids=str)
+def test_a_quotient_that_another_kernel_rounds(backends: list[str] | None, tmp_path: Path) -> None:
+    """It is an output besides, so that no kernel computes the quotient and the floor alone."""
+    nodes = [
+        helper.make_node("Div", ["x", "width"], ["q"]),
+        helper.make_node("Mul", ["q", "two"], ["m"]),
+        helper.make_node("Floor", ["m"], ["y"]),
+    ]
+    weights = {"width": np.float32(41), "two": np.float32(2)}
+    model = make_model(nodes, {"x": [64, 64]}, {"m": [64, 64], "y": [64, 64]}, weights)
+    module = compiled(model, None if backends is None else [*backends, "onnxruntime"], tmp_path)
+    x = 41 * np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    np.testing.assert_array_equal(module.run({"x": x})["y"], 2 * x / 41)
+
+
+def test_whole_quotients_on_onnx_runtime() -> None:
+    """It has the whole model, which casts a quotient to integers, and multiplies by no reciprocal."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "table"], ["m"]),
+        helper.make_node("Div", ["m", "width"], ["q"]),
+        helper.make_node("Cast", ["q"], ["y"], to=TensorProto.INT64),
+    ]
+    table = 41 * np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    weights = {"table": table, "width": np.float32(41)}
+    types = {"y": TensorProto.INT64}
+    model = make_model(nodes, {"x": [64, 64]}, {"y": [64, 64]}, weights, types=types)
+    engine, options = OnnxRuntime(), BuildOptions(1)
+    (found,) = engine.session(engine.codegen_model(model, options), options).run(
+        [np.eye(64, dtype=np.float32)]
+    )
+    np.testing.assert_array_equal(found, table // 41)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Neg", ["x"], ["y"]),
+        helper.make_node("Mul", ["x", "c"], ["y"]),
+        helper.make_node("Div", ["x", "c"], ["y"]),
+    ],
+    ids=lambda node: str(node.op_type),
+)
+def test_zeros_keep_their_signs(node: onnx.NodeProto, tmp_path: Path) -> None:
+    """The reciprocal of a zero is infinite, with its sign."""
+    weights = {} if node.op_type == "Neg" else {"c": np.float32(4)}
+    model = make_model([node], {"x": [8, 32]}, {"y": [8, 32]}, weights)
+    x = np.tile(np.array([0.0, -0.0, 1, -1], np.float32), 64).reshape(8, 32)
+    found = compiled(model, ["onednn"], tmp_path).run({"x": x})["y"]
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(reference(model, {"x": x})[0]))
+
+
+def test_openvino_rounds_no_data_that_meet_weights_of_8_bits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.integers(-128, 127, (256, 512)).astype(np.int8)
+    scale = ((rng.random(512) + 0.5) / 100).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=1),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [32, 256]}, {"y": [32, 512]}, {"w": w, "s": scale})
+    session = OpenVino().session(model.SerializeToString(), BuildOptions(2))
+    x = rng.standard_normal((32, 256)).astype(np.float32)
+    expected = x.astype(np.float64) @ (w.astype(np.float64) * scale)
+    (found,) = session.run([x])
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()

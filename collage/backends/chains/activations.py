@@ -172,7 +172,7 @@ def _match(polynomial: _Polynomial, near: float) -> tuple[Eltwise, ...] | None:
     """Eltwise algorithms, one after the other, that compute the polynomial; constants may be off by ``near``."""
     terms = {term: x for term, x in polynomial.items() if x != 0.0}
     if set(terms) <= {(_X,), ()} and (_X,) in terms:
-        return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), 0.0)),)
+        return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), -0.0)),)
     if set(terms) == _softplus():
         return (Eltwise(Algorithm.SOFT_RELU, 1.0),) if set(terms.values()) == {1.0} else None
     return _elu(terms) or _gated(terms, near)
@@ -236,4 +236,4 @@ def _close(a: float, b: float, near: float = _TOLERANCE) -> bool:
 
 
 def _scaled(function: Eltwise, by: float) -> tuple[Eltwise, ...]:
-    return (function,) if _close(by, 1.0) else (function, Eltwise(Algorithm.LINEAR, by, 0.0))
+    return (function,) if _close(by, 1.0) else (function, Eltwise(Algorithm.LINEAR, by, -0.0))

@@ -35,15 +35,18 @@ def linear_of(graph: Graph, node: Node, value: int) -> Eltwise | None:
 
 
 def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
-    """The algorithm of an operator on a tensor and a number. ``first`` tells that the tensor is the first operand."""
+    """The algorithm of an operator on a tensor and a number. ``first`` tells that the tensor is the first operand.
+
+    What is only multiplied has -0.0 added to it, which no number loses its sign to: -0.0 + 0.0 is 0.0.
+    """
     if op == "add":
         return Eltwise(Algorithm.LINEAR, 1.0, by)
     if op == "multiply":
-        return Eltwise(Algorithm.LINEAR, by, 0.0)
+        return Eltwise(Algorithm.LINEAR, by, -0.0)
     if op == "subtract":
         return Eltwise(Algorithm.LINEAR, 1.0, -by) if first else Eltwise(Algorithm.LINEAR, -1.0, by)
     if op == "divide" and first and are_powers_of_two(by):
-        return Eltwise(Algorithm.LINEAR, 1.0 / by, 0.0)
+        return Eltwise(Algorithm.LINEAR, 1.0 / by, -0.0)
     if op == "maximum":
         return Eltwise(Algorithm.RELU) if by == 0 else Eltwise(Algorithm.CLIP, by, np.inf)
     if op == "minimum":
@@ -86,7 +89,7 @@ _SINGLE: Mapping[str, _Maker] = {
     "rsqrt": _of(Algorithm.POWER, 1.0, -0.5),
     "abs": _of(Algorithm.ABS),
     "square": _of(Algorithm.SQUARE),
-    "negative": _of(Algorithm.LINEAR, -1.0, 0.0),
+    "negative": _of(Algorithm.LINEAR, -1.0, -0.0),
     "round": _of(Algorithm.ROUND),
 }
 

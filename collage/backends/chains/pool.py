@@ -1,4 +1,4 @@
-"""Poolings, and means and maxima over all spatial axes: what an operator's attributes mean."""
+"""Poolings, and means over all spatial axes: what an operator's attributes mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collage.backends.chains.functions import Algorithm
 from collage.backends.chains.window import Window, pad_end
 from collage.graph.dataflow import Graph, Node
 
-POOLS = {f"nn.{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3)} | {
-    "mean",
-    "max",
-}
+POOLS = {f"nn.{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3)} | {"mean"}
+"""A maximum over all spatial axes (``max``) is no pooling. Of negative infinities it is one of them, and a pooling, in
+libraries as in ONNX Runtime, begins at the least finite number."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ def read_pool(graph: Graph, node: Node) -> Pool:
     rank = len(src) - 2
     if not 1 <= rank <= 3:
         raise UnsupportedError(f"the pooling has {len(src) - 2} spatial axes")
-    if node.op in ("mean", "max"):
+    if node.op == "mean":
         axes = node.attrs["axis"]
         given = range(len(src)) if axes is None else integers(axes)
         if sorted(axis % len(src) for axis in given) != list(range(2, len(src))):
             raise UnsupportedError("it reduces other axes than the spatial ones")
-        return _global(Algorithm.AVERAGE_POOL if node.op == "mean" else Algorithm.MAX_POOL, src)
+        return _global(Algorithm.AVERAGE_POOL, src)
     layout = node.attrs.get("layout")
     if layout not in DATA_LAYOUTS or node.attrs.get("out_layout") not in ("", layout):
         raise UnsupportedError(f"layout {layout}")

@@ -29,9 +29,12 @@ __all__ = ["compile_kernel"]
 logger = logging.getLogger(__name__)
 
 
-def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> bytes:
+def compile_kernel(
+    lowered: LoweredKernel, threads: int, record: str = "", *, in_order: bool = False
+) -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
 
+    With ``in_order`` no arithmetic is reordered, as where another kernel rounds a quotient of this one.
     `record` is what `tune` found for it. With `threads` 1 the code has no parallel loops; with more,
     big nests split over all of the threads it runs on. Raises `UnscheduledError` for convolutions and matrix
     products that the record does not hold, and `RecordError` for a record that is none of this kernel.
@@ -39,7 +42,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     funcs = tuple((name, StructuralKey(func)) for name, func in lowered.funcs.items())
-    code = _code(funcs, threads, record, not core_problem())
+    code = _code(funcs, threads, record, not core_problem(), in_order)
     needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
     return pack(
         Artifact(
@@ -51,9 +54,11 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
 
 @lru_cache(maxsize=256)
 def _code(
-    keys: tuple[tuple[str, StructuralKey], ...], threads: int, record: str, mapped: bool
+    keys: tuple[tuple[str, StructuralKey], ...], threads: int, record: str, mapped: bool, in_order: bool
 ) -> Image | bytes:
     """The functions' code, scheduled and compiled: an image if it may be `mapped`, else LLVM IR.
+
+    ``in_order`` tells that quotients are rounded elsewhere, so that no arithmetic is reordered.
 
     Equal functions have equal code, whatever constants they are called with. A network has the same region many times,
     each with weights of its own, and LLVM takes a tenth of a second for it.
@@ -64,7 +69,7 @@ def _code(
     for func in ours.values():
         if (reason := compute_bound_reason(func)) is not None:
             raise UnscheduledError(reason)
-    target = host_target(threads, in_order=any(map(rounds_quotients, funcs.values())))
+    target = host_target(threads, in_order=in_order or any(map(rounds_quotients, funcs.values())))
     tuned = {name: replay(funcs[name], trace, threads) for name, trace in traces.items()}
     try:
         module = _build({n: schedule(f, threads) for n, f in ours.items()} | tuned, target)

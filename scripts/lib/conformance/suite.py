@@ -107,6 +107,11 @@ class Runner:
             found = Outcome("crashed", str(error), 0.0)
         return Result(self._backend, test, found.status, found.message, found.seconds)
 
+    def end(self) -> None:
+        """End the child while another thread waits for its result, which says nothing then."""
+        if self._child is not None:
+            self._child.end()
+
     def close(self) -> None:
         """End the child and what it is forked from, and remove its temporary files, as a killed child cannot."""
         self._end_child()
@@ -150,7 +155,7 @@ def run_all(
         chosen = choose(runners[0].tests())
         known = results.of(backend)
         waiting = [test for test in chosen if test not in known]
-        total, errors = len(waiting), []
+        total, errors, stopped = len(waiting), [], False
         waiting.reverse()
 
         def work(runner: Runner) -> None:
@@ -158,6 +163,8 @@ def run_all(
                 while waiting:
                     test = waiting.pop()
                     result = runner.run(test)
+                    if stopped:  # its child was killed, which says nothing of the test
+                        return
                     results.add(result)
                     show(result, total - len(waiting), total)
             except IndexError:  # another thread took the last one
@@ -169,8 +176,17 @@ def run_all(
         threads = [threading.Thread(target=work, args=(runner,)) for runner in runners]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            stopped = True
+            waiting.clear()
+            for runner in runners:
+                runner.end()
+            for thread in threads:
+                thread.join()
+            raise
         if errors:
             raise errors[0]
     finally:

@@ -27,6 +27,7 @@ from collage.kernel.target import usable_cores
 from scripts.lib.fuzzing.cases import changed_models, changed_modules
 from scripts.lib.fuzzing.child import Start
 from scripts.lib.fuzzing.pool import Changed, Result, run_all
+from scripts.lib.studies.each import INTERRUPTED
 
 
 def main() -> int:
@@ -50,16 +51,15 @@ def main() -> int:
     arguments = parser.parse_args()
     backends = tuple(filter(None, arguments.backends.split(",")))
     numbers = arguments.first, arguments.seed
-    with tempfile.TemporaryDirectory(prefix="fuzz-corpus-") as folder:
-        faults = _run(
-            arguments,
-            Start("module"),
-            changed_modules(Path(folder), arguments.modules, *numbers),
-            "module files",
-        )
-        faults += _run(
-            arguments, Start("model", backends), changed_models(arguments.models, *numbers), "ONNX files"
-        )
+    try:
+        with tempfile.TemporaryDirectory(prefix="fuzz-corpus-") as folder:
+            modules = changed_modules(Path(folder), arguments.modules, *numbers)
+            faults = _run(arguments, Start("module"), modules, "module files")
+            models = changed_models(arguments.models, *numbers)
+            faults += _run(arguments, Start("model", backends), models, "ONNX files")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 1 if faults else 0
 
 

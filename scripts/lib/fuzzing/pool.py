@@ -50,20 +50,30 @@ def run_all(
     limit_s: float,
     tell: Callable[[Result], None],
 ) -> list[Result]:
-    """The results of all cases in order. Files of cases that are not clean are kept in ``folder``."""
+    """The results of all cases in order. Files of cases that are not clean are kept in ``folder``.
+
+    After an interrupt no case begins, and those that run are killed and leave no files.
+    """
     waiting: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
     found: list[Result] = []
+    children: set[_Child] = set()
+    stopped = False
     lock = threading.Lock()
 
     def work() -> None:
         child, served = None, 0
-        while (case := waiting.get()) is not None:
+        while (case := waiting.get()) is not None and not stopped:
             if child is None or served >= _FRESH_AFTER:
                 if child is not None:
                     child.kill()
                 child, served = _Child(start), 0
+            children.add(child)
             result = child.run(case, folder, limit_s)
+            children.discard(child)
             served += 1
+            if stopped:
+                file_of(case, folder).unlink(missing_ok=True)
+                break
             if result.status in (SIGNAL, HANG):
                 child = None
             with lock:
@@ -78,12 +88,25 @@ def run_all(
     try:
         for case in cases:
             waiting.put(case)
-    finally:
         for _ in threads:
             waiting.put(None)
         for thread in threads:
             thread.join()
+    except BaseException:
+        stopped = True
+        for child in list(children):
+            child.stop()
+        for _ in threads:
+            waiting.put(None)
+        for thread in threads:
+            thread.join()
+        raise
     return sorted(found, key=lambda result: result.changed.number)
+
+
+def file_of(case: Changed, folder: Path) -> Path:
+    """Where the file of a case is while it runs, and stays where the case is not clean."""
+    return folder / f"{case.number:05d}{case.suffix}"
 
 
 class _Child:
@@ -96,7 +119,7 @@ class _Child:
 
     def run(self, case: Changed, folder: Path, limit_s: float) -> Result:
         """The result of the case. The child is gone afterwards where that is SIGNAL or HANG."""
-        path = folder / f"{case.number:05d}{case.suffix}"
+        path = file_of(case, folder)
         path.write_bytes(case.data)
         self._errors.truncate(0)
         limit = limit_s
@@ -123,6 +146,10 @@ class _Child:
         assert pipe is not None
         write_message(pipe.fileno(), self._start)
         self._start = None
+
+    def stop(self) -> None:
+        """Kill the child while another thread waits for its result, which is SIGNAL then."""
+        self._process.end()
 
     def kill(self) -> None:
         """End the child."""

@@ -7,8 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,9 @@ def shared_machine(
                 with busy() if what == BESIDE else nullcontext():
                     found[what] = compiles[what].end(compiles[what].start())
         show(Progress("compile", 3, len(compiles), "two at once"))
-        started = {what: compiles[what].start() for what in TOGETHER}
-        found |= {what: compiles[what].end(process) for what, process in started.items()}
+        with ExitStack() as stack:
+            started = {what: stack.enter_context(_running(compiles[what])) for what in TOGETHER}
+            found |= {what: compiles[what].end(process) for what, process in started.items()}
         setup = prepare(model, threads=options.threads)
         setups = {what: replace(setup, engine=OURS, path=str(each.file)) for what, each in compiles.items()}
         raced = race(setups, required=[ALONE], rounds=options.rounds, progress=show)
@@ -105,6 +106,17 @@ def shared_machine(
         "over_alone": {what: round(raced.ratio(what, ALONE), 4) for what in raced.timings},
         "failed": dict(raced.failed),
     }
+
+
+@contextmanager
+def _running(compile_: Compile) -> Iterator[subprocess.Popen[str]]:
+    """A compile that has begun. It is killed at the end of the block where nobody has waited for it."""
+    process = compile_.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def rows_of(result: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from collage.backends.registry import builtin_registry
 from scripts.lib import ROOT
+from scripts.lib.studies.each import INTERRUPTED
 from scripts.lib.sweep.cases import all_cases, name_of
 from scripts.lib.sweep.run import Cell, try_case
 from scripts.lib.sweep.table import tables
@@ -46,7 +47,12 @@ def main() -> int:
             continue
         print(f"{number}/{len(cases)} {name}", file=sys.stderr, flush=True)
         _note(arguments.results, {"case": name, "started": sorted(waiting)})
-        found = list(try_case(each, waiting))
+        try:
+            found = list(try_case(each, waiting))
+        except KeyboardInterrupt:
+            _note(arguments.results, {"case": name, "stopped": sorted(waiting)})
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
         cells += found
         for cell in found:
             _note(arguments.results, asdict(cell))
@@ -66,7 +72,10 @@ def main() -> int:
 
 
 def _known(path: Path | None) -> tuple[list[Cell], set[tuple[str, str]]]:
-    """Cells of earlier runs, and the cases that are done by backend; those that were only started crashed."""
+    """Cells of earlier runs, and the cases that are done by backend.
+
+    Those that were started only have crashed, unless somebody has stopped them.
+    """
     cells: list[Cell] = []
     started: set[tuple[str, str]] = set()
     done: set[tuple[str, str]] = set()
@@ -74,6 +83,8 @@ def _known(path: Path | None) -> tuple[list[Cell], set[tuple[str, str]]]:
         found = json.loads(line)
         if "started" in found:
             started |= {(found["case"], name) for name in found["started"]}
+        elif "stopped" in found:
+            started -= {(found["case"], name) for name in found["stopped"]}
         elif "done" in found:
             done |= {(found["case"], name) for name in found["done"]}
         else:
