@@ -1,7 +1,8 @@
 # To be sourced at the repository's root: make_venv EXTRA installs Collage with that extra into .venv, if need be.
 
+# The version of an interpreter, such as 3.12; nothing where it is not there.
 version_of() {
-  "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+  "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || :
 }
 
 make_venv() {
