@@ -68,9 +68,8 @@ def _converted(array: Array, wanted: np.dtype[Any]) -> Array:
     except (ArithmeticError, TypeError, ValueError) as error:
         raise MismatchError(f"has numbers that {wanted} does not hold: {error}") from error
     if wanted.kind == "b" or "int" in wanted.name:
-        exact = (
-            found.astype(np.int64) if wanted.kind == "V" else found
-        )  # numpy does not compare 4 bits with 64
+        # Numpy does not compare integers of 4 bits with those of 64.
+        exact = found.astype(np.int64) if wanted.kind == "V" else found
         if not np.array_equal(exact, array):
             raise MismatchError(f"has numbers that {wanted} does not hold")
     return found
