@@ -44,7 +44,7 @@ class Assembler:
         self.target = target
         self._measurer = measurer
         self._make = PieceMaker(measurer, backends)
-        self._scans = Scans(measurer.model)
+        self._scans = Scans(measurer.model, measurer.extraordinary)
         self._build = build
         self._versions = versions
         self.ranges: Mapping[int, Range] = {}

@@ -95,7 +95,7 @@ def _quick(measure: Pass, *, guarded: bool = True) -> Pass:
     return Repeat((measure, place, GpuStreams(), SelectOnly()))
 
 
-# Where the model's usual values are infinite, a guard would trip in every call.
+# Where the model's usual values are so large that a guard would trip in every call.
 _QUICK_AT_LAST = Either(_quick(MeasureFew(between=True), guarded=False), _quick(MeasureFew(every=True)))
 
 QUICK: tuple[Pass, ...] = (

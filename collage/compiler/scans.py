@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
@@ -26,8 +26,10 @@ from collage.search.transforms import PlacedTransform
 class Scans:
     """Adds scans to the pieces of one model's plans."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, extraordinary: Collection[int] = ()) -> None:
+        """``extraordinary`` are values that are never scanned (see ``MeasuredModel``)."""
         self._model = model
+        self._extraordinary = extraordinary
         self._magnitudes = Magnitudes(model.graph)
 
     def guarded(self, pieces: Sequence[Piece], buffers: Buffers, limits: Mapping[int, float]) -> list[Piece]:
@@ -35,7 +37,9 @@ class Scans:
         regions = [piece.region for piece in pieces]
         types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
         flows = [_within_steps(self._flow(piece), piece, buffers) for piece in pieces]
-        found = guarded(regions, flows, types, limits)
+        stored = buffers.other_storages
+        extraordinary = {v for v in types if (stored[v][0] if v in stored else v) in self._extraordinary}
+        found = guarded(regions, flows, types, limits, extraordinary)
         return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
 
     def of_inputs(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:

@@ -29,13 +29,16 @@ class MeasuredModel:
 
     ``original`` is the model as its author wrote it (see ``as_region``); without it no engine is measured on it.
     ``as_loaded`` is the model that answers inputs which guarded kernels are not right on. Where ``guards`` is False,
-    kernels that are right on finite numbers only cannot be guarded, and are of no use.
+    kernels that are right on finite numbers only cannot be guarded, and are of no use. ``extraordinary`` are values
+    that nothing can be guarded by, since a scan of them would find something in every call; ``Measurer.verify`` adds
+    them.
     """
 
     model: Model
     original: onnx.ModelProto | None = None
     as_loaded: AsLoaded | None = None
     guards: bool = True
+    extraordinary: set[int] = field(default_factory=set, init=False)
     _subgraphs: dict[tuple[int, ...], Subgraph] = field(default_factory=dict, init=False, repr=False)
     _lost: dict[tuple[tuple[int, ...], bool], Node | None] = field(
         default_factory=dict, init=False, repr=False
@@ -102,6 +105,8 @@ class MeasuredModel:
             return "the model's constants have 2 GiB or more, too much to be kept for these"
         if unknown:
             return f"nothing scans {', '.join(unknown)} for these"
+        if not self.extraordinary.isdisjoint(subgraph.inputs):
+            return "it reads some, or huge numbers, in the model's usual values"
         if self._magnitudes.overflows(subgraph.operators):
             return "its weights are so large that finite numbers may become infinite inside"
         return ""

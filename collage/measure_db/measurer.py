@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
@@ -49,6 +49,7 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
+_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
 
 _CLEARLY = 1.1
 """A kernel that lost a race is raced again where its present rival takes so many times what it takes at least."""
@@ -128,6 +129,11 @@ class Measurer:
     def as_loaded_digest(self) -> str | None:
         """A hash of that; None where there is none."""
         return self.measured.serialised_digest
+
+    @property
+    def extraordinary(self) -> Set[int]:
+        """Values that nothing can be guarded by (see ``MeasuredModel``)."""
+        return self.measured.extraordinary
 
     @property
     def backends(self) -> Mapping[str, Backend]:
@@ -403,10 +409,13 @@ class Measurer:
         """The ONNX nodes (by index) that TVM's importer converted to something else, with the reasons.
 
         ``from_simplified(model.onnx, model.name, {**model.opaque, **wrong})`` makes them opaque; measure that model
-        with a new Measurer. What was found is remembered for the model and the libraries' versions.
+        with a new Measurer. The measured model is told of its extraordinary values, too. What was found is remembered
+        for the model and the libraries' versions.
         """
-        key = _WRONG_CONVERSIONS.at(self._keys.conversions_key())
-        found = self._database.remember(key, self.session.wrong_conversions)
+        key, evaluated = self._keys.conversions_key(), self.session.evaluated
+        found = self._database.remember(_WRONG_CONVERSIONS.at(key), lambda: evaluated().wrong)
+        values = self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
+        self.measured.extraordinary.update(values)
         return dict(found)
 
     def epsilon_us(self, requests: Sequence[Request]) -> float:

@@ -27,6 +27,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build, load
 from collage.measure_db.candidate import measure_candidate
+from collage.measure_db.extraordinary import extraordinary
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.free_memory import with_free_memory
 from collage.measure_db.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel, Stage
@@ -144,7 +145,7 @@ class ModelWorker:
             inputs = random_inputs(self.model, np.random.default_rng(_SEED))
             wrong = evaluate(self.model, inputs, self._store, node_limit_s)
             self._store.mark_complete(wrong)
-        return Evaluated(wrong)
+        return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
 
     def _measure(self, message: Measure) -> Outcome:
         request = message.request

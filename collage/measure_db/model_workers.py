@@ -32,8 +32,8 @@ class ModelWorkers:
     def __init__(self, init: Init, workers: Workers, nodes: int, node_limit_s: float) -> None:
         """The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run."""
         self.init = init
-        self.wrong: Mapping[int, str] = {}
-        """The ONNX nodes (by index) whose conversion the reference run has found to be wrong, with the reasons."""
+        self.evaluated = Evaluated({})
+        """What the reference run has found."""
         self._workers = workers
         self._nodes = nodes
         self._node_limit_s = node_limit_s
@@ -53,7 +53,7 @@ class ModelWorkers:
         worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
         limit_s = min(_LEAST_EVALUATE_S + self._node_limit_s * self._nodes, _EVALUATE_LIMIT_S)
         try:
-            evaluated: Evaluated = worker.ask(Evaluate(self._node_limit_s), limit_s)
+            self.evaluated = worker.ask(Evaluate(self._node_limit_s), limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"
@@ -61,7 +61,6 @@ class ModelWorkers:
         except BudgetOverError:
             worker.kill()  # the next one computes what this one has not
             raise
-        self.wrong = evaluated.wrong
         return worker
 
     def ask(self, message: Any, what: str, threads: int) -> Any:

@@ -180,9 +180,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """ONNX nodes, by index, whose conversion gives wrong numbers, with the reason."""
+    """What the reference run has found.
+
+    ``wrong`` has the ONNX nodes, by index, whose conversion gives wrong numbers, with the reasons. ``extraordinary``
+    are the values of which a scan finds something (see ``measure_db.extraordinary``).
+    """
 
     wrong: Mapping[int, str]
+    extraordinary: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collage.measure_db.machine import spare_memory
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.model_workers import ModelWorkers
 from collage.measure_db.process import WorkerProcess, Workers
-from collage.measure_db.protocol import ORIGINAL_FILE, Init, SentModel
+from collage.measure_db.protocol import ORIGINAL_FILE, Evaluated, Init, SentModel
 from collage.measure_db.serialisation import carried_modules, pickle_backend
 from collage.measure_db.settings import MeasureSettings
 from collage.measure_db.spent import AHEAD
@@ -130,10 +130,10 @@ class WorkerSession:
         ahead = {} if self._builder is None else {AHEAD: round(self._builder.spent_s, 3)}
         return ahead if self._of_model is None else {**self._of_model.spent(), **ahead}
 
-    def wrong_conversions(self) -> Mapping[int, str]:
-        """The ONNX nodes (by index) whose conversion the reference run has found to be wrong, with the reasons."""
+    def evaluated(self) -> Evaluated:
+        """What the reference run of the model has found."""
         self.worker(self.settings.threads)
-        return self._begun.wrong
+        return self._begun.evaluated
 
     def fatal_samples(self) -> set[Path]:
         """The notes of inputs that ended a worker while it computed reference values for them."""

@@ -10,7 +10,7 @@ beyond all that samples have shown would be cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -33,17 +33,20 @@ def guarded(
     flows: Sequence[Flow],
     types: Mapping[int, TensorType],
     limits: Mapping[int, float] = _NONE,
+    extraordinary: Collection[int] = (),
 ) -> list[Region]:
     """The regions, in launch order, with the values that are scanned before each.
 
     ``limits`` has values of which a region that is right on finite numbers only takes no larger ones than that.
+    ``extraordinary`` are values that no such region reads, and that are not scanned: something would always be found.
     The fewest bytes are scanned where the network is a chain, or a chain of blocks that each need at most one scan
     inside. In other networks, too, every scan is needed.
     """
     if not any(region.finite_only for region in regions):
         return list(regions)
     found: dict[int, set[int]] = {}
-    for number, value in (*_Guards(regions, flows, types, limits).cheapest(), *_integers(regions, types)):
+    scans = _Guards(regions, flows, types, limits, extraordinary).cheapest()
+    for number, value in (*scans, *_integers(regions, types)):
         found.setdefault(number, set()).add(value)
     return [
         replace(region, scans=tuple(sorted(found[number]))) if number in found else region
@@ -87,6 +90,7 @@ class _Guards:
     flows: Sequence[Flow]
     types: Mapping[int, TensorType]
     limits: Mapping[int, float]
+    extraordinary: Collection[int]
 
     def cheapest(self) -> tuple[_Scan, ...]:
         """The scans with the fewest bytes: at some necks their values are scanned, and between them what has to be."""
@@ -180,6 +184,8 @@ class _Guards:
             alive = [v for v, by in readers.items() if made.get(v, -1) < number <= by[-1]]
             if len(alive) == 1:
                 (value,) = alive
+                if value in self.extraordinary:
+                    continue
                 by = [n for n in readers[value] if n >= number and self.regions[n].backend != VIEW]
                 if by:
                     necks.append(_Neck(number, value, by[0]))

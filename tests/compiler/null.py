@@ -134,6 +134,7 @@ class NullMeasurer:
         self.asked: list[Request] = []
         self.rejected: dict[tuple[str, tuple[int, ...]], Rejection] = {}
         self.wrong: dict[int, str] = {}
+        self.extraordinary: set[int] = set()
         self.switched: list[Sequence[Request]] = []
         self.original: onnx.ModelProto | None = None
         self.as_loaded = None
