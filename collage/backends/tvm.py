@@ -13,7 +13,8 @@ from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
-from collage.graph.decisions import decides
+from collage.graph.decisions import as_written
+from collage.graph.rounding_sums import rounds_by_sum
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, Storage, is_narrow
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
@@ -116,14 +117,16 @@ class Tvm(Tuner, Backend):
         from collage.backends.tvm_codegen.tuned import RecordError
 
         part, variant = subgraph.to_relax(), options.variant
+        graph = subgraph.model.graph
+        if sum(rounds_by_sum(graph, node) for node in subgraph.operators) > 1:
+            raise UnsupportedError("TVM leaves out a large constant that is added and taken away again")
         try:
             lowered = lower(part.function, part.prim_funcs)
             if variant.precision:
                 lowered = narrow(
                     lowered, [*map(is_narrow, variant.inputs)], [*map(is_narrow, variant.outputs)]
                 )
-            graph = subgraph.model.graph
-            in_order = any(node.op == "divide" and decides(graph, node) for node in subgraph.operators)
+            in_order = as_written(graph, subgraph.operators)
             return compile_kernel(lowered, options.threads, options.tuning, in_order=in_order)
         except RecordError as error:
             raise DatabaseError(

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
-import onnx.version_converter
 from google.protobuf.message import DecodeError
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
 from collage.frontend.model_path import check_model_path
+from collage.frontend.old_sets import to_set_7
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 from collage.frontend.sparse import make_dense
@@ -29,7 +29,7 @@ _NEWEST_OPSET = 22
 new operator sets late."""
 
 _OLDEST_OPSET = 7
-"""Models of older operator sets are converted by onnx, since ONNX Runtime does not implement these."""
+"""Models of older operator sets are converted, since ONNX Runtime does not implement these."""
 
 _IR_VERSION = 10
 """The IR version that is written into newer models. Engines refuse a number above their own. What has been added since
@@ -142,7 +142,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     (opset,) = default
     if opset.version < _OLDEST_OPSET:
         try:
-            found = onnx.version_converter.convert_version(filled(model), _OLDEST_OPSET)
+            found = to_set_7(filled(model))
             files = weight_files(model)
             return found if files is None else moved_out(found, files)
         except Exception as error:  # onnx raises anything where it has no conversion

@@ -21,7 +21,7 @@ from collage.frontend.network import network_bytes
 from collage.frontend.shapes import Shapes, fix_shapes, shape_text
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
-from collage.graph.decisions import decides
+from collage.graph.decisions import as_written
 
 _PACKED = frozenset("int2 uint2 int4 uint4 float4_e2m1fn".split())
 """Types whose elements are a byte each in numpy, and less in engines, so that no buffer serves both."""
@@ -124,8 +124,8 @@ class Model:
         types = [str(self.graph.type_of(v)) for v in node.outputs]
         attrs = {k: v for k, v in sorted(node.attrs.items()) if k != "prim_func"}
         text = f"{node.op}|{attrs}|{types}|".encode()
-        if node.op == "divide" and decides(self.graph, node):
-            text += b"decides|"  # no kernel multiplies by a rounded reciprocal
+        if as_written(self.graph, [node]):
+            text += b"decides|"  # no kernel multiplies by a rounded reciprocal, or adds in another order
         if "prim_func" in node.attrs:
             function = self.prim_funcs[str(node.attrs["prim_func"])].without_attr("global_symbol")
             text = f"call_tir|{types}|{tvm_ffi.structural_hash(function, map_free_vars=True)}".encode()

@@ -19,6 +19,8 @@ from onnx import TensorProto
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
 from collage.frontend.rounded_quotients import rounded_quotients
+from collage.frontend.rounding_sums import rounding_sums
+from collage.frontend.scales_of_zeros import scale_shows
 from collage.frontend.scopes import bodies, captures
 from collage.frontend.shapes import infer_types
 
@@ -79,7 +81,7 @@ def whole_problem(model: onnx.ModelProto) -> str:
 def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
     found = integer_bounds(graph, types, known)
     indices = _only_indices(graph)
-    quotients = rounded_quotients(graph, types)
+    exact = {**rounded_quotients(graph, types), **rounding_sums(graph)}
     read = {each.name for each in graph.output}
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
@@ -88,9 +90,11 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
             node.op_type == "Hardmax" or (node.op_type == "TopK" and read.intersection(node.output[1:]))
         ):
             reason = "takes another one of equal values"
+        if not reason and node.op_type == "DynamicQuantizeLinear" and scale_shows(graph, node):
+            reason = "makes a scale of 0 for zeros, which is 1 elsewhere"
         if node.op_type == "MeanVarianceNormalization":
             reason = reason or "makes 0 of equal numbers, whose quotient by their deviation is NaN"
-        reason = reason or quotients.get(index, "")
+        reason = reason or exact.get(index, "")
         if reason:
             yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
 

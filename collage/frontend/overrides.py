@@ -259,6 +259,19 @@ def _mean_variance(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.divide(centred, relax.op.sqrt(variance))
 
 
+def _dynamic_quantize(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM's scale of zeros is 0. ONNX Runtime's is 1."""
+    x, dtype = inputs[0], str(inputs[0].ty.dtype)
+    zero, one, steps = (relax.const(each, dtype) for each in (0, 1, 255))
+    high, low = relax.op.maximum(zero, relax.op.max(x)), relax.op.minimum(zero, relax.op.min(x))
+    width = relax.op.divide(relax.op.subtract(high, low), steps)
+    scale = relax.op.where(relax.op.equal(high, low), one, width)
+    places = relax.op.subtract(zero, relax.op.divide(low, scale))
+    zero_point = relax.op.astype(relax.op.round(relax.op.clip(places, 0, 255)), "uint8")
+    quantised = relax.op.quantize(x, scale, zero_point, axis=0, out_dtype="uint8")
+    return relax.Tuple([quantised, scale, zero_point])
+
+
 _KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
@@ -316,5 +329,6 @@ OVERRIDES: Mapping[str, Converter] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
     "Hardmax": _hardmax,
     "MeanVarianceNormalization": _mean_variance,
+    "DynamicQuantizeLinear": _dynamic_quantize,
 }
 """The converters by ONNX operator type."""

@@ -17,7 +17,9 @@ from collage.graph.reciprocals import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())
 """Operators whose results may be whole numbers, or equal to a bound, where those of their operands are."""
-_DECIDING = frozenset("Floor Ceil Round Mod Equal Greater GreaterOrEqual Less LessOrEqual".split())
+_DECIDING = frozenset(
+    "Floor Ceil Round Mod Equal Greater GreaterOrEqual Less LessOrEqual Sign Shrink ThresholdedRelu".split()
+)
 _FIXED = frozenset(["Shape", "Size"])
 """Operators whose results do not depend on the numbers of their operands."""
 
@@ -61,4 +63,4 @@ def _decides(node: onnx.NodeProto) -> bool:
     if node.op_type != "Cast":
         return node.op_type in _DECIDING
     target = next((each.i for each in node.attribute if each.name == "to"), 0)
-    return target in INTEGERS and target != TensorProto.BOOL
+    return target in INTEGERS or target == TensorProto.BOOL

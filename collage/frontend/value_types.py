@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from collage.errors import InputError, ModelError, UsageError, unknown_names
-from collage.frontend.shapes import model_inputs
+from collage.frontend.shapes import Shapes, model_inputs
 from collage.graph.given_array import MismatchError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
@@ -79,6 +79,20 @@ def check_samples(model: onnx.ModelProto, given: Sequence[Mapping[str, Any]]) ->
 def shapes_of(example_inputs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes (elements per axis) of the example inputs that are arrays, by name."""
     return {name: value.shape for name, value in example_inputs.items() if isinstance(value, np.ndarray)}
+
+
+def with_shapes_of(example_inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """``shapes`` (elements per axis), and those of the example inputs. Raises UsageError where the two differ."""
+    found = shapes_of(example_inputs)
+    for name, shape in shapes.items():
+        own = found.setdefault(name, tuple(shape))
+        if own != tuple(shape):
+            texts = ["x".join(map(str, each)) or "()" for each in (shape, own)]
+            raise UsageError(
+                f"input {name} has the shape {texts[0]} by --shape, and {texts[1]} by the value that is given for it. "
+                "Leave out its --shape, or give a value of that shape."
+            )
+    return found
 
 
 def _dtype(element: int) -> str:

@@ -1,14 +1,20 @@
 """Operators that make whole numbers or choices of others, where the last bit of a number may decide.
 
+Quotients that come before them are divided, and not multiplied by reciprocals, and sums beside them keep their order.
+
 ``frontend.rounded_quotients`` tells the same of ONNX nodes, for engines that run these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from collage.graph.dataflow import Graph, Node
+from collage.graph.rounding_sums import rounds_by_sum
 
 _DECIDING = frozenset(
-    "floor ceil round trunc mod floor_mod floor_divide equal not_equal greater greater_equal less less_equal".split()
+    "floor ceil round trunc mod floor_mod floor_divide equal not_equal greater greater_equal less less_equal "
+    "sign".split()
 )
 _KEEPING = frozenset(
     "add subtract multiply divide negative abs nn.relu nn.relu6 clip maximum minimum where reshape flatten squeeze "
@@ -27,10 +33,18 @@ def decides(graph: Graph, node: Node) -> bool:
                 continue
             seen.add(number)
             reader = graph.nodes[number]
-            if reader.op in _DECIDING or (
-                reader.op == "astype" and "int" in graph.type_of(reader.outputs[0]).dtype
-            ):
+            if reader.op in _DECIDING or (reader.op == "astype" and _is_whole(graph, reader)):
                 return True
             if reader.op in _KEEPING:
                 pending.append(number)
     return False
+
+
+def as_written(graph: Graph, nodes: Iterable[Node]) -> bool:
+    """Whether the arithmetic of these nodes has to be done as it is written, since the last bit matters."""
+    return any(rounds_by_sum(graph, node) or (node.op == "divide" and decides(graph, node)) for node in nodes)
+
+
+def _is_whole(graph: Graph, node: Node) -> bool:
+    dtype = graph.type_of(node.outputs[0]).dtype
+    return "int" in dtype or dtype == "bool"

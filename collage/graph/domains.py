@@ -1,7 +1,8 @@
 """Operators that may make NaN or an infinity of finite numbers, as quotients by zero and roots do.
 
 A kernel that is right on finite numbers only is guarded by scans of what it reads. What it makes inside of itself is
-not scanned, so such a kernel must not have one of these operators before one that may lose a NaN.
+not scanned, so such a kernel must not have one of these operators before one that may lose a NaN. Of an opaque operator
+only the name is known here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,27 @@ _OF_STEPS = frozenset(
     "nn.softmax nn.log_softmax nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split()
 )
 """Operators of several steps, which may lose what an earlier one of their own has made."""
+_OPAQUE = "onnx."
+_LEAVING = frozenset("Acos Acosh Asin Atanh Div Log Mod Pow Reciprocal Sqrt".split())
+"""Opaque operators of one step that may make NaN, which only what follows can lose."""
+_STAYING = frozenset(
+    # They move, choose or count numbers, or make random ones.
+    "Bernoulli CenterCropPad Col2Im Compress Concat ConstantOfShape DepthToSpace Dropout Expand EyeLike Flatten Gather "
+    "GatherElements GatherND Identity MaxPool MaxRoiPool MaxUnpool NonMaxSuppression NonZero OneHot Optional "
+    "OptionalGetElement Pad RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range Reshape "
+    "ReverseSequence RoiAlign Scatter ScatterElements ScatterND SequenceAt Slice SpaceToDepth Split Squeeze "
+    "TensorScatter Tile TopK Transpose Trilu Unique Unsqueeze Where "
+    # They are sums and products.
+    "Add AffineGrid AveragePool CausalConvWithState Conv ConvTranspose CumProd CumSum DFT DeformConv DequantizeLinear "
+    "Det DynamicQuantizeLinear Einsum Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample LpPool MatMul Max "
+    "Mean Min Mul Neg QuantizeLinear ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare Resize RotaryEmbedding STFT Sub Sum TfIdfVectorizer Upsample "
+    # They are functions of any number, or look after zeros themselves. LRN's bias is 1, if the model does not say more.
+    "Abs Asinh Atan BlackmanWindow Cast CastLike Ceil Celu Clip Cos Cosh Elu Erf Exp Floor GRU Gelu HammingWindow "
+    "HannWindow HardSigmoid HardSwish Hardmax LRN LSTM LeakyRelu LpNormalization MelWeightMatrix Mish PRelu RNN Relu "
+    "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign SwiGLU Swish Tan Tanh ThresholdedRelu".split()
+)
+"""Opaque operators that make no NaN of finite numbers. Branches, loops, functions and unknown operators may."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +62,14 @@ class Domains:
         """
         places = {node.id for node in nodes}
         for node in nodes:
-            if self._may_leave(node) and (in_steps or node.op in _OF_STEPS or self._is_lost(node, places)):
+            if self._may_leave(node) and (in_steps or _has_steps(node) or self._is_lost(node, places)):
                 return node
         return None
 
     def _may_leave(self, node: Node) -> bool:
+        if node.op.startswith(_OPAQUE):
+            floats = any("float" in self.graph.type_of(value).dtype for value in node.outputs)
+            return floats and node.op.removeprefix(_OPAQUE) not in _STAYING
         rule = _RULES.get(node.op)
         if rule is None or "float" not in self.graph.type_of(node.outputs[0]).dtype:
             return False
@@ -66,6 +91,12 @@ class Domains:
     @cached_property
     def _spans(self) -> list[Span]:
         return spans(self.graph)
+
+
+def _has_steps(node: Node) -> bool:
+    return node.op in _OF_STEPS or (
+        node.op.startswith(_OPAQUE) and node.op.removeprefix(_OPAQUE) not in _LEAVING
+    )
 
 
 _Rule = Callable[[Graph, Node, Sequence[Span]], bool]

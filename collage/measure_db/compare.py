@@ -347,7 +347,8 @@ def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[fl
     if not math.isfinite(error) or e.size == 0 or e.dtype.kind not in "fiu":
         return error, error
     with np.errstate(all="ignore"):
-        return float(np.nanmax(np.abs(a.astype(np.float64) - e.astype(np.float64)), initial=0.0)), error
+        apart = np.abs(np.atleast_1d(a.astype(np.float64) - e.astype(np.float64)))
+        return float(np.nanmax(apart, initial=0.0)), error
 
 
 def is_inexact(array: Array) -> bool:

@@ -239,10 +239,23 @@ def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
         ),
         ([("Div", "x d", "q", {}), ("Exp", "q", "s", {}), ("Floor", "s", "y", {})], ""),
         ([("Div", "e d", "q", {}), ("Floor", "q", "f", {}), ("Mul", "x f", "y", {})], ""),
+        ([("Div", "x d", "q", {}), ("Sub", "q e", "s", {}), ("Sign", "s", "y", {})], "makes a quotient"),
+        (
+            [("Div", "x d", "q", {}), ("Sub", "q e", "s", {}), ("Cast", "s", "y", {"to": TensorProto.BOOL})],
+            "makes a",
+        ),
         ([("MeanVarianceNormalization", "x", "y", {"axes": [0]})], "makes 0 of equal numbers"),
+        ([("Add", "x l", "a", {}), ("Sub", "a l", "y", {})], "a large constant is added and taken away"),
+        ([("Sub", "l x", "a", {}), ("Sub", "l a", "y", {})], "a large constant is added and taken away"),
+        ([("Sub", "x l", "a", {}), ("Add", "l a", "y", {})], "a large constant is added and taken away"),
+        ([("Add", "x l", "a", {}), ("Add", "a l", "y", {})], ""),
+        ([("Add", "x d", "a", {}), ("Sub", "a d", "y", {})], ""),
+        ([("Add", "x l", "a", {}), ("Relu", "a", "r", {}), ("Sub", "r d", "y", {})], ""),
     ],
 )
 def test_ties_and_rounded_quotients(nodes: Sequence[Any], wanted: str) -> None:
     """A product with a rounded reciprocal of 41 makes less than 1 of 41; one of 4 is exact."""
-    made = model(nodes, {"x": ([6, 60], FLOAT)}, k=I64([3]), d=np.float32(41), e=np.float32(4))
+    made = model(
+        nodes, {"x": ([6, 60], FLOAT)}, k=I64([3]), d=np.float32(41), e=np.float32(4), l=np.float32(1 << 23)
+    )
     assert wanted in whole_problem(made) and bool(wanted) == bool(whole_problem(made))

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.frontend.model import import_model
+from collage.frontend.model import from_simplified, import_model
 from collage.frontend.session import reference_run
+from collage.frontend.simplify import simplify
 from collage.graph.domains import Domains
 from collage.graph.spans import spans
 from tests.models import make_model
@@ -318,3 +319,69 @@ def test_what_an_earlier_kernel_bounds() -> None:
     graph = import_model(model_of(nodes, weights)).graph
     (root,) = (node.id for node in graph.nodes if node.op == "sqrt")
     assert Domains(graph).lost(graph.nodes[root:]) is None
+
+
+def body(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
+    return helper.make_graph(
+        nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, [64, 64])]
+    )
+
+
+def branch() -> onnx.ModelProto:
+    """A quotient in one branch, which is 0 / 0 in a row of zeros, and a relu behind."""
+    quotient = body("then", N("ReduceSum", ["x", "rows"], ["s"]), N("Div", ["x", "s"], ["q"]))
+    other = body("else", N("Identity", ["x"], ["i"]))
+    nodes = [N("If", ["c"], ["d"], then_branch=quotient, else_branch=other), N("Relu", ["d"], ["y"])]
+    types = {"c": TensorProto.BOOL}
+    return make_model(nodes, {"x": [64, 64], "c": []}, {"y": [64, 64]}, {"rows": ROWS["rows"]}, types=types)
+
+
+def test_what_a_branch_makes() -> None:
+    """A branch may lose within itself what it makes."""
+    graph = import_model(branch()).graph
+    for nodes in (graph.nodes, graph.nodes[:1]):
+        found = Domains(graph).lost(nodes)
+        assert found is not None and found.op == "onnx.If"
+    assert Domains(graph).lost(graph.nodes[1:]) is None
+
+
+def test_an_opaque_quotient() -> None:
+    """It is one step, so that only what follows may lose what it makes."""
+    model = from_simplified(simplify(model_of(*LOST["a quotient"][:2])), wrong={0: "as a test"})
+    nodes = model.graph.nodes
+    assert nodes[0].op == "onnx.Div"
+    assert Domains(model.graph).lost(nodes[:1]) is None
+    assert Domains(model.graph).lost(nodes) == nodes[0]
+
+
+OPAQUE_AND_KEPT = {
+    "an LSTM": (
+        N("LSTM", ["x", "w", "r"], ["h", ""], hidden_size=4),
+        {"w": np.ones((1, 16, 4)), "r": np.ones((1, 16, 4))},
+        [5, 2, 4],
+        [5, 1, 2, 4],
+    ),
+    "the largest": (N("TopK", ["x", "k"], ["h", "i"]), {"k": np.array([2], np.int64)}, [5, 4], [5, 2]),
+    "a norm that looks after zeros": (N("LpNormalization", ["x"], ["h"]), {}, [5, 4], [5, 4]),
+    "another length": (
+        N("Resize", ["x", "", "k"], ["h"], mode="linear"),
+        {"k": np.array([1, 1, 1.7], np.float32)},
+        [1, 2, 10],
+        [1, 2, 17],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE_AND_KEPT)
+def test_opaque_operators_that_make_no_nan(name: str) -> None:
+    node, weights, taken, made = OPAQUE_AND_KEPT[name]
+    arrays = {
+        name: np.asarray(each, np.float32 if each.dtype == np.float64 else None)
+        for name, each in weights.items()
+    }
+    model = from_simplified(
+        simplify(make_model([node, N("Relu", ["h"], ["y"])], {"x": taken}, {"y": made}, arrays)),
+        wrong={0: "as a test"},
+    )
+    assert model.graph.nodes[0].op.startswith("onnx.")
+    assert Domains(model.graph).lost(model.graph.nodes) is None

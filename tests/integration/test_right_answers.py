@@ -153,16 +153,26 @@ def test_quotients_of_multiples_are_exact(backends: list[str] | None, by: int, t
         [("Div", ["one", "r"], ["q"]), ("Mul", ["q", "r"], ["p"]), ("Floor", ["p"], ["y"])],
         [("Div", ["r", "width"], ["q"]), ("Sub", ["q", "two"], ["p"]), ("Floor", ["p"], ["y"])],
         [("Div", ["r", "width"], ["q"]), ("GreaterOrEqual", ["q", "one"], ["b"]), ("Cast", ["b"], ["y"])],
+        [("Div", ["r", "width"], ["q"]), ("Sub", ["q", "one"], ["p"]), ("Sign", ["p"], ["y"])],
+        [
+            ("Div", ["r", "width"], ["q"]),
+            ("Sub", ["q", "one"], ["p"]),
+            ("Bool", ["p"], ["b"]),
+            ("Cast", ["b"], ["y"]),
+        ],
     ],
-    ids=["product", "reciprocal", "difference", "comparison"],
+    ids=["product", "reciprocal", "difference", "comparison", "sign", "truth"],
 )
 @pytest.mark.parametrize("backends", BACKENDS, ids=str)
 def test_what_is_rounded_after_a_quotient(
     backends: list[str] | None, nodes: list[tuple[str, list[str], list[str]]], tmp_path: Path
 ) -> None:
     """Not x * (2 / 41) for x / 41 * 2, not r / r for 1 / r * r, and no reciprocals."""
+    kinds = {"Cast": TensorProto.FLOAT, "Bool": TensorProto.BOOL}
     made = [
-        helper.make_node(op, taken, given, **({"to": TensorProto.FLOAT} if op == "Cast" else {}))
+        helper.make_node("Cast", taken, given, to=kinds[op])
+        if op in kinds
+        else helper.make_node(op, taken, given)
         for op, taken, given in nodes
     ]
     used = {name for node in made for name in node.input}
@@ -173,6 +183,30 @@ def test_what_is_rounded_after_a_quotient(
     x = np.arange(1, 64 * 64 + 1, dtype=np.float32).reshape(64, 64) / 2
     found = compiled(model, backends, tmp_path).run({"x": x})["y"]
     np.testing.assert_array_equal(found, reference(model, {"x": x})[0])
+
+
+_LARGE = 1.5 * 2**23
+"""Float32 has whole numbers only beside it."""
+
+
+@pytest.mark.parametrize("nodes", [["Mul"], ["MatMul"], ["MatMul", "Relu"]], ids=" ".join)
+@pytest.mark.parametrize("backends", [*BACKENDS, ["openvino"], ["native", "tvm"]], ids=str)
+def test_rounding_by_a_large_constant(backends: list[str] | None, nodes: list[str], tmp_path: Path) -> None:
+    """Who adds both constants first does not round, and the same in float64 does not either."""
+    made, value = [], "x"
+    for op in nodes:
+        made.append(helper.make_node(op, [value] if op == "Relu" else [value, "factor"], [op]))
+        value = op
+    made += [helper.make_node("Add", [value, "large"], ["a"]), helper.make_node("Sub", ["a", "large"], ["y"])]
+    factor = 40 * (np.eye(64, dtype=np.float32) if "MatMul" in nodes else np.float32(1))
+    weights = {"factor": np.float32(factor), "large": np.float32(_LARGE)}
+    model = make_model(made, {"x": [64, 64]}, {"y": [64, 64]}, weights)
+    module = compiled(model, None if backends is None else [*backends, "onnxruntime"], tmp_path)
+    x = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
+    expected = np.rint(40 * x)
+    np.testing.assert_array_equal(
+        module.run({"x": x})["y"], np.maximum(expected, 0) if "Relu" in nodes else expected
+    )
 
 
 @pytest.mark.parametrize("between", [[], ["Relu"]], ids=["alone", "relu"])

@@ -17,6 +17,7 @@ import numpy as np
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 from collage.graph.decisions import decides
+from collage.graph.rounding_sums import rounds_by_sum
 from collage.graph.views import is_view
 
 _MAX_TERMS, _MAX_DEGREE = 8, 4
@@ -66,6 +67,8 @@ def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised 
         linear = [each.algorithm == Algorithm.LINEAR for each in functions]
         if divisions and (linear[0] or (any(linear) and any(decides(graph, each) for each in divisions))):
             continue  # a quotient is not the product with a rounded reciprocal
+        if any(rounds_by_sum(graph, graph.nodes[each]) for each in reader.nodes):
+            continue
         return Recognised(tuple(sorted(reader.nodes)), functions, node.outputs[0])
     return None
 

@@ -12,6 +12,7 @@ from collage.backends.chains.chain import Chain, EpilogueOp, Floats
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.graph.decisions import decides
 from collage.graph.reciprocals import are_powers_of_two
+from collage.graph.rounding_sums import rounds_by_sum
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -34,6 +35,8 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
     scale, bias = np.ones(channels), np.zeros(channels)
     scaled = shifted = False
     rest = list(chain.epilogue)
+    if any(rounds_by_sum(chain.graph, node) for node in chain.operators):
+        return Folded(None, None, tuple(rest))
     while rest:
         step = rest[0]
         if isinstance(step, Eltwise):

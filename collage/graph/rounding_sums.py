@@ -1,0 +1,76 @@
+"""Sums that round: a large constant is added and taken away again.
+
+``x + 12582912 - 12582912`` is the whole number next to a float32 ``x``, since float32 has no other numbers that large.
+Who adds the two constants first makes ``x`` of it. ``frontend.rounding_sums`` tells the same of ONNX nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.graph.dataflow import Array, Graph, Node
+
+_LEAST = 4096.0
+"""Smaller constants round so little that it is no purpose."""
+_LEFT = 1 / 16
+"""The share of the first constant that may be left of both."""
+_MOST_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a sum adds to ``value``, which it negates where ``negates``."""
+
+    value: Any
+    term: npt.NDArray[np.float64]
+    negates: bool = False
+
+
+def constant_term(value: Any, constant: Array | None, *, subtracts: bool, first: bool) -> Term | None:
+    """The term of a sum, or of a difference, with a constant, which is the ``first`` operand or the second one.
+
+    None where it is no constant of floats, or a large array.
+    """
+    if constant is None or constant.dtype.kind != "f" or constant.size > _MOST_ELEMENTS:
+        return None
+    wide: npt.NDArray[np.float64] = constant.astype(np.float64)
+    return Term(value, -wide if subtracts and not first else wide, subtracts and first)
+
+
+def cancels(before: Term, after: Term) -> bool:
+    """Whether little is left of a large constant that is added ``before`` when the next one is added to the result."""
+    first, second = before.term, -after.term if after.negates else after.term
+    try:
+        with np.errstate(all="ignore"):
+            left = np.abs(first + second)
+    except ValueError:  # they do not broadcast
+        return False
+    return bool(((np.abs(first) >= _LEAST) & (left <= _LEFT * np.abs(first))).any())
+
+
+def rounds_by_sum(graph: Graph, node: Node) -> bool:
+    """Whether the node adds such a constant, or takes it away."""
+    own = _term(graph, node)
+    if own is None:
+        return False
+    readers = (graph.nodes[number] for number in graph.users[node.outputs[0]])
+    if any((after := _term(graph, each)) is not None and cancels(own, after) for each in readers):
+        return True
+    producer = graph.values[own.value].producer
+    before = None if producer is None else _term(graph, graph.nodes[producer])
+    return before is not None and cancels(before, own)
+
+
+def _term(graph: Graph, node: Node) -> Term | None:
+    if node.op not in ("add", "subtract"):
+        return None
+    left, right = node.inputs
+    if graph.is_constant(left) == graph.is_constant(right):
+        return None
+    first = graph.is_constant(left)
+    value, constant = (right, left) if first else (left, right)
+    return constant_term(value, graph.constants[constant], subtracts=node.op == "subtract", first=first)

@@ -1,0 +1,103 @@
+"""The scale of a DynamicQuantizeLinear of zeros is 1, as ONNX Runtime has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from collage.frontend.model import import_model
+from collage.frontend.narrow import whole_problem
+from collage.frontend.session import reference_run
+from collage.frontend.to_onnx import export_onnx
+from tests.models import make_model
+
+N = helper.make_node
+QUANTIZE = N("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
+TYPES = {"q": TensorProto.UINT8, "z": TensorProto.UINT8}
+ROWS = {
+    "zeros": np.zeros((2, 4), np.float32),
+    "equal numbers": np.full((2, 4), 3, np.float32),
+    "both signs": np.arange(8, dtype=np.float32).reshape(2, 4) - 3,
+}
+
+
+def quantized() -> onnx.ModelProto:
+    outputs = {"q": [2, 4], "s": [], "z": []}
+    return make_model([QUANTIZE], {"x": [2, 4]}, outputs, types=TYPES)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_operators_of_the_conversion(name: str) -> None:
+    model = import_model(quantized())
+    graph = model.graph
+    assert len(graph.nodes) > 1
+    operators = export_onnx(model, range(len(graph.nodes)), graph.inputs, graph.outputs, verbatim=False)
+    feeds = {"x": ROWS[name]}
+    found = reference_run(operators, {operators.graph.input[0].name: ROWS[name]})
+    for one, other in zip(found, reference_run(quantized(), feeds), strict=True):
+        np.testing.assert_array_equal(one, other)
+    if name == "zeros":
+        assert found[1] == 1
+
+
+def product(*, scales: bool = False, zero_point: bool = True, last: str = "m") -> onnx.ModelProto:
+    """A product as onnxruntime's dynamic quantisation writes it. ``scales`` are an output, or only the product is."""
+    nodes = [
+        QUANTIZE,
+        N("MatMulInteger", ["q", "w", *(["z"] if zero_point else [])], ["i"]),
+        N("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        N("Mul", ["s", "ws"], ["t"]),
+        N("Mul", ["f", "t"], ["m"]),
+        N("Relu", ["m"], ["y"]),
+        N("Exp", ["t"], ["e"]),
+    ]
+    weights = {"w": np.ones((4, 4), np.int8), "ws": np.array(0.1, np.float32)}
+    outputs = {"y": [2, 4], **({"t": []} if scales else {}), **({"e": []} if last == "e" else {})}
+    kept = nodes if last == "e" else nodes[:-1]
+    return make_model(kept, {"x": [2, 4]}, outputs, weights)
+
+
+def back() -> onnx.ModelProto:
+    return make_model([QUANTIZE, N("DequantizeLinear", ["q", "s", "z"], ["y"])], {"x": [2, 4]}, {"y": [2, 4]})
+
+
+def elsewhere() -> onnx.ModelProto:
+    return make_model([QUANTIZE, N("Mul", ["x", "s"], ["y"])], {"x": [2, 4]}, {"y": [2, 4]})
+
+
+@pytest.mark.parametrize("model", [product(), product(zero_point=False), back()], ids=range(3))
+def test_products_with_the_integers_hide_the_scale(model: onnx.ModelProto) -> None:
+    assert whole_problem(model) == ""
+
+
+SHOWN = [quantized(), product(scales=True), product(last="e"), elsewhere()]
+
+
+@pytest.mark.parametrize("model", SHOWN, ids=range(4))
+def test_other_uses_show_the_scale(model: onnx.ModelProto) -> None:
+    assert "scale of 0" in whole_problem(model)
+
+
+def shown() -> onnx.ModelProto:
+    """A network that is large enough for engines, whose scale is added to its results."""
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N("Relu", ["a"], ["r"])]
+    nodes += [N("DynamicQuantizeLinear", ["r"], ["q", "s", "z"]), N("Add", ["r", "s"], ["y"])]
+    outputs = {"y": [64, 64], "q": [64, 64]}
+    return make_model(nodes, {"x": [64, 64]}, outputs, {"w": w}, types=TYPES)
+
+
+@pytest.mark.parametrize("backends", [["openvino", "onnxruntime"], ["tvm", "onnxruntime"]], ids=str)
+def test_compiled(backends: list[str], tmp_path: Path) -> None:
+    module = collage.compile(
+        shown(), backends=backends, quick=True, db=tmp_path / "db.sqlite", progress=False, threads=2
+    )
+    feeds = {"x": np.zeros((64, 64), np.float32)}
+    found = module.run(feeds)
+    for name, array in zip(("y", "q"), reference_run(shown(), feeds), strict=True):
+        np.testing.assert_array_equal(found[name], array)
