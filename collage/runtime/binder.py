@@ -34,14 +34,18 @@ class Binder:
         self._lane = program.threads, lane
         self._events = Events()
         self._records: dict[int, Task] = {}
-        self._waits: dict[int, list[Task]] = {}
+        self._waits: dict[int, list[tuple[int, Task]]] = {}
+        """For each launch, those on other streams that it waits for, with the tasks that wait."""
+        self._apart: set[int] = set()
+        """Launches that do not run on the team. Nothing waits for an event of theirs: all before them has ended then,
+        and what comes after them begins later."""
         waiters: dict[int, list[int]] = {}
         for u, v in program.ordered.events:
             waiters.setdefault(u, []).append(v)
         for u, those in waiters.items():
             self._records[u], waits = self._events.make(len(those))
             for v, wait in zip(those, waits, strict=True):
-                self._waits.setdefault(v, []).append(wait)
+                self._waits.setdefault(v, []).append((u, wait))
         self.names: list[str] = []
         """A name for each of the calls, for errors."""
         self._calls: list[Call] = []
@@ -74,7 +78,8 @@ class Binder:
         with sharing_scratch((*self._lane, stream)):
             tasks = [task for step in [*scan, *make(inputs, outputs)] for task in step.tasks]
         records = [self._records[number]] if number in self._records else []
-        self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
+        waits = [wait for u, wait in self._waits.get(number, ()) if u not in self._apart]
+        self._lists.setdefault(stream, []).extend([*waits, *tasks, *records])
 
     def assume(self, assumed: Sequence[Assumed]) -> None:
         """Compare inputs with what they have to hold, before the first launch."""
@@ -84,8 +89,13 @@ class Binder:
         else:
             self._steps.append(step)
 
-    def call(self, call: Call, name: str, scans: Sequence[Scanned] = ()) -> None:
-        """Add a call that does not run on the team, after the ``scans``. Errors have its ``name``."""
+    def call(self, call: Call, name: str, scans: Sequence[Scanned] = (), number: int | None = None) -> None:
+        """Add a call that does not run on the team, after the ``scans``. Errors have its ``name``.
+
+        It is launch ``number``, or none.
+        """
+        if number is not None:
+            self._apart.add(number)
         self._flush_device()
         if scan := self._scan(scans, self._lane[0]):
             self._meet()
@@ -95,6 +105,7 @@ class Binder:
 
     def device(self, number: int, call: DeviceCall, scans: Sequence[Scanned] = ()) -> None:
         """Add launch ``number`` on a GPU, after the ``scans``, whose arrays may be on the host, too."""
+        self._apart.add(number)
         if on_host := [each for each in scans if not on_device(each.array)]:
             self._flush_device()
             if scan := self._scan(on_host, self._lane[0]):

@@ -137,7 +137,7 @@ class Executor:
             else:
                 call = call if self._team is None else beside_team(call, self.program.threads)
             on_host = [each for each in scans if not on_device(each.array)]
-            binder.call(timed(call, before, after), kernel_name(region), on_host)
+            binder.call(timed(call, before, after), kernel_name(region), on_host, number)
         return binder
 
     def _own_team(self) -> tuple[int, Team]:

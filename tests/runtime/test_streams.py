@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
+from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.launch_times import NotedRuns, begins, run_in_turns
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
@@ -80,6 +81,16 @@ class AddKernel(NativeKernel):
             keep=(pointers, tuple(inputs), tuple(outputs)),
         )
         return [Step((task,))]
+
+
+class PlainAddKernel(Kernel):
+    """Adds its inputs and 1 in Python, and not on the team."""
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        def run() -> None:
+            outputs[0][:] = 1 + sum(inputs)
+
+        return run
 
 
 @st.composite
@@ -189,16 +200,21 @@ class Careful(runtime_careful.Careful):
 
 @needs_core
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(drawn=programs())
+@given(drawn=programs(), plain=st.sets(st.integers(0, 13), max_size=3))
 def test_the_numbers_are_those_of_one_after_another(
-    drawn: tuple[Program, list[int]], add: ctypes.CDLL
+    drawn: tuple[Program, list[int]], plain: set[int], add: ctypes.CDLL
 ) -> None:
+    """Some kernels do not run on the team, also where the schedule has them on a stream."""
     program, delays = drawn
     slow = iter(delays)
-    kernels = [
-        AddKernel(add, next(slow)) if region.backend == "add" else View().load(b"", BuildOptions())
-        for region in program.launches
-    ]
+
+    def kernel(number: int, region: Region) -> Kernel:
+        if region.backend != "add":
+            return View().load(b"", BuildOptions())
+        delay = next(slow)
+        return PlainAddKernel() if number in plain else AddKernel(add, delay)
+
+    kernels = [kernel(*each) for each in enumerate(program.launches)]
     executor = Executor(program, kernels, {}, careful=Careful(len(program.outputs)))
     rng = np.random.default_rng(0)
     for count in range(6):
