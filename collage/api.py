@@ -142,6 +142,10 @@ def compile(
     samples: list[Mapping[str, Any]] = []
     if inputs is not None and not isinstance(inputs, Mapping):
         samples, inputs = list(inputs), None
+        if not samples:
+            raise UsageError(
+                "inputs has no sample: give at least one mapping of arrays by name, or leave it out."
+            )
     if chosen_metric.needs_samples and not (samples or inputs):
         raise UsageError(
             f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
@@ -156,6 +160,10 @@ def compile(
         raise UsageError("budget_s must be more than 0 seconds.")
     if not 0 < time_limit_s < math.inf:
         raise UsageError("time_limit_s must be a number of seconds above 0.")
+    if quick and level == "graph":
+        raise UsageError(
+            "a quick compile does not search at the graph level: leave out either quick or level."
+        )
     if quick and tune_trials:
         raise UsageError(
             "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."
@@ -203,13 +211,17 @@ def compile_shapes(
 
     A call runs the placement for exactly the shapes of its inputs. Calls with other shapes run on ONNX Runtime, with
     one warning. ``strict`` makes such calls errors, and is handed on to ``compile``. ``options`` are those of
-    ``compile``, which is called for each set. The sets share ``budget_s`` seconds. After Ctrl-C the set that is
+    ``compile``, which is called for each set; samples in an iterator are read once. The sets share ``budget_s``
+    seconds. After Ctrl-C the set that is
     compiled gets its best module so far, and those after it their first one.
 
     Raises what ``compile`` raises, and UsageError when two sets are the same.
     """
     from collage.compiler.shape_sets import compile_each
 
+    inputs = options.get("inputs")
+    if inputs is not None and not isinstance(inputs, Mapping):
+        options["inputs"] = list(inputs)
     with _shown(progress) as show:
         one = partial(compile, progress=show, strict=strict, **options)
         return compile_each(model, shapes, strict, one, budget_s)

@@ -27,6 +27,8 @@ from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
 from collage.measure_db.serialisation import pickle_backend
+from collage.report.best_so_far import INTERRUPT
+from collage.report.report import Report
 
 OURS = "collage"
 REFERENCE = "onnxruntime"
@@ -63,23 +65,30 @@ def bench(
     ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``.
     Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median divided by Collage's, or None when
     no other contender ran the model. ``within_noise`` tells that the rounds show no difference. Contenders that cannot
-    run the model are listed under ``failed``; for an engine that was asked for by name this is an error. Raises
-    UsageError, ModelError and what ``collage.compile`` raises.
+    run the model are listed under ``failed``; for an engine that was asked for by name this is an error. ``ended`` and
+    ``budget_s`` tell what has ended Collage's compile, as in a module's report. Raises UsageError, ModelError and what
+    ``collage.compile`` raises; KeyboardInterrupt also where the compile hands over a module after Ctrl-C, since that is
+    not what is to be compared.
     """
     show = progress or (lambda _: None)
     chosen = _choose(contest.engines)
     contenders = {name: name for name in chosen} | _outside(contest.others) | {OURS: OURS}
-    cores = _threads(contest.threads, module)
+    compiled = None if module is None else _report(Path(module), contest.shapes)
+    cores = _threads(contest.threads, module, compiled)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
     setup = prepare(path, threads=cores, shapes=contest.shapes, seed=contest.seed)
     with ExitStack() as stack:
-        if module is None:
+        if module is None or compiled is None:
             from collage.api import compile
 
             module = stack.enter_context(TemporaryFolder("bench")) / "module.collage"
             options: dict[str, Any] = {"threads": cores, "seed": contest.seed, "db": db}
-            compile(path, shapes=contest.shapes, progress=show, **options).save(module)
+            made = compile(path, shapes=contest.shapes, progress=show, **options)
+            compiled = made.report
+            if compiled.ended == INTERRUPT:
+                raise KeyboardInterrupt
+            made.save(module)
         expected, failed = reference(setup)
         found = race(
             {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
@@ -100,6 +109,8 @@ def bench(
         "best_engine": best,
         "within_noise": found.alike(best, OURS) if best else None,
         "failed": {**failed, **found.failed},
+        "ended": compiled.ended,
+        "budget_s": compiled.budget_s,
     }
 
 
@@ -142,20 +153,30 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _threads(threads: int | None, module: str | Path | None) -> int:
+def _report(module: Path, shapes: Mapping[str, Sequence[int]]) -> Report:
+    """The report of the compiled module that runs with these shapes, or of the first one of several in the file."""
+    from collage.module.file import read_summary
+
+    summary = read_summary(module)
+    for report, program in summary.modules:
+        types = {each.name: each.type for each in program.model_inputs}
+        tensors = {name: each.shape for name, each in types.items() if isinstance(each, TensorType)}
+        if all(tuple(shape) == tensors.get(name) for name, shape in shapes.items()):
+            return report
+    return summary.first[0]
+
+
+def _threads(threads: int | None, module: str | Path | None, compiled: Report | None) -> int:
     """The number of threads for all contenders, which is the module's when there is one."""
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, not {threads}.")
-    if module is None:
+    if compiled is None:
         return threads or usable_cores()
-    from collage.module.file import read_summary
-
-    report, _ = read_summary(Path(module)).first
-    if threads is not None and threads != report.threads:
+    if threads is not None and threads != compiled.threads:
         raise UsageError(
-            f"{module} was compiled for {report.threads} threads, not {threads}. Leave --threads out."
+            f"{module} was compiled for {compiled.threads} threads, not {threads}. Leave --threads out."
         )
-    return report.threads
+    return compiled.threads
 
 
 def prepare(

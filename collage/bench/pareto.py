@@ -13,6 +13,7 @@ from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
 from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.metrics import Metric
 from collage.core.deadline import Deadline
+from collage.core.new_file import new_file
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.load import load_onnx
@@ -132,7 +133,8 @@ def frontier(points: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def draw(found: Mapping[str, Any], file: Path) -> None:
     """Draw the points, and a line through those of our own modules. The suffix of the file gives the format.
 
-    It needs matplotlib (see ``bench.pictures.check``).
+    The file is there as a whole, or as it was before. It needs matplotlib (see ``bench.pictures.check``). Raises
+    CollageError where the file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -161,4 +163,5 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     axes.set_ylabel("milliseconds")
     axes.set_title(found["model"].removesuffix(".onnx"))
     axes.legend(frameon=False)
-    figure.savefig(file)
+    with new_file(file) as stream:
+        figure.savefig(stream, format=file.suffix[1:])

@@ -19,6 +19,7 @@ from collage.cli.options import (
     once_each,
     parse_names,
 )
+from collage.cli.unused import refuse_useless
 
 
 @click.command()
@@ -74,6 +75,8 @@ def bench(
       collage bench model.onnx --module model.collage --json
     """
     fixed = once_each("--shape", shapes)
+    if module is not None:
+        refuse_useless("--db", "--module", "nothing is compiled, so that nothing is measured that is kept")
     with measurements_survive():
         from collage.bench.engines import Contest
         from collage.bench.engines import bench as compare
@@ -87,6 +90,7 @@ def bench(
         return
     from rich.text import Text
 
+    from collage.report.best_so_far import FINISHED, ended_words
     from collage.report.show import duration
     from collage.report.show_terminal import plain_table
 
@@ -105,6 +109,8 @@ def bench(
         )
     say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
     print_rich(table)
+    if found["ended"] != FINISHED:
+        say(f"Collage's compile was stopped: {ended_words(found['ended'], found['budget_s'])}.")
     for name, reason in found["failed"].items():
         say(f"{name} could not run it: {reason}")
     speedup, best = found["speedup_vs_best_engine"], found["best_engine"]

@@ -24,6 +24,8 @@ from collage.cli.options import (
     parse_names,
     sets_of,
 )
+from collage.cli.signals import stopping_first
+from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
 from collage.frontend.model_path import check_model_path
 
@@ -211,12 +213,14 @@ def compile(
         raise click.UsageError("--pareto is for one set of shapes", click.get_current_context())
     if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
+    if not (tolerance or pareto):
+        refuse_unused("--metric", "--tolerance or --pareto")
     check_model_path(model)
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
     if pareto:
         _check_curve(model, output, tolerance)
-    with measurements_survive():
+    with measurements_survive(), stopping_first():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
         from collage.report.progress_display import display
@@ -287,7 +291,7 @@ def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]
     """
     from collage import api
     from collage.cli.pareto import curve_files, drawn, raced
-    from collage.compiler.shape_sets import share_s
+    from collage.compiler.shape_sets import share_of
     from collage.core.deadline import Deadline
     from collage.core.progress import Progress
     from collage.report.best_so_far import INTERRUPT
@@ -296,7 +300,7 @@ def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]
     modules = curve_files(output, options["tolerance"])
     for number, each in enumerate(reversed(modules)):
         options["progress"](Progress(f"tolerance {each:g}", number, len(modules)))
-        share = share_s(options["budget_s"], course, len(modules) - number, interrupted=interrupted)
+        share = share_of(options["budget_s"], course, len(modules) - number, interrupted=interrupted)
         module = api.compile(model, **{**options, "tolerance": each, "budget_s": share})
         interrupted = interrupted or module.report.ended == INTERRUPT
         module.save(modules[each])

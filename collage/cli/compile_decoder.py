@@ -19,6 +19,7 @@ from collage.cli.options import (
     THREADS_OPTION,
     parse_names,
 )
+from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def compile_decoder(
       collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 5e-2
       collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
+    if not tolerance:
+        refuse_unused("--no-8-bits", "--tolerance")
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
     with measurements_survive():

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from collage.cli.console import say
-from collage.cli.signals import Terminated, ending_on_signals
+from collage.cli.signals import Stopped, Terminated, ending_on_signals
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 
@@ -40,7 +40,8 @@ def measurements_survive() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise Interrupted(f"interrupted; {_KEPT}") from interrupt
+        status = interrupt.exit_code if isinstance(interrupt, Stopped) else _SIGINT
+        raise Interrupted(f"interrupted; {_KEPT}", status) from interrupt
     except Terminated as end:
         raise Interrupted(f"{end}; {_KEPT}", end.exit_code) from end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from collage.core.progress import Progress
+from collage.errors import CollageError
+
+log = logging.getLogger(__name__)
 
 TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
 """The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
@@ -48,13 +52,19 @@ def raced(
 
 
 def drawn(found: Mapping[str, Any], output: Path) -> Path | None:
-    """The picture's file beside ``output``, or None without matplotlib, which draws it."""
+    """The picture's file beside ``output``, or None without matplotlib, which draws it.
+
+    None with a warning, too, where the file cannot be written: what is drawn is in the table as well.
+    """
     from collage.bench.pareto import draw
 
     file = picture_file(output)
     try:
         draw(found, file)
     except ImportError:
+        return None
+    except CollageError as error:
+        log.warning("there is no picture of the curve: %s", error)
         return None
     return file
 

@@ -1,10 +1,12 @@
-"""Ending a command cleanly on SIGTERM and SIGHUP, as on Ctrl-C."""
+"""Ending a command cleanly on SIGTERM and SIGHUP, and stopping one that hands over what it has, as on Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,9 +27,38 @@ class Terminated(BaseException):
         self.exit_code = 128 + number
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal asks for what there is by now, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+class _Stops:
+    """How many signals the handler, and the thread that watches, still take as Ctrl-C."""
+
+    handler = watcher = 0
+
+
+@contextmanager
+def stopping_first() -> Iterator[None]:
+    """Raise Stopped for the first signal inside the block, and for those after it what is raised elsewhere.
+
+    It is for work that hands over what it has when it is stopped, in as many seconds as that takes.
+    """
+    _Stops.handler = _Stops.watcher = 1
+    try:
+        yield
+    finally:
+        _Stops.handler = _Stops.watcher = 0
+
+
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Raise Terminated inside the block when a signal arrives, unless it is ignored (as under nohup).
+
+    Inside ``stopping_first`` the first one raises Stopped.
 
     Python runs a handler only between two of its own instructions. A library may run for minutes in one of them, or
     swallow the exception. So a process that has not ended five seconds later removes its temporary folders and exits.
@@ -55,6 +86,9 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    if _Stops.handler:
+        _Stops.handler = 0
+        raise Stopped(number)
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
     raise Terminated(number)
@@ -62,8 +96,19 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def _watch(reader: int, ended: threading.Event) -> None:
     """End the process some time after a signal arrived, unless the block has ended before."""
-    while number := os.read(reader, 1):
-        if number[0] in _SIGNALS and not ended.wait(_PATIENCE_S):
+    status, end_s = 0, float("inf")
+    while True:
+        left_s = None if end_s == float("inf") else max(0.0, end_s - time.monotonic())
+        if not select.select([reader], [], [], left_s)[0] and not ended.is_set():
             remove_all()
-            os._exit(128 + number[0])
+            os._exit(status)
+        found = os.read(reader, 1)
+        if not found:
+            break
+        if found[0] not in _SIGNALS:
+            continue
+        if _Stops.watcher:
+            _Stops.watcher = 0
+            continue
+        status, end_s = 128 + found[0], min(end_s, time.monotonic() + _PATIENCE_S)
     os.close(reader)

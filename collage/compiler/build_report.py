@@ -24,6 +24,7 @@ from collage.compiler.events import (
     Searched,
     TriedEngine,
 )
+from collage.compiler.share import whole_s
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -70,7 +71,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         unmeasured=selected.unmeasured,
         best_so_far=tuple(context.course.best),
         ended=context.course.ended,
-        budget_s=context.options.budget_s,
+        budget_s=whole_s(context.options.budget_s),
         spent_s=_spent(log),
         errors=_errors(context, compilation),
     )

@@ -32,7 +32,7 @@ from collage.errors import MeasurementError, ModelError, NoPlacementError, Usage
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes, model_inputs
-from collage.frontend.value_types import check_example_inputs, check_samples, shapes_of
+from collage.frontend.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.weights import WeightFiles
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
@@ -80,7 +80,7 @@ def compile_model(
         if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
             samples = (example_inputs,)
         loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
-        shapes = {**shapes_of(example_inputs), **options.shapes}
+        shapes = with_shapes_of(example_inputs, options.shapes)
         fix_shapes(original, shapes)
         crews = None
         if options.cluster is not None:

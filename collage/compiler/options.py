@@ -35,7 +35,7 @@ class CompileOptions:
     graph_level_s: float | None = None
     """Seconds of trials for the graph-level search. None stands for the op level only."""
     budget_s: float | None = None
-    """Seconds for the whole compile, or None for as many as it takes."""
+    """Seconds for the whole compile, or None for as many as it takes. It may be a ``Share`` of the user's budget."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = FULL
     strict: bool = False

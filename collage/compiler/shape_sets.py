@@ -8,6 +8,7 @@ from typing import Protocol
 
 import onnx
 
+from collage.compiler.share import Share
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
 from collage.frontend.load import ModelSource, load_onnx
@@ -21,9 +22,6 @@ from collage.runtime.fallback import Fallback
 
 log = logging.getLogger(__name__)
 
-_LEAST_S = 1e-3
-"""A budget for the first module only, in seconds."""
-
 
 class Compile(Protocol):
     """Compiles a model for one set of shapes."""
@@ -33,14 +31,14 @@ class Compile(Protocol):
     ) -> CompiledModule: ...
 
 
-def share_s(budget_s: float | None, course: Deadline, left: int, *, interrupted: bool) -> float | None:
-    """The seconds of the budget for the next one of ``left`` compiles, since ``course`` began; None for no limit.
+def share_of(budget_s: float | None, course: Deadline, left: int, *, interrupted: bool) -> Share | None:
+    """The share of the budget for the next one of ``left`` compiles, since ``course`` began; None for no limit.
 
-    Where an earlier one was interrupted, a compile hands over its first module.
+    Where an earlier one was ``interrupted``, a compile hands over its first module.
     """
-    if interrupted:
-        return _LEAST_S
-    return None if budget_s is None else max((budget_s - course.elapsed_s) / left, _LEAST_S)
+    if budget_s is None:
+        return Share(0.0, interrupted=True) if interrupted else None
+    return Share((budget_s - course.elapsed_s) / left, budget_s, interrupted=interrupted)
 
 
 def compile_each(
@@ -79,7 +77,7 @@ def _compile_each(
     course = Deadline()
     for number, shapes in enumerate(sets):
         interrupted = any(each.report.ended == INTERRUPT for each in modules)
-        share = share_s(budget_s, course, len(sets) - number, interrupted=interrupted)
+        share = share_of(budget_s, course, len(sets) - number, interrupted=interrupted)
         modules.append(compile(source, shapes=shapes, budget_s=share))
     fallback = None
     if not strict:

@@ -23,6 +23,8 @@ Migration: TypeAlias = Callable[[sqlite3.Connection], None]
 Opened = TypeVar("Opened", bound="DatabaseFile")
 
 _BUSY_S = 30.0
+_WAITS = (5, 6)
+"""SQLite's results where another process has locked the file (``SQLITE_BUSY``, ``SQLITE_LOCKED``)."""
 
 
 def default_path() -> Path:
@@ -92,6 +94,25 @@ class DatabaseFile:
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""
         self._connection.close()
+
+    def go_on_in_memory(self) -> None:
+        """Be a database in memory from now on, with all that is in the file as far as that can be read.
+
+        It is for a file that takes no writes any more, as on a full disk. What is recorded from now on is known until
+        the database is closed, and is not kept.
+        """
+        memory = DatabaseFile(":memory:")
+        try:
+            self._connection.backup(memory._connection, progress=_refuse_to_wait)
+            whole = memory.run("PRAGMA quick_check(1)") == [("ok",)]
+        except sqlite3.Error as error:
+            log.info("%s cannot be read: %s", self.path, error)
+            whole = False
+        if not whole:
+            memory.close()
+            memory = DatabaseFile(":memory:")
+        self._connection, memory._connection = memory._connection, self._connection
+        memory.close()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -211,3 +232,9 @@ class DatabaseFile:
             f"the measurement database {self.path} is damaged or no database. Delete it to start afresh, or give "
             f"another path with --db ({detail})."
         )
+
+
+def _refuse_to_wait(status: int, remaining: int, total: int) -> None:
+    """End a copy that would wait for another process for as long as that has locked the file."""
+    if status in _WAITS:
+        raise sqlite3.OperationalError("the database is locked")

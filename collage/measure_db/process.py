@@ -8,6 +8,8 @@ import os
 import signal
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ from collage.core.forked_process import ForkServers, fork_servers
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.machine import worker_environment
+from collage.measure_db.no_room import no_room
 from collage.measure_db.protocol import Init, Ready
 from collage.measure_db.results import Rejection, RejectionKind, late
 from collage.measure_db.serialisation import pickle_message
@@ -58,16 +61,19 @@ class WorkerProcess(ChildProcess):
         """Start the worker, with the libraries' thread pools set to ``threads``.
 
         It is forked where there are ``servers`` that can do that. If it shall be ``prepared`` for kernels, it has
-        imported TVM and these modules then.
+        imported TVM and these modules then. Raises MeasurementError where the system refuses.
         """
         self.deadline = Deadline()
         self.prepared = False
         """Whether it has imported TVM."""
         self._carried: tuple[str, ...] = ()
         # The folder is the worker's own. What a killed worker leaves there is removed with it.
-        self._folder = TemporaryFolder("worker")
-        environment = worker_environment(threads) | {"TMPDIR": str(self._folder.path)}
-        with tempfile.TemporaryFile(buffering=0) as errors:
+        with ExitStack() as stack:
+            with no_room("the files of a measuring worker"):
+                self._folder = TemporaryFolder("worker")
+                errors = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+            stack.enter_context(self._starting())
+            environment = worker_environment(threads) | {"TMPDIR": str(self._folder.path)}
             # The file is opened for appending, since the worker empties it before each candidate, and then writes at
             # its start again.
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
@@ -80,6 +86,21 @@ class WorkerProcess(ChildProcess):
             if forked is not None:
                 self.prepared = _OF_MODELS in forked.preloaded
             super().__init__(_WORKER, errors, environment, forked)
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Remove the folder where the start fails. Raises MeasurementError where the system refuses it."""
+        try:
+            yield
+        except OSError as error:
+            self._folder.remove()
+            raise MeasurementError(
+                f"a measuring worker cannot be started: {error.strerror or error}. Free memory, end other processes, "
+                "or raise the limits of this one (ulimit)."
+            ) from error
+        except BaseException:
+            self._folder.remove()
+            raise
 
     def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
         """Send the worker a model, and wait at most ``start_limit_s`` seconds until it has imported that.
@@ -212,7 +233,7 @@ class Workers:
         return worker
 
     def another(self, threads: int, *, prepared: bool) -> WorkerProcess:
-        """A new worker, which is the caller's to end."""
+        """A new worker, which is the caller's to end. Raises MeasurementError when it cannot be started."""
         worker = WorkerProcess(threads, self._servers, prepared=prepared, imports=self.imports)
         worker.deadline = self.deadline
         return worker

@@ -18,6 +18,7 @@ from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import spare_memory
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.model_workers import ModelWorkers
+from collage.measure_db.no_room import no_room
 from collage.measure_db.process import WorkerProcess, Workers
 from collage.measure_db.protocol import ORIGINAL_FILE, Evaluated, Init, SentModel
 from collage.measure_db.serialisation import carried_modules, pickle_backend
@@ -36,8 +37,8 @@ class WorkerSession:
     """Starts workers of one model when they are needed, and ends them.
 
     Nothing is started or written before it is needed. Workers come from ``workers`` and go back there; without it the
-    session has its own. Methods that need a worker raise MeasurementError when it cannot be started, or when a backend
-    cannot be sent to it.
+    session has its own. Methods that need a worker raise MeasurementError when it cannot be started, when a backend
+    cannot be sent to it, or when its folder cannot be written, as on a full disk.
     """
 
     def __init__(
@@ -148,14 +149,15 @@ class WorkerSession:
         return self._of_model
 
     def _begin(self) -> Init:
-        """Make the folder with the model."""
+        """Make the folder with the model. Raises MeasurementError where the system refuses."""
         model, settings = self.measured.model, self.settings
         pickles = {name: pickle_backend(name, backend) for name, backend in settings.backends.items()}
-        self._folder = TemporaryFolder("measure")
-        folder = self._folder.path
-        save_model(model.onnx, folder / "model.onnx")
-        if self.measured.original is not None:
-            save_model(self.measured.original, folder / ORIGINAL_FILE)
+        with no_room("the files of the model"):
+            self._folder = TemporaryFolder("measure")
+            folder = self._folder.path
+            save_model(model.onnx, folder / "model.onnx")
+            if self.measured.original is not None:
+                save_model(self.measured.original, folder / ORIGINAL_FILE)
         return Init(
             folder=str(folder),
             model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),

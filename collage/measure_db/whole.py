@@ -20,6 +20,7 @@ from collage.kernel.frames import Framed
 from collage.measure_db.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
+from collage.measure_db.no_room import no_room
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.serialisation import pickle_backend
 from collage.measure_db.timing import Timing
@@ -58,7 +59,7 @@ class WholeMeasurer:
     """Measures one model on its inputs. An engine that brings the worker down is out; the others go on in a new one.
 
     It is a context manager, since it may hold a worker and a temporary folder. Methods raise MeasurementError when a
-    worker cannot be started.
+    worker cannot be started, or when the folder cannot be written.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class WholeMeasurer:
         self._modules: dict[str, OpenParts] = {}
 
     def __enter__(self) -> WholeMeasurer:
-        self._folder = TemporaryFolder("whole")
+        with no_room("the files of the model"):
+            self._folder = TemporaryFolder("whole")
         return self
 
     def __exit__(self, *about: object) -> None:
@@ -101,10 +103,11 @@ class WholeMeasurer:
         """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
         assert self._folder is not None
         file = self._folder.path / "model.onnx"
-        if isinstance(self._data, bytes):
-            file.write_bytes(self._data)
-        else:
-            save_model(self._model, file)
+        with no_room("the files of the model"):
+            if isinstance(self._data, bytes):
+                file.write_bytes(self._data)
+            else:
+                save_model(self._model, file)
         refused: dict[str, str] = {}
         loaded: list[str] = []
         narrow: list[str] = []
@@ -185,7 +188,8 @@ class WholeMeasurer:
         if name not in self._modules:
             assert self._folder is not None
             path = self._folder.path / f"parts-{len(self._modules)}"
-            path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+            with no_room("the files of a module"):
+                path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
             self._modules[name] = OpenParts(name, str(path), tuple(inputs), self._limit_s)
         return self._opened(self._modules[name], name)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import helper
 
 from collage.backends.base import Availability
-from tests.cli.helpers import fails, json_of, succeeds
+from collage.module.module import CompiledModule
+from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.models import make_model
 
 
@@ -99,3 +102,66 @@ def test_a_registered_engine_takes_part(network: Path, module: Path, monkeypatch
     assert set(found["engines"]) == {"collage", "named"}
     assert found["engines"]["named"]["max_relative_error"] < 1e-4
     assert not found["failed"]
+
+
+def ending(ended: str, budget_s: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let compiles tell that something else has ended them."""
+    from collage import api
+
+    compile = api.compile
+
+    def stopped(*arguments: Any, **options: Any) -> CompiledModule:
+        made = compile(*arguments, **options)
+        made.report = replace(made.report, ended=ended, budget_s=budget_s)
+        return made
+
+    monkeypatch.setattr(api, "compile", stopped)
+
+
+def test_ctrl_c_during_the_compile_ends_the_command(
+    network: Path, module: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending("interrupt", None, monkeypatch)
+    result = collage("bench", network, "--db", database, "--rounds", "1")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "collage: interrupted; the measurements made so far are kept" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "budget_s", "text"),
+    [
+        ("failure", None, "Collage's compile was stopped: measuring failed"),
+        ("budget", 60.0, "Collage's compile was stopped: the budget of 60 s was over"),
+        ("finished", None, ""),
+    ],
+)
+def test_what_has_ended_the_compile_is_told(
+    ended: str,
+    budget_s: float | None,
+    text: str,
+    network: Path,
+    module: Path,
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending(ended, budget_s, monkeypatch)
+    common = ("bench", network, "--engines", "onnxruntime", "--db", database, "--rounds", "1")
+    printed = succeeds(*common)
+    assert text in printed and bool(text) == ("was stopped" in printed)
+    found = json_of(*common, "--json")
+    assert (found["ended"], found["budget_s"]) == (ended, budget_s)
+
+
+def test_what_has_ended_the_compile_of_a_module_is_told(
+    network: Path, database: Path, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped.collage"
+    succeeds("compile", network, "-o", stopped, "--db", tmp_path / "db.sqlite", "--budget", "0.01")
+    options = ("--engines", "onnxruntime", "--rounds", "1", "--json")
+    found = json_of("bench", network, "--module", stopped, *options)
+    assert (found["ended"], found["budget_s"]) == ("budget", 0.01)
+
+
+def test_a_database_is_of_no_use_with_a_module(network: Path, module: Path, database: Path) -> None:
+    words = ("--db is of no use with --module", "Leave one of them out.")
+    fails(2, "bench", network, "--module", module, "--db", database, words=words)

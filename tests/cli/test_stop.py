@@ -1,4 +1,4 @@
-"""Compiles in processes of their own that are stopped, by SIGINT or by a budget, before and after there is a module."""
+"""Compiles in processes of their own that a signal or a budget stops, before and after there is a module."""
 
 from __future__ import annotations
 
@@ -114,15 +114,44 @@ def test_the_next_compile_goes_on_from_there(interrupted: Path, network: Path) -
         assert known.stats().networks > 0
 
 
-def test_ctrl_c_before_the_first_module_ends_the_compile(network: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_before_the_first_module_ends_the_compile(
+    network: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
     process = started(network, tmp_path)
     deadline = time.monotonic() + 60
     while not (tmp_path / "db.sqlite").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, text = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert (printed, text) == ("", KEPT)
+    assert not (tmp_path / "out.collage").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_that_end_a_compile_write_the_module_too(
+    network: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A batch system sends SIGTERM when a job's time is over, and SIGKILL some seconds later."""
+    process = started(network, tmp_path)
+    read_until(process, "collage: measure (")
+    process.send_signal(number)
+    _, text = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    assert GOES_ON in text
+    assert is_right(tmp_path / "out.collage")
+
+
+def test_a_second_signal_ends_at_once(network: Path, tmp_path: Path) -> None:
+    process = started(network, tmp_path)
+    read_until(process, "collage: measure (")
+    process.send_signal(signal.SIGTERM)
+    read_until(process, GOES_ON.strip())
+    process.send_signal(signal.SIGTERM)
+    printed, text = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert (printed, "measurements made so far are kept" in text) == ("", True)
     assert not (tmp_path / "out.collage").exists()
 
 

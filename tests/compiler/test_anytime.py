@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +20,8 @@ from collage.compiler.short_list import _first
 from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.whole_model import WholeModel
 from collage.core.deadline import BudgetOverError
-from collage.errors import NoPlacementError
+from collage.errors import DatabaseError, MeasurementError, NoPlacementError
+from collage.measure_db.database import Database
 from tests.compiler.null import Made, whole_on_engine
 from tests.compiler.test_settle import made
 
@@ -93,6 +98,75 @@ def test_the_first_module_is_handed_over_where_nothing_else_is_known(
 def test_ctrl_c_before_the_first_module_ends_the_compile() -> None:
     with pytest.raises(KeyboardInterrupt):
         stopped(KeyboardInterrupt(), first=None)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/inputs-1")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A database that takes no writes."""
+    with Database(tmp_path / "db.sqlite") as database:
+        database.run("PRAGMA query_only = 1")
+        yield database
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        (MeasurementError("the files cannot be written."), "the files cannot be written. Handing over"),
+        (
+            DatabaseError("the database is full."),
+            "the database is full. Handing over the best module so far.",
+        ),
+        (FULL, "/tmp/inputs-1: No space left on device. Handing over the best module so far."),
+    ],
+)
+def test_a_failure_of_the_system_loses_nothing(
+    why: Exception, text: str, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    each, start = made()
+    each.context = replace(each.context, database=database)
+    begin = Compilation(start.source, first=start.first)
+    found = Anytime((Hand(start), Stop(why)), Settle())(each.context, begin)
+    assert found.result.label == "collage"
+    assert each.context.course.ended == "failure"
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize("why", [MeasurementError("no room."), DatabaseError("it is full."), FULL])
+def test_a_failure_before_the_first_module_is_raised(why: Exception, database: Database) -> None:
+    each, start = made()
+    each.context = replace(each.context, database=database)
+    with pytest.raises(type(why)):
+        Anytime((Stop(why),), Settle())(each.context, replace(start, first=None))
+
+
+def test_finishing_goes_on_without_writing(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    each.context = replace(each.context, database=database)
+    tries: list[int] = []
+
+    def finish(context: Context, compilation: Compilation) -> Compilation:
+        tries.append(len(tries))
+        context.database.put_fact("time", "of the mix", 1.0)
+        return Settle()(context, compilation)
+
+    found = Anytime((Hand(start), Stop(BudgetOverError())), finish)(each.context, start)
+    assert (found.result.label, len(tries)) == ("collage", 2)
+    assert "What is measured from now on is not kept." in caplog.text
+
+
+@pytest.mark.parametrize("why", [FULL, DatabaseError("it is full.")])
+def test_the_first_module_is_handed_over_where_finishing_fails(
+    why: Exception, database: Database, handed_over: list[str]
+) -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    each.context = replace(each.context, database=database)
+    found = Anytime((Hand(start), Stop(BudgetOverError())), Stop(why))(each.context, start)
+    assert found.result.label == "engine"
 
 
 def test_ctrl_c_again_ends_the_compile() -> None:

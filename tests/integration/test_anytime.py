@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -21,7 +25,9 @@ from collage.core.progress import Progress
 from collage.errors import MeasurementError, ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
+from collage.measure_db import session
 from collage.measure_db.database import Database
+from collage.measure_db.database_file import DatabaseFile
 from tests.backends_for_tests import NumpyBackend
 from tests.beside import TakeAll
 from tests.models import conv_net, elementwise_net
@@ -85,6 +91,38 @@ def test_measuring_that_fails_loses_nothing(
 
     module = collage.compile(conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=fail)
     assert "no room for the values of the model. Handing over the best module so far." in caplog.text
+    assert module.report.ended == "failure"
+    check(module)
+
+
+def test_a_database_that_another_process_holds_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(DatabaseFile.__init__.__kwdefaults__, "busy_s", 0.1)
+    held: list[sqlite3.Connection] = []
+
+    def hold(progress: Progress) -> None:
+        if progress.stage == "compare" and progress.best and not held:
+            held.append(sqlite3.connect(tmp_path / "db.sqlite", isolation_level=None))
+            held[0].execute("BEGIN IMMEDIATE")
+
+    module = collage.compile(conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=hold)
+    held[0].close()
+    assert "is locked by another process" in caplog.text
+    assert "Handing over the best module so far." in caplog.text
+    assert module.report.ended == "failure"
+    check(module)
+
+
+def test_a_full_disk_when_the_worker_starts_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(model: onnx.ModelProto, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(session, "save_model", refuse)
+    module = collage.compile(conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=False)
+    assert "cannot be written to" in caplog.text and "TMPDIR. Handing over" in caplog.text
     assert module.report.ended == "failure"
     check(module)
 

@@ -201,6 +201,33 @@ def test_missing_shapes_come_with_a_flag_to_paste() -> None:
         collage.compile(model, shapes={"x": (1, 4, 8, 8)}, progress=False)
 
 
+def test_a_shape_and_a_value_that_contradict_each_other() -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 3]})
+    inputs = {"x": np.zeros((4, 3), np.float32)}
+    with pytest.raises(UsageError, match="x has the shape 5x3 by --shape, and 4x3 by the value"):
+        collage.compile(model, shapes={"x": (5, 3)}, inputs=inputs, progress=False)
+
+
+def test_samples_that_are_none_and_a_search_that_a_quick_compile_has_not() -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [4, 3]}, {"y": [4, 3]})
+    with pytest.raises(UsageError, match="inputs has no sample"):
+        collage.compile(model, inputs=iter([]), progress=False)
+    with pytest.raises(UsageError, match="quick compile does not search at the graph level"):
+        collage.compile(model, quick=True, level="graph", progress=False)
+
+
+def test_an_iterator_of_samples_is_for_all_sets_of_shapes(database: Path) -> None:
+    """They are read once, by the first set; the others would make up inputs, which the metric refuses."""
+    nodes = [helper.make_node("Add", ["x", "x"], ["d"]), helper.make_node("Mul", ["d", "m"], ["y"])]
+    model = make_model(nodes, {"x": ["n", 3], "m": [1, 3]}, {"y": ["n", 3]})
+    samples = ({"m": np.full((1, 3), each, np.float32)} for each in (1, 2))
+    found = collage.compile_shapes(
+        model, [{"x": (4, 3)}, {"x": (5, 3)}], inputs=samples, tolerance=1e-2, metric="top1", quick=True,
+        db=database, progress=False,
+    )  # fmt: skip
+    assert len(found.modules) == 2
+
+
 def test_symbolic_shapes_are_fixed(database: Path) -> None:
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 3]})
     found = collage.compile(model, shapes={"x": (5, 3)}, db=database, progress=False)

@@ -331,6 +331,8 @@ def test_command(database: Path, tmp_path: Path) -> None:
     assert load_decoder(output, default_registry()).buckets == (24,)
     refused = CliRunner().invoke(main, [*command, "--buckets", "24,many"])
     assert refused.exit_code == 2 and "write them as 1,8,64" in refused.output
+    refused = CliRunner().invoke(main, [*command, "--no-8-bits"])
+    assert refused.exit_code == 2 and "--no-8-bits is for --tolerance; give that, too" in refused.output
 
 
 def test_command_refuses_a_model_that_is_no_decoder(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError
+from collage.compiler.share import budget_words, was_interrupted
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.sure_engine import sure_engine
 from collage.compiler.whole_trials import chosen
 from collage.core.deadline import BudgetOverError
-from collage.errors import CollageError, MeasurementError
+from collage.errors import CollageError, DatabaseError, MeasurementError
 from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Anytime:
     Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, and the
     user was told of something faster than the engines, there are some seconds more for it. Else an early engine is
     handed over, or the first module. What was measured is in the database, and the next compile goes on from there.
-    Where measuring fails and no kernel is to blame, such as on a full disk, it is as after Ctrl-C.
+    Where measuring fails and no kernel is to blame, such as on a full disk, it is as after Ctrl-C. So it is where the
+    database fails, which goes on in memory then.
 
     Where no engine runs the whole model there is no first module, and no budget can be kept. Then what is known is
     finished without a limit. ``least`` are the passes that find a placement with few measurements where that fails; by
@@ -57,18 +59,16 @@ class Anytime:
         course.begin(compilation)
         if budget_s is not None:
             course.deadline.end_after(budget_s - kept_s(budget_s))
-            if compilation.first is not None and course.deadline.elapsed_s > budget_s:
-                log.warning(
-                    "the first module took %.1f s, more than the budget of %g s",
-                    course.deadline.elapsed_s,
-                    budget_s,
-                )
+            late = compilation.first is not None and course.deadline.elapsed_s > budget_s
+            if late and not was_interrupted(budget_s):
+                took_s = course.deadline.elapsed_s
+                log.warning("the first module took %.1f s, more than %s", took_s, budget_words(budget_s))
         try:
             return run(self.improve, context, compilation)
         except BudgetOverError:
             assert budget_s is not None
-            course.ended = BUDGET
-            log.info("the budget of %g s is over", budget_s)
+            course.ended = INTERRUPT if was_interrupted(budget_s) else BUDGET
+            log.info("the time is over: %s", budget_words(budget_s))
             course.deadline.end_after(budget_s)
         except KeyboardInterrupt:
             if not self._has_module(course.latest):
@@ -76,11 +76,13 @@ class Anytime:
             course.ended = INTERRUPT
             log.warning("interrupted; handing over the best module so far (Ctrl-C again ends at once)")
             course.deadline.allow(_INTERRUPTED_S)
-        except MeasurementError as error:
+        except (MeasurementError, DatabaseError, OSError) as error:
             if not self._has_module(course.latest):
                 raise
             course.ended = FAILURE
-            log.warning("%s Handing over the best module so far.", error)
+            log.warning("%s Handing over the best module so far.", _told(error))
+            if isinstance(error, DatabaseError):
+                context.database.go_on_in_memory()
             course.deadline.allow(_INTERRUPTED_S)
         return self._finished(context, course.latest or compilation)
 
@@ -95,8 +97,8 @@ class Anytime:
         if early is not None:
             deadline.allow((1 - _LAST_SHARE) * left_s)
         try:
-            return CheckIndices()(context, self.finish(context, compilation))
-        except CollageError as error:
+            return self._checked(context, compilation)
+        except (CollageError, OSError) as error:
             log.info("no placement is ready: %s", error)
         except BudgetOverError:
             log.info("there was no time to finish a placement")
@@ -118,7 +120,8 @@ class Anytime:
             whole = first.because(_REASONS[context.course.ended])
             return CheckIndices()(context, chosen(context, compilation, whole))
         log.warning(
-            "the budget is over, and no engine runs the whole model: the compile goes on until there is a placement"
+            "%s, and no engine runs the whole model: the compile goes on until there is a placement",
+            _WHY[context.course.ended],
         )
         found = self._again(context, compilation)
         if found is None and self.least:
@@ -135,9 +138,24 @@ class Anytime:
 
     def _again(self, context: Context, compilation: Compilation) -> Compilation | None:
         """Finish once more: what the first try has compared, checked and refused is in the database."""
-        return _tried(
-            "finishing once more", lambda: CheckIndices()(context, self.finish(context, compilation))
-        )
+        return _tried("finishing once more", lambda: self._checked(context, compilation))
+
+    def _checked(self, context: Context, compilation: Compilation) -> Compilation:
+        """What ``finish`` makes. Where the database fails, it is made once more with the database in memory."""
+        try:
+            return CheckIndices()(context, self.finish(context, compilation))
+        except DatabaseError as error:
+            log.warning("%s What is measured from now on is not kept.", error)
+            context.database.go_on_in_memory()
+            return CheckIndices()(context, self.finish(context, compilation))
+
+
+def _told(error: Exception) -> str:
+    """The message of a failure, as a whole sentence."""
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}."
 
 
 def _fastest_early(compilation: Compilation) -> Plan | None:
@@ -158,11 +176,16 @@ def _selected(context: Context, compilation: Compilation, early: Plan) -> Compil
 def _tried(about: str, make: Callable[[], Compilation]) -> Compilation | None:
     try:
         return make()
-    except (BudgetOverError, CollageError, KernelRejectedError) as error:
+    except (BudgetOverError, CollageError, KernelRejectedError, OSError) as error:
         log.info("%s: %s", about, error or "there was no time")
         return None
 
 
+_WHY = {
+    BUDGET: "the budget is over",
+    INTERRUPT: "the compile was interrupted",
+    FAILURE: "measuring failed",
+}
 _EARLY = {
     BUDGET: "{}: the budget was over before anything faster was compared with it.",
     INTERRUPT: "{}: the compile was interrupted before anything faster was compared with it.",
