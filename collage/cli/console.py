@@ -57,14 +57,15 @@ def say(text: str, *, err: bool = False) -> None:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object. NaN and infinity, which JSON does not have, become null."""
-    click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None for floats that JSON does not have, NaN and infinities, also inside of lists and mappings."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
+        return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return value

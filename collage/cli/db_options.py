@@ -27,7 +27,7 @@ def existing(path: Path | None) -> Database:
 
 
 def this_machine() -> str:
-    """What measurements of this machine have as their hardware."""
+    """What measurements of this machine have as their hardware, but for a CPU quota that more threads exceed."""
     from collage.kernel.target import host
 
     return host().measured_on

@@ -34,6 +34,14 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where the database of measurements is, or the ``problem`` that leaves it without a place."""
+
+    path: Path | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Check:
     """The result of a check, and how to mend what is wrong, or "" when nothing has to be done."""
 
@@ -56,6 +64,7 @@ _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
     "apache-tvm": "other versions have another interface",
 }
+_NO_PLACE = "set HOME, or use --db PATH"
 _IMPORT_LIMIT_S = 120
 _PROBE_S = 1.0
 _LOCKED_S = 2.0
@@ -66,19 +75,32 @@ _FARTHER = 2.0
 
 def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
     """All checks, each of which is to be called; ``database`` is used instead of the default one."""
+    place = place_of(database)
     return (
         *_requirement_checks(),
         cpu_check,
         gpu_check,
         native_check,
-        lambda: load_check(database),
+        lambda: load_check(place),
         barrier_check,
         quota_check,
         memory_check,
-        lambda: cache_check(database),
-        lambda: database_check(database),
+        lambda: cache_check(place),
+        lambda: database_check(place),
         backends_check,
     )
+
+
+def place_of(database: Path | None) -> Place:
+    """The place of the file that is given, or else of the default one. It raises nothing where there is none."""
+    from collage.measure_db.database_file import default_path
+
+    try:
+        return Place(database or default_path())
+    except CollageError as error:
+        return Place(None, str(error).rpartition(". ")[0])
+    except OSError as error:
+        return Place(None, f"the cache folder cannot be found: {error}")
 
 
 def _requirement_checks() -> Sequence[Callable[[], Check]]:
@@ -182,13 +204,13 @@ def native_check() -> Check:
     return Check("native core", Status.OK, "built")
 
 
-def load_check(database: Path | None) -> Check:
+def load_check(place: Place) -> Check:
     """How busy others keep the machine now, and what that means for measurements."""
     from collage.measure_db.busy import is_busy, patience
     from collage.measure_db.quiet import Machine
 
     cores = usable_cores()
-    busy = Machine(cores, _known_calibration_us(database)).probe(_PROBE_S)
+    busy = Machine(cores, _known_calibration_us(place)).probe(_PROBE_S)
     detail = f"{cores} usable cores of {os.cpu_count() or cores}, others take {busy:.0%} of them now"
     with suppress(OSError):
         detail += f", load average {os.getloadavg()[0]:.1f}"
@@ -235,19 +257,17 @@ def barrier_found(samples_us: Sequence[float], threads: int) -> Check:
     )
 
 
-def _known_calibration_us(database: Path | None) -> float | None:
+def _known_calibration_us(place: Place) -> float | None:
     """The best calibration of this machine that the database knows, if there is one."""
     from collage.measure_db.calibration import known_calibration_us
     from collage.measure_db.database import Database
-    from collage.measure_db.database_file import default_path
 
-    path = database or default_path()
-    if not path.exists():
-        return None
     try:
-        with Database(path, busy_s=_LOCKED_S) as opened:
+        if place.path is None or not place.path.exists():
+            return None
+        with Database(place.path, busy_s=_LOCKED_S) as opened:
             return known_calibration_us(opened, host().measured_on)
-    except CollageError:  # the check of the database tells
+    except (CollageError, OSError):  # the check of the database tells
         return None
 
 
@@ -285,11 +305,11 @@ def memory_check() -> Check:
     return Check("memory", Status.OK, f"{size(spare)} to spare")
 
 
-def cache_check(database: Path | None) -> Check:
+def cache_check(place: Place) -> Check:
     """Whether the folder of the database can be written."""
-    from collage.measure_db.database_file import default_path
-
-    folder = (database or default_path()).parent
+    if place.path is None:
+        return Check("cache folder", Status.FAIL, place.problem, _NO_PLACE)
+    folder = place.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -301,15 +321,16 @@ def cache_check(database: Path | None) -> Check:
     return Check("cache folder", Status.OK, str(folder))
 
 
-def database_check(database: Path | None) -> Check:
+def database_check(place: Place) -> Check:
     """Whether the database of measurements opens."""
     from collage.measure_db.database import Database
-    from collage.measure_db.database_file import default_path
 
-    path = database or default_path()
-    if not path.exists():
-        return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
+    if place.path is None:
+        return Check("database", Status.FAIL, place.problem, _NO_PLACE)
+    path = place.path
     try:
+        if not path.exists():
+            return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
         with Database(path, busy_s=_LOCKED_S) as opened:
             stats = opened.stats()
     except DatabaseLockedError:
@@ -318,6 +339,9 @@ def database_check(database: Path | None) -> Check:
         )
     except CollageError as error:
         return Check("database", Status.FAIL, str(error), f"move {path} away, or use --db PATH")
+    except OSError as error:  # a folder that this user may not enter
+        fix = "let yourself enter its folder, or use --db PATH"
+        return Check("database", Status.FAIL, f"{path}: {error.strerror}", fix)
     count = sum(stats.measured.values())
     return Check("database", Status.OK, f"{path}: {count} measurements")
 

@@ -81,9 +81,8 @@ from collage.errors import UsageError
 )
 @click.option(
     "--prefix-caching/--no-prefix-caching",
-    default=True,
-    show_default=True,
-    help="Keep blocks for prompts that begin alike.",
+    default=None,
+    help="Keep blocks for prompts that begin alike. Default: keep them, unless --policy is orca, which cannot.",
 )
 @click.option(
     "--preemption",
@@ -166,7 +165,7 @@ def serve(
     cache_blocks: int | None,
     cache: str,
     own_weights: bool | None,
-    prefix_caching: bool,
+    prefix_caching: bool | None,
     preemption: bool,
     drain_seconds: float,
     stall_seconds: float,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from collage.core.cgroup import CpuQuota, cpu_quota
 from collage.core.cpuinfo import cpu_flags, describe_cpu, precisions_of
+
+_THROTTLED = re.compile(r" throttled to [0-9.e+-]+\Z")
+"""The end of ``Target.measured_on`` where the threads exceed a quota."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class Target:
         that of waiting for the next period, and must not be taken for the machine's.
         """
         return self.hardware + ("" if self.throttled_to is None else f" throttled to {self.throttled_to:g}")
+
+
+def hardware_of(measured_on: str) -> str:
+    """The ``Target.hardware`` in a ``Target.measured_on``: the same machine has several of these under a quota."""
+    return _THROTTLED.sub("", measured_on)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder
 from collage.errors import DatabaseError
+from collage.kernel.target import hardware_of
 from collage.measure_db.certainty import Race, certainty, race_certainty, race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
@@ -111,7 +112,8 @@ def _refuse_in_use(path: Path, database: Database) -> None:
 
 
 def usable_here(hardware: str, versions: Mapping[str, str]) -> Filter:
-    """A filter for what a compile on this machine can use: of this hardware, of the libraries that are installed.
+    """A filter for what a compile on this machine can use: of this hardware (Target.measured_on, with any CPU
+    quota), of the libraries that are installed.
 
     Facts that say what is right are not wanted either: they are found out here.
     """
@@ -119,7 +121,7 @@ def usable_here(hardware: str, versions: Mapping[str, str]) -> Filter:
     def why_not(row: Row) -> str:
         if row.table is FACTS:
             return "of checks, which are made here" if row["name"] in JUDGEMENTS else ""
-        if row["hardware"] != hardware:
+        if hardware_of(row["hardware"]) != hardware_of(hardware):
             return f"of another machine ({row['hardware']})"
         if row.table is KERNELS and row["gate"] != GATE:
             return "of another edition of the numerics gate"

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collage.kernel.target import hardware_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
 from collage.measure_db.rows import KERNELS, Row
@@ -16,7 +17,8 @@ from collage.measure_db.rows import KERNELS, Row
 class Choice:
     """Rows to look at: of a backend, on a machine (Target.measured_on), measured or rejected; "" is any.
 
-    Those of earlier editions of the numerics gate are left out unless ``old`` ones are wanted.
+    A machine is the same with any CPU quota. Those of earlier editions of the numerics gate are left out unless
+    ``old`` ones are wanted.
     """
 
     backend: str = ""
@@ -29,7 +31,7 @@ class Choice:
         return (
             (self.old or row["gate"] == GATE)
             and self.backend in ("", row["backend"])
-            and self.hardware in ("", row["hardware"])
+            and hardware_of(self.hardware) in ("", hardware_of(row["hardware"]))
             and self.only in ("", "rejected" if row["rejection"] is not None else "measured")
         )
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from collage.errors import DatabaseError
+from collage.kernel.target import hardware_of
 from collage.measure_db.certainty import race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
@@ -27,8 +28,8 @@ class PruneRule:
 
     None means that it does not matter.
 
-    ``before`` is a time as of ``time.time()``, ``hardware`` the only one to keep (Target.measured_on), ``versions``
-    the only ones to keep, by backend.
+    ``before`` is a time as of ``time.time()``, ``hardware`` the only one to keep (Target.measured_on, with any CPU
+    quota), ``versions`` the only ones to keep, by backend.
     """
 
     before: float | None = None
@@ -45,7 +46,7 @@ class PruneRule:
             return "too old"
         if row.table is FACTS:
             return ""  # those of plans go with the plans
-        if self.hardware is not None and row["hardware"] != self.hardware:
+        if self.hardware is not None and hardware_of(row["hardware"]) != hardware_of(self.hardware):
             return "of other machines"
         if self.versions is not None and missing_version(row, self.versions):
             return "of versions that are not installed"

@@ -21,16 +21,17 @@ class EngineOptions:
     in an iteration, None for 32 to 64 by the measured times; ``max_waiting`` is the most that wait for one.
     ``itl_target_ms`` is the time between tokens that running streams keep while prompts are computed; None is twice
     what they take alone, unless many requests wait. ``prefix_caching`` keeps the blocks of finished sequences for those
-    that begin alike. With ``preemption``, sequences are admitted when their prompt fits, and the last one is driven out
-    and computed again when blocks run out; without it, blocks are reserved. Orca's policy has no target, no prefix
-    caching and no preemption. ``trace_iterations`` is how many iterations the trace keeps, the latest ones.
+    that begin alike; None is yes where the policy can. With ``preemption``, sequences are admitted when their prompt
+    fits, and the last one is driven out and computed again when blocks run out; without it, blocks are reserved. Orca's
+    policy has no target, no prefix caching and no preemption. ``trace_iterations`` is how many iterations the trace
+    keeps, the latest ones.
     """
 
     policy: str = "chunked"
     max_running: int | None = None
     max_waiting: int = 256
     itl_target_ms: float | None = None
-    prefix_caching: bool = True
+    prefix_caching: bool | None = None
     preemption: bool = False
     trace_iterations: int = 0
 
@@ -48,3 +49,10 @@ class EngineOptions:
             raise UsageError('the policy "orca" reserves all slots of a request, so it cannot preempt.')
         if self.policy == "orca" and target is not None:
             raise UsageError('the policy "orca" has no target for the time between tokens.')
+        if self.policy == "orca" and self.prefix_caching:
+            raise UsageError('the policy "orca" has no prefix caching.')
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether blocks of finished sequences are kept."""
+        return self.policy != "orca" if self.prefix_caching is None else self.prefix_caching

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from collage.core.library_text import library_text
-from collage.errors import CollageError, InputError
+from collage.errors import CollageError, InputError, UsageError
 
 EXTRA = "pip install 'collage[serve]'"
+_FILE = "tokenizer.json"
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -159,9 +160,18 @@ def _piece_bytes(piece: str) -> bytes:
     return bytes(_ALPHABET[each] for each in piece) if set(piece) <= set(_ALPHABET) else piece.encode()
 
 
+def refuse_without_tokenizer(folder: Path) -> None:
+    """Raise UsageError for a folder that is named for its tokenizer and has none."""
+    if not (folder / _FILE).exists():
+        raise UsageError(
+            f"{folder} has no {_FILE}. Give the folder that has it with --tokenizer, or leave --tokenizer out to "
+            "take what is beside the model."
+        )
+
+
 def open_tokenizer(folder: Path) -> DecimalTokenizer | FileTokenizer:
     """The tokenizer in a model's folder, or the decimal one. End tokens come from the files beside it."""
-    file = folder / "tokenizer.json"
+    file = folder / _FILE
     if not file.exists():
         return DecimalTokenizer(_end_tokens(folder, None))
     tokenizer = FileTokenizer(file)

@@ -23,6 +23,7 @@ import onnxruntime as ort
 import collage
 from collage.frontend.model import import_model
 from collage.frontend.random_inputs import random_inputs
+from scripts.lib.errors import largest, scaled_error
 from scripts.lib.light_models import FOLDER, reference_run
 
 TOLERANCE = 1e-4
@@ -62,11 +63,11 @@ def check(case: Case, database: str | None, backends: list[str] | None) -> bool:
     first = collage.compile(case.path, **options)
     seconds = time.perf_counter() - started
     module = collage.compile(case.path, **options)
-    worst = 0.0
-    for inputs, expected in case.runs:
-        for actual, reference in zip(module.run(inputs).values(), expected, strict=True):
-            scale = float(np.abs(reference).max()) or 1.0
-            worst = max(worst, float(np.abs(actual.astype(np.float64) - reference).max()) / scale)
+    worst = largest(
+        scaled_error(actual, reference)
+        for inputs, expected in case.runs
+        for actual, reference in zip(module.run(inputs).values(), expected, strict=True)
+    )
     report = module.report
     right = worst <= TOLERANCE and report.measurements_made == 0
     mix = Counter(region.backend for region in module.program.launches)

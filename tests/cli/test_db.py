@@ -74,6 +74,20 @@ def test_what_is_exported_is_imported_by_the_same_machine(db: Path, tmp_path: Pa
     assert json_of("db", "import", out, "--db", mine, "--json", "--all")["files"][str(out)]["taken"] == 1
 
 
+def test_what_was_measured_under_a_quota_is_of_this_machine(tmp_path: Path, key: KernelKey) -> None:
+    """As by ``compile --threads 2`` in a container with 1.5 cores."""
+    path, out, mine = tmp_path / "quota.sqlite", tmp_path / "out.sqlite", tmp_path / "mine.sqlite"
+    with Database(path) as database:
+        database.put(replace(key, hardware=f"{this_machine()} throttled to 1.5"), FAST, "conv2d")
+        database.put(replace(key, hardware="Xeon throttled to 1.5"), FAST, "conv2d")
+    assert len(json_of("db", "list", "--db", path, "--json")["rows"]) == 1
+    assert len(json_of("db", "why", "conv2d", "--db", path, "--json")["regions"]["d1"]) == 1
+    assert "1 taken" in succeeds("db", "export", out, "--db", path, "--usable")
+    assert "1 taken" in succeeds("db", "import", path, "--db", mine)
+    pruned = json_of("db", "prune", "--db", path, "--other-machines", "--json")
+    assert (pruned["removed"], pruned["kernels_left"]) == ({"of other machines": 1}, 1)
+
+
 def test_a_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path, key: KernelKey) -> None:
     path = tmp_path / "xeon.sqlite"
     with Database(path) as database:

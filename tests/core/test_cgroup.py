@@ -13,7 +13,7 @@ from collage.compiler.compile import _target
 from collage.core import cgroup
 from collage.core.cgroup import CpuQuota, cpu_quota, spare_memory
 from collage.kernel import target
-from collage.kernel.target import Cores, target_of
+from collage.kernel.target import Cores, Target, hardware_of, target_of
 from collage.measure_db import machine
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup rw,nsdelegate"
@@ -164,6 +164,13 @@ def test_throttled_measurements_are_kept_apart() -> None:
     assert keys[bounded] == ["a CPU f", "a CPU f", "a CPU f throttled to 2"]
     assert target_of("a CPU", "f", 4, bounded).hardware == "a CPU f"
     assert target_of("a CPU", "f", 8, Cores(2, CpuQuota(2.0, "/f"))).throttled_to is None
+    assert {hardware_of(each) for found in keys.values() for each in found} == {"a CPU f"}
+
+
+@pytest.mark.parametrize("quota", [0.05, 1.5, 2.0, 1e-5, 1e7])
+def test_the_machine_is_known_whatever_its_quota(quota: float) -> None:
+    assert hardware_of(Target("a CPU", "f", 4, quota).measured_on) == "a CPU f"
+    assert hardware_of("a CPU throttled to some extent f") == "a CPU throttled to some extent f"
 
 
 @pytest.fixture
@@ -192,7 +199,7 @@ def test_doctor_tells_the_quota() -> None:
     assert found.detail == (
         "1.5 cores, by /sys/fs/cgroup/cpu.max: compiles use 1 thread unless --threads says otherwise"
     )
-    assert "1 usable core" in doctor_checks.load_check(None).detail
+    assert "1 usable core" in doctor_checks.load_check(doctor_checks.place_of(None)).detail
 
 
 def test_doctor_warns_of_less_than_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,21 @@ def test_each_rule_removes_its_rows_and_the_facts_of_plans_go_with_the_plans(tmp
         assert prune(database, PruneRule(hardware="EPYC abc", versions=VERSIONS)) == {}
 
 
+def test_a_machine_is_the_same_with_and_without_a_quota(tmp_path: Path) -> None:
+    """Under a quota of 1.5 cores its name for two threads is another one than for a thread."""
+    quota, here = " throttled to 1.5", PLAN.hardware
+    rows = {
+        KEY: SURE,
+        replace(KEY, hardware=here + quota): SURE,
+        replace(PLAN, hardware=here + quota): TIMING,
+        replace(KEY, hardware="Xeon" + quota): SURE,
+    }
+    with Database(filled(tmp_path / "db", rows)) as database:
+        assert prune(database, PruneRule(hardware=here), dry_run=True) == {"of other machines": 1}
+        assert prune(database, PruneRule(hardware=here + quota)) == {"of other machines": 1}
+        assert {row["hardware"] for row in rows_of(database)} == {here, here + quota}
+
+
 def test_verify_names_the_row_or_the_page_that_is_damaged(tmp_path: Path) -> None:
     many = {replace(KEY, digest=f"d{number}"): SURE for number in range(400)}
     path = filled(tmp_path / "db", many)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scripts.lib.conformance import main as suite
 from scripts.lib.conformance.suite import Result, Results, Runner, Shard, run_all, select
 from scripts.lib.conformance.tables import differences, markdown, summary
 
@@ -76,6 +78,25 @@ def test_results_are_kept_and_compared(tmp_path: Path) -> None:
     assert "| all (3) | 1 | 3 |" in markdown(found)
     assert "`Node/b` (passed by openvino): other numbers" in differences(found, "collage")
     assert "every test" in differences(found, "openvino")
+
+
+def test_an_interrupted_suite_has_no_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a part would look like those of all tests, and a status of 0 like that of a suite without failures."""
+
+    def interrupted(backend: str, choose: object, results: Results, *_: object) -> None:
+        results.add(Result(backend, "Node/a", "passed", "", 0.1))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "run_all", interrupted)
+    monkeypatch.setattr(
+        sys, "argv", ["onnx_suite", "--backends", "collage", "--results", str(tmp_path / "r")]
+    )
+    assert suite.main() == 130
+    found = capsys.readouterr()
+    assert not found.out and "interrupted" in found.err
+    assert len(Results(tmp_path / "r").of("collage")) == 1
 
 
 class Crashing(Runner):

@@ -94,7 +94,9 @@ def test_an_instance_that_listens_elsewhere_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("applications", "ended"), [(set(), True), ({"m"}, True), ({"m", "another"}, False)], ids=str
+    ("applications", "ended"),
+    [(set(), True), ({"m"}, True), ({"m", "another"}, False)],
+    ids=["none", "its own", "another"],
 )
 def test_an_instance_with_other_applications_is_not_ended(applications: set[str], ended: bool) -> None:
     calls: list[float] = []

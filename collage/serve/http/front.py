@@ -14,7 +14,7 @@ from collage.serve.http.metrics import Metrics
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.service import Service
 from collage.serve.model import folder_of
-from collage.serve.tokenizer import EXTRA, FileTokenizer, open_tokenizer
+from collage.serve.tokenizer import EXTRA, FileTokenizer, open_tokenizer, refuse_without_tokenizer
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -45,6 +45,8 @@ class Front:
 
     def __init__(self, options: ServerOptions, cpus: tuple[int, ...] = ()) -> None:
         """Open the tokenizer and the chat template. Raises CollageError."""
+        if options.tokenizer is not None:
+            refuse_without_tokenizer(options.tokenizer)
         self._options = options
         self._folder = options.tokenizer or folder_of(options.model)
         self._tokenizer = open_tokenizer(self._folder)

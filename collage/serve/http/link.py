@@ -16,7 +16,18 @@ from typing import Any
 
 from collage.core.child_process import signal_name
 from collage.errors import CollageError
-from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, Submit, packed
+from collage.serve.http.messages import (
+    HEADER,
+    Batch,
+    Cancel,
+    NoTrace,
+    NotReady,
+    Ready,
+    Setup,
+    Stop,
+    Submit,
+    packed,
+)
 from collage.serve.http.worker import command
 from collage.serve.request import Event, Finish, RefusedError, Request, Stats
 
@@ -67,6 +78,8 @@ class Link:
         self.stats = Stats()
         self.problem = ""
         """Why the engine cannot be started again at the moment, "" where nothing is known to be wrong."""
+        self.trace_problem = ""
+        """Why the latest engine that has ended has written no time line, "" where that is not so."""
 
     async def start(self) -> Ready:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
@@ -134,6 +147,10 @@ class Link:
             done, _ = await asyncio.wait({self._task}, timeout=_END_S)
             if not done:
                 self._task.cancel()
+                if self._setup.trace is not None:
+                    self.trace_problem = (
+                        f"cannot write {self._setup.trace}: the engine has not ended in {_END_S:g} s."
+                    )
         self._kill()
 
     async def _begin(self) -> tuple[asyncio.StreamReader, Ready]:
@@ -167,7 +184,7 @@ class Link:
             failed.exit_code = message.exit_code
             raise failed
         assert isinstance(message, Ready)
-        self._writer, self.sizes = writer, message
+        self._writer, self.sizes, self.trace_problem = writer, message, ""
         return reader, message
 
     async def _run(self, reader: asyncio.StreamReader) -> None:
@@ -197,6 +214,9 @@ class Link:
                 message = await _read(reader)
             except (EOFError, OSError, pickle.UnpicklingError):
                 return
+            if isinstance(message, NoTrace):
+                self.trace_problem = message.message
+                continue
             assert isinstance(message, Batch)
             self._heard_s = time.monotonic()
             self.stats = message.stats

@@ -75,6 +75,12 @@ class Stop(NamedTuple):
     """The engine shall end. Requests that there are, are cancelled."""
 
 
+class NoTrace(NamedTuple):
+    """The time line could not be written; the message is one line for the user."""
+
+    message: str
+
+
 class Batch(NamedTuple):
     """What an iteration brought."""
 

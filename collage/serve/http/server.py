@@ -11,6 +11,7 @@ from typing import Any
 
 from collage.errors import CollageError, UsageError
 from collage.serve.http.front import Front, check_libraries
+from collage.serve.http.messages import Ready
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.service import Service
 from collage.serve.request import Finish
@@ -22,7 +23,10 @@ _LAST_WORDS_S = 0.2
 
 
 def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what there is. Raises CollageError when it cannot start."""
+    """Serve until SIGTERM or SIGINT, then finish what there is.
+
+    Raises CollageError when it cannot start, and at the end when the time line cannot be written.
+    """
     check_libraries()
     with bound(options.host, options.port) as listener:
         asyncio.run(_serve(options, listener, say))
@@ -71,21 +75,27 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
     with _draining(front.service, server, options.drain_s):
         try:
             ready = await front.start()
-            if server.should_exit:
-                return
-            try:
-                listener.listen()
-            except OSError as error:  # two servers can have bound a port that neither listens on
-                raise _taken(options.host, options.port, error) from error
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            say(
-                f"serving {options.shown_name} at http://{shown}:{port}/v1 ({ready.block_count} blocks of "
-                f"{ready.block_tokens} tokens, at most {ready.most_tokens} tokens a request)"
-            )
-            await server.serve(sockets=[listener])
+            if not server.should_exit:
+                say(_listen(options, listener, ready))
+                await server.serve(sockets=[listener])
         finally:
             await front.stop()
+    if problem := front.service.link.trace_problem:
+        raise CollageError(problem)
+
+
+def _listen(options: ServerOptions, listener: socket.socket, ready: Ready) -> str:
+    """Listen, and tell where. Raises CollageError where another server does that by now."""
+    try:
+        listener.listen()
+    except OSError as error:  # two servers can have bound a port that neither listens on
+        raise _taken(options.host, options.port, error) from error
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return (
+        f"serving {options.shown_name} at http://{shown}:{port}/v1 ({ready.block_count} blocks of "
+        f"{ready.block_tokens} tokens, at most {ready.most_tokens} tokens a request)"
+    )
 
 
 def _quiet(server: Any) -> Any:

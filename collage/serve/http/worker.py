@@ -16,7 +16,18 @@ from typing import Any
 from collage.core.library_text import library_text
 from collage.core.new_file import new_file
 from collage.errors import CollageError
-from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, Submit, packed
+from collage.serve.http.messages import (
+    HEADER,
+    Batch,
+    Cancel,
+    NoTrace,
+    NotReady,
+    Ready,
+    Setup,
+    Stop,
+    Submit,
+    packed,
+)
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Stats
@@ -50,14 +61,7 @@ def main(descriptor: int) -> None:
         try:
             _serve(connection, loop, writer)
         finally:
-            loop.close(drain=False)
-            if setup.trace is not None:
-                with new_file(setup.trace) as stream:
-                    stream.write(json.dumps(loop.trace()).encode())
-            writer.close()
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # the server sends nothing more, and starts another one
-            runner.close()
+            _end(setup, connection, runner, loop, writer)
 
 
 def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
@@ -81,6 +85,26 @@ def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Wr
         )
         undone.pop_all()
     return runner, loop, writer
+
+
+def _end(setup: Setup, connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
+    """Close all, and write the trace where one is wanted, or tell the server's process why there is none."""
+    with ExitStack() as closed:
+        closed.callback(runner.close)
+        closed.callback(_hang_up, connection)
+        closed.callback(writer.close)
+        loop.close(drain=False)
+        if setup.trace is not None:
+            try:
+                with new_file(setup.trace) as stream:
+                    stream.write(json.dumps(loop.trace()).encode())
+            except CollageError as error:
+                writer.put(NoTrace(str(error)))
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # the server sends nothing more, and starts another one
 
 
 def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:

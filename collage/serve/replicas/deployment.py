@@ -15,6 +15,7 @@ from collage.serve.costs import MOST_STREAMS
 from collage.serve.http.front import Front, check_libraries
 from collage.serve.http.options import ServerOptions
 from collage.serve.model import blocks_of_one, threads_of
+from collage.serve.tokenizer import refuse_without_tokenizer
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -129,6 +130,8 @@ def application(options: ServerOptions, replicas: int) -> Any:
         raise UsageError(f"there must be one replica or more, not {replicas}.")
     if options.trace is not None:
         raise UsageError("replicas would write their traces to one file: leave --trace out.")
+    if options.tokenizer is not None:
+        refuse_without_tokenizer(options.tokenizer)
     serve = import_serve()
     cpus = cpus_of(options)
     most = most_open(options)

@@ -7,7 +7,8 @@
 
 Tests run in child processes with a time limit, so one that crashes or hangs costs itself only. The tests are those
 of the installed onnx package: nodes, simple models, and models and operators from PyTorch. Results go to stdout,
-progress to stderr. Exit status: 0, 1 (Collage misses a test that an engine passes, or crashes or hangs), 2 (usage).
+progress to stderr. Exit status: 0, 1 (Collage misses a test that an engine passes, or crashes or hangs), 2 (usage),
+130 (interrupted).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collage.kernel.target import usable_cores
 from scripts.lib.conformance.child import BACKENDS
 from scripts.lib.conformance.suite import Result, Results, Shard, run_all, select
 from scripts.lib.conformance.tables import differences, markdown, summary
+from scripts.lib.studies.each import INTERRUPTED
 
 
 def main() -> int:
@@ -40,6 +42,7 @@ def main() -> int:
             )
     except KeyboardInterrupt:
         _say("interrupted; with --results the next run goes on from here")
+        return INTERRUPTED
     except CollageError as error:
         _say(f"error: {error}")
         return error.exit_code

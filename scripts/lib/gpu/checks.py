@@ -28,6 +28,7 @@ from collage.kernel.options import BuildOptions
 from collage.native.scan import Scanned
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import DeviceFlag, scan_on_device
+from scripts.lib.errors import largest, scaled_error
 from scripts.lib.gpu.failures import faulty_kernel, killed_process
 from scripts.lib.gpu.gaps import by_events_us
 from scripts.lib.gpu.half import in_half
@@ -164,9 +165,9 @@ def _run(
         outputs, options.variant.outputs, subgraph.output_types, expected, strict=True
     ):
         actual: Any = storage.format.restore(to_host(array), kind).astype(np.float64)
-        errors.append(float(np.abs(actual - wanted).max() / np.abs(wanted).max()))
+        errors.append(scaled_error(actual, wanted))
     clocked = device_clocked(call)
-    return {"error": max(errors), "us": sorted(clocked() for _ in range(21))[10] / 1e3}
+    return {"error": largest(errors), "us": sorted(clocked() for _ in range(21))[10] / 1e3}
 
 
 def graph() -> dict[str, Any]:

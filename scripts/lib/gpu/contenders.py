@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from collage.graph.dataflow import Array
+from scripts.lib.errors import largest, scaled_error
 
 _CALLS = 10
 """So many calls are enqueued before one wait, for the time without waiting for each."""
@@ -173,10 +172,5 @@ def _us(run: Callable[[], Any], wait: Callable[[], None]) -> float:
 
 
 def largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
-    """The largest error in units of the largest magnitude of each output."""
-    errors = []
-    for a, e in zip(actual, expected, strict=True):
-        wanted: Any = np.asarray(e, np.float64)
-        found: Any = np.asarray(a, np.float64)
-        errors.append(float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-30)))
-    return max(errors)
+    """The largest error in units of the largest magnitude of each output; infinity where one has a wrong NaN."""
+    return largest(scaled_error(a, e) for a, e in zip(actual, expected, strict=True))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from scripts.lib.json_text import json_text
 
 
 @dataclass
@@ -43,5 +44,5 @@ class Fragment:
 def write_json(path: Path, value: Any) -> None:
     """Write a file beside the path, and rename it, so that nobody finds half of it."""
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(json.dumps(value, indent=1))
+    scratch.write_text(json_text(value, indent=1))
     os.replace(scratch, path)

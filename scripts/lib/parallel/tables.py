@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from collage.report.show_terminal import plain_table
+from scripts.lib.errors import largest
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
@@ -25,7 +26,7 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
             str(row["cached"]),
             *(_ms(row.get(f"{kind}_ms")) for kind in ("one", "data", "tensor", "cache", "pipeline")),
             *(
-                f"{max(value for name, value in row.items() if name.startswith(kind) and 'error' in name):.1e}"
+                f"{largest(value for name, value in row.items() if name.startswith(kind) and 'error' in name):.1e}"
                 for kind in ("cache", "tensor")
             ),
             *(_count(row[f"cache_2_{kind}"]) for kind in ("bytes", "derived_bytes", "loopback_bytes")),

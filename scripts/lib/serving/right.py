@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scripts.lib.errors import largest
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def compare(
         sums = np.log(np.exp(rows - best[:, None]).sum(1)) + best
         same += int(np.sum(chosen == best))
         total += len(tokens)
-        gap = max(gap, float(np.max((best - chosen) / np.maximum(np.abs(best), 1.0))))
-        error = max(error, float(np.max(np.abs(np.array(found) - (chosen - sums)))))
+        gap = largest([gap, float(np.max((best - chosen) / np.maximum(np.abs(best), 1.0)))])
+        error = largest([error, float(np.max(np.abs(np.array(found) - (chosen - sums))))])
     return {"tokens": total, "same_tokens": same / total, "largest_gap": gap, "largest_error": error}
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.report.progress_display import display
+from scripts.lib.json_text import json_text
 from scripts.lib.studies.each import INTERRUPTED, say
 
 Item = TypeVar("Item")
@@ -63,5 +64,5 @@ def one_by_one(
             say(line)
         if results is not None:
             with results.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+                file.write(json_text(result) + "\n")
     return status, found

@@ -161,4 +161,4 @@ def _engines(points: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, 
 
 
 def _beyond(point: Mapping[str, Any], tolerance: float) -> int:
-    return sum(error > tolerance for error in point["errors"])
+    return sum(not error <= tolerance for error in point["errors"])  # what is no number is beyond, too

@@ -13,6 +13,7 @@ from rich.text import Text
 from collage.bench.engines import OURS
 from collage.bench.peak import Peak
 from collage.report.show_terminal import plain_table
+from scripts.lib.errors import largest
 from scripts.lib.studies.anytime import AGAIN
 from scripts.lib.studies.comparison import geometric_means
 from scripts.lib.studies.one_by_one import PROBLEM
@@ -237,11 +238,11 @@ def precision_lines(result: Result) -> list[str]:
     )
     line = f"{result['model']}: {against}; {result['reduced']} of {result['launches']} regions in reduced precision"
     if result["draws"]:
-        beyond = sum(error > result["tolerance"] for error in result["draws"])
+        beyond = sum(not error <= result["tolerance"] for error in result["draws"])
         kind = "real " if result["real"] else ""
         line += (
             f"; {beyond} of {len(result['draws'])} other {kind}inputs beyond {result['tolerance']:g} "
-            f"(largest {max(result['draws']):.1e})"
+            f"(largest {largest(result['draws']):.1e})"
         )
     for name, each in result.get("left_out", {}).items():
         line += f"; {name}, {each['over_ours']:.3f} of our time, does not count: {each['beyond']} of these are beyond"
