@@ -193,7 +193,7 @@ class RayCrew:
         for place in self._places:
             job = shares.job_of(place.number)
             if job is not None and job in shares.open and job not in asked.values():
-                asked[place.actor.so_far.remote()] = job
+                asked[place.actor.so_far.remote(place.errand)] = job
         ready, _ = self.ray.wait([*asked], num_returns=len(asked), timeout=_GOODBYE_S) if asked else ([], [])
         for ref in ready:
             try:

@@ -67,7 +67,8 @@ class Slot:
         self._workers = Workers()
         self._folder: TemporaryFolder | None = None
         self._model: ModelWorkers | None = None
-        self._parts: list[Any] = []
+        self._present: tuple[int, list[Any]] = -1, []
+        """The number of the job that is done now, or was done last, and its parts."""
         self._cancelled = -1
 
     def prepare(self, sent: SentSession, like: str = "") -> str:
@@ -90,16 +91,18 @@ class Slot:
     def run(self, job: bytes, number: int) -> list[Any]:
         """The parts of a job, which the caller numbers. They are not all there when the job is cancelled meanwhile."""
         assert self._model is not None
-        self._parts = parts = []
+        parts: list[Any] = []
+        self._present = number, parts
         for part in cloudpickle.loads(job).run(self._model):
             parts.append(part)
             if self._cancelled == number:
                 break
         return parts
 
-    def so_far(self) -> list[Any]:
-        """The parts of the present job that are known."""
-        return list(self._parts)
+    def so_far(self, number: int) -> list[Any]:
+        """The parts that are known of the job with that number: none where another job is the present one."""
+        present, parts = self._present
+        return list(parts) if present == number else []
 
     def cancel(self, number: int) -> None:
         """End the job with that number after its present part: its result is of no use any more."""

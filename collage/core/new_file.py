@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,21 +14,26 @@ from collage.core.temporary import locked, unused
 from collage.errors import CollageError
 
 _SUFFIX = ".part"
+_NEW = 0o666
+"""The permissions of a file that replaces none. The system takes the umask off them: who reads it must change it."""
+_SECRET = 0o600
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that replaces it when the block ends, and is removed when the block fails.
 
-    Where the path is a symbolic link, the file that it leads to is replaced. An older file's permissions are kept. A
-    process that is killed while it writes leaves such a file; the next process that writes removes it. Raises
-    CollageError when the system refuses, and for a path that is no regular file, such as a device.
+    Where the path is a symbolic link, the file that it leads to is replaced. An older file's permissions are kept, and
+    nobody else can read the new file before it has them. A process that is killed while it writes leaves such a file;
+    the next process that writes removes it. Raises CollageError when the system refuses, and for a path that is no
+    regular file, such as a device.
     """
     try:
         path = path.resolve()
         refuse_special(path)
         _sweep(path)
-        handle, temporary = _begin(path)
+        older = _permissions(path)
+        handle, temporary = _begin(path, _NEW if older is None else _SECRET)
     except (OSError, RuntimeError) as error:  # RuntimeError is for links in a circle, until Python 3.12
         reason = error.strerror if isinstance(error, OSError) else error
         raise CollageError(f"cannot write {path}: {reason}.") from error
@@ -39,7 +43,9 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             stream.flush()
             os.fsync(handle)  # else a power cut after the renaming may leave a file with holes
-        os.chmod(temporary, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+        latest = _permissions(path)
+        if (mode := older if latest is None else latest) is not None:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -57,10 +63,14 @@ def refuse_special(path: Path) -> None:
         raise CollageError(f"cannot write {path}: it is no regular file. Give the name of a file.")
 
 
-def _begin(path: Path) -> tuple[int, str]:
-    """Make a new file and lock it. Returns its descriptor and its name."""
+def _begin(path: Path, mode: int) -> tuple[int, Path]:
+    """Make a new file with these permissions, less the umask, and lock it. Returns its descriptor and its path."""
     while True:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_SUFFIX}")
+        try:
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        except FileExistsError:
+            continue
         if locked(handle):
             return handle, temporary
         os.close(handle)  # another process swept it away
@@ -78,7 +88,9 @@ def _sweep(path: Path) -> None:
                 os.close(handle)
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _permissions(path: Path) -> int | None:
+    """The permissions of the file, or None where there is none."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return None

@@ -59,7 +59,8 @@ struct collage_team {
 
   const int size;
   std::atomic<int> patience{0};  // spins before a waiting thread gives way: none with more threads than cores
-  std::vector<int> cpus;
+  std::vector<int> cpus;  // where the threads are pinned, the caller's first; empty where they are not
+  int allowed = 0;        // how many CPUs the threads were given to choose from
   std::vector<pthread_t> threads;
   TicketLock owner;  // held by the caller whose run it is
   std::atomic<int64_t> spin_ns{200000};
@@ -241,12 +242,27 @@ void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
+// Pins the threads to these CPUs, or to none where they are fewer than the threads.
+void pin_all(collage_team &team, const int *cpus, int count) {
+  team.cpus.clear();
+  if (count < team.size) return;
+  team.cpus.assign(cpus, cpus + team.size);  // there is room from the start
+  for (int me = 1; me < team.size; ++me) pin(team.threads[size_t(me) - 1], team.cpus[size_t(me)]);
+}
+
+// Lets threads go where the caller may go: they stay where the thread that made them was allowed to run.
+void widen(collage_team &team, const cpu_set_t &usable) {
+  team.allowed = CPU_COUNT(&usable);
+  for (pthread_t thread : team.threads) pthread_setaffinity_np(thread, sizeof usable, &usable);
+}
+
 // The caller stays where the system put it, and a thread of ours that was pinned there moves to the free core. The cores
 // that this process may use can change at any time (taskset, containers). Only those are taken; with fewer of them than
 // threads, waiting threads give way at once.
 void make_room(collage_team &team) {
   cpu_set_t usable;
   const bool known = sched_getaffinity(0, sizeof usable, &usable) == 0;
+  if (known && team.cpus.empty() && CPU_COUNT(&usable) > team.allowed) widen(team, usable);
   const bool crowded = team.cpus.empty() || (known && CPU_COUNT(&usable) < team.size);
   team.patience.store(crowded ? 0 : kSpinsBeforeYield, std::memory_order_relaxed);
   const int here = sched_getcpu();
@@ -261,13 +277,15 @@ void make_room(collage_team &team) {
   team.cpus[0] = here;
 }
 
-void run_sharing_work(collage_team &team) {
+// Returns false, and runs nothing, when there is no memory for it.
+bool run_sharing_work(collage_team &team) {
+  if (!team.shared_walk.begin(team.steps, team.count)) return false;
   make_room(team);
-  team.shared_walk.begin(team.steps, team.count);
   wake(team, true);
   team.shared_walk.run();
   team.status.store(team.shared_walk.status(), std::memory_order_relaxed);
   team.failed.store(team.shared_walk.failed(), std::memory_order_relaxed);
+  return true;
 }
 
 // Whether the runs checked lately would have been faster with work sharing. Without what was lost in them they would have
@@ -319,7 +337,7 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
   collage_team *team = nullptr;
   try {
     team = new collage_team(threads);
-    if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
+    team->cpus.reserve(size_t(threads));
     team->threads.reserve(size_t(threads));
     team->clocks.reserve(size_t(threads));
     team->used.reserve(size_t(threads));
@@ -338,10 +356,20 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
     team->threads.push_back(thread);
     clockid_t clock;
     if (pthread_getcpuclockid(thread, &clock) == 0) team->clocks.push_back(clock);
-    if (!team->cpus.empty()) pin(thread, team->cpus[me]);
   }
   team->used.resize(team->clocks.size());
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof usable, &usable) == 0) team->allowed = CPU_COUNT(&usable);
+  pin_all(*team, cpus, cpu_count);
   return team;
+}
+
+void collage_team_spread(collage_team *team, const int *cpus, int cpu_count) {
+  std::lock_guard<TicketLock> hold(team->owner);
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) < team->allowed) return;
+  widen(*team, usable);
+  pin_all(*team, cpus, cpu_count);
 }
 
 void collage_team_destroy(collage_team *team) {
@@ -369,10 +397,9 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   if (team->size == 1) {
     uint32_t unused = 0;
     team->walk(0, unused);
-  } else if (team->sharing_until != 0 && now_ns() < team->sharing_until) {
-    run_sharing_work(*team);
   } else {
-    run_together(*team);
+    const bool sharing = team->sharing_until != 0 && now_ns() < team->sharing_until;
+    if (!sharing || !run_sharing_work(*team)) run_together(*team);
   }
   if (regions != 1) set(regions);
   if (failed != nullptr) *failed = team->failed.load(std::memory_order_relaxed);

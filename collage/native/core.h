@@ -43,6 +43,10 @@ typedef struct collage_team collage_team;
 collage_team *collage_team_create(int threads, const int *cpus, int cpu_count);
 void collage_team_destroy(collage_team *team);
 
+// Pin the threads again, as `collage_team_create` does: the caller may use more CPUs now than whoever made the team, whose
+// threads stay on those that it could use. Where nothing is pinned, they may run where the caller may.
+void collage_team_spread(collage_team *team, const int *cpus, int cpu_count);
+
 // How long threads without work spin before they sleep, in nanoseconds.
 void collage_team_set_spin(collage_team *team, int64_t nanoseconds);
 

@@ -30,15 +30,22 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        # Under a quota other processes run on the same cores, and all that pin threads would choose the same few cores.
-        cpus = [] if cores().shared else one_of_each_core_first(os.sched_getaffinity(0))
         self._core = core()
-        self.handle: int = self._core.collage_team_create(
-            threads, (ctypes.c_int * len(cpus))(*cpus), len(cpus)
-        )
+        self._allowed = os.sched_getaffinity(0)
+        self.handle: int = self._core.collage_team_create(threads, *_to_pin(self._allowed))
         if not self.handle:
             raise CollageError(f"the system gives no {threads} threads: lower --threads or raise ulimit -u.")
         _made.add(self)
+
+    def spread(self) -> None:
+        """Choose the cores again where the caller may use more of them than those that were chosen from.
+
+        A pinned thread that makes a team gives its threads the cores that it may use itself, and they keep these.
+        """
+        allowed = os.sched_getaffinity(0)
+        if self.handle and len(allowed) > len(self._allowed):
+            self._allowed = allowed
+            self._core.collage_team_spread(self.handle, *_to_pin(allowed))
 
     def park(self) -> None:
         """Send idle threads to sleep at once, because another library's threads need the cores."""
@@ -66,10 +73,14 @@ class Team:
 
 
 def team_of(threads: int) -> Team:
-    """The process's team of that size, which is made when needed. Raises CollageError without the native core."""
+    """The process's team of that size, which is made when needed, on the cores that the caller may use now.
+
+    Raises CollageError without the native core.
+    """
     with _lock:
         if threads not in _teams or not _teams[threads].handle:
             _teams[threads] = Team(threads)
+        _teams[threads].spread()
         return _teams[threads]
 
 
@@ -84,6 +95,13 @@ def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
         call()
 
     return run
+
+
+def _to_pin(allowed: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_int], int]:
+    """The CPUs that a team's threads are pinned to, in order, as the native core takes them."""
+    # Under a quota other processes run on the same cores, and all that pin threads would choose the same few cores.
+    cpus = [] if cores().shared else one_of_each_core_first(allowed)
+    return (ctypes.c_int * len(cpus))(*cpus), len(cpus)
 
 
 def one_of_each_core_first(cpus: Iterable[int]) -> list[int]:

@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <stdint.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 #include <vector>
@@ -28,15 +29,21 @@ inline int run_task(const collage_task &task) { return task.fn(task.a, task.b, t
 
 class WorkSharing {
  public:
-  // Begins a walk. There is one at a time, and all threads of the team call run() until it is over.
-  void begin(const collage_step *steps, int64_t count) {
+  // Begins a walk. There is one at a time, and all threads of the team call run() until it is over. Returns false, and
+  // begins nothing, when there is no memory for it.
+  bool begin(const collage_step *steps, int64_t count) {
     while (led_.exchange(true, std::memory_order_acquire)) relax();  // a thread may still be leaving the last walk
+    if (!has_room(steps, count)) {
+      led_.store(false, std::memory_order_release);
+      return false;
+    }
     steps_ = steps;
     count_ = count;
     at_ = 0;
     status_ = 0;
     over_.store(false, std::memory_order_relaxed);
     led_.store(false, std::memory_order_release);
+    return true;
   }
 
   void run() {
@@ -91,7 +98,7 @@ class WorkSharing {
   void lead() {
     while (at_ < count_) {
       const collage_step &step = steps_[at_];
-      const bool whole = step.mode == COLLAGE_LEAD || step.count == 1 || !has_room(step);
+      const bool whole = !has_parts(step);
       if (!whole && !with_others(step)) return;
       status_ = whole ? run_whole(step) : first_failure(step);
       if (status_ != 0) break;
@@ -107,11 +114,17 @@ class WorkSharing {
     return code;
   }
 
-  // Whether there is memory for the state of the step's parts.
-  bool has_room(const collage_step &step) {
-    if (size_t(step.count) <= parts_.size()) return true;
+  static bool has_parts(const collage_step &step) { return step.mode == COLLAGE_SPLIT && step.count > 1; }
+
+  // Whether there is memory for the state of the largest step's parts. Without it threads could not share streams that
+  // wait for each other, and one thread would wait for ever.
+  bool has_room(const collage_step *steps, int64_t count) {
+    size_t most = 0;
+    for (int64_t at = 0; at < count; ++at)
+      if (has_parts(steps[at])) most = std::max(most, size_t(steps[at].count));
+    if (most <= parts_.size()) return true;
     try {
-      parts_ = std::vector<Part>(size_t(step.count));
+      parts_ = std::vector<Part>(most);
     } catch (const std::bad_alloc &) {
       return false;
     }

@@ -38,6 +38,31 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_umask_is_the_systems_to_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """It belongs to all threads of the process, so that nobody may change it in order to read it."""
+    before = os.umask(umask)
+    try:
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")
+            write(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_secret_is_never_open_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    with new_file(path) as stream:
+        assert stat.S_IMODE(os.fstat(stream.fileno()).st_mode) == 0o600
+        path.unlink()  # by somebody else
+        stream.write(b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_devices_and_pipes_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -274,6 +274,54 @@ raise SystemExit(status)
     assert done.returncode == 0, done.stderr
 
 
+FREED = """
+import os
+from collage.kernel.target import cores
+from collage.native import LaunchList, Step, Task, team_of
+from collage.native.library import address_of, core
+every = os.sched_getaffinity(0)
+one = {min(every)}
+def threads():
+    return sorted({int(each) for each in os.listdir("/proc/self/task")} - before)
+def places():
+    return [os.sched_getaffinity(each) for each in threads()]
+before = {int(each) for each in os.listdir("/proc/self/task")}
+os.sched_setaffinity(0, one)
+run = LaunchList(team_of(2), [Step((Task(address_of(core().collage_nothing)),) * 2)])
+run()
+assert places() == [one], places()
+"""
+
+
+@needs_core
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("how", ["asked for", "run"])
+def test_a_team_of_a_pinned_thread_leaves_its_core_when_the_caller_does(how: str) -> None:
+    """A team that is asked for again is pinned to cores of its own; one that just runs may go where the caller may."""
+    program = f"""{FREED}
+team_of(2)
+assert places() == [one], places()
+os.sched_setaffinity(0, every)
+if {how == "asked for"}:
+    made = threads()
+    assert team_of(2) is run.team and threads() == made
+    assert cores().shared or len(places()[0]) == 1 and places()[0] <= every - one, places()
+    kept = places()
+    os.sched_setaffinity(0, one)
+    assert team_of(2) is run.team and places() == kept
+    os.sched_setaffinity(0, every)
+    run()
+    assert cores().shared or len(places()[0]) == 1, places()
+else:
+    run()
+    assert places() == [every], places()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @needs_core
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_cpu_set_that_shrinks_and_grows_again() -> None:

@@ -37,6 +37,25 @@ def test_the_start_is_paid_once() -> None:
     assert simulate([JobTime(1, 1.0)] * 2, 2, costs).seconds == pytest.approx(8.0)
 
 
+def test_second_copies_are_not_paid_for() -> None:
+    """Of two workers that are idle early, each does a job again that is late; it ends with the candidate at hand."""
+    jobs = [JobTime(4, 40.0), JobTime(4, 100.0), JobTime(1, 1.0), JobTime(1, 1.0)]
+    found = simulate(jobs, 4, Costs(0.0, 1.0, 0.0, 0.0))
+    assert found.driver_busy * found.seconds == pytest.approx(10.0)
+    assert found.seconds == pytest.approx(104.0)
+
+
+@given(
+    st.lists(st.builds(JobTime, st.integers(1, 9), st.floats(0.01, 30.0)), min_size=1, max_size=20),
+    st.integers(1, 16),
+)
+def test_each_outcome_is_paid_for_once(jobs: list[JobTime], workers: int) -> None:
+    found = simulate(jobs, workers, Costs(0.0, 0.1, 1.0, 0.1))
+    paid = 0.1 * sum(job.candidates for job in jobs)
+    assert found.driver_busy * found.seconds == pytest.approx(paid)
+    assert found.workers_busy <= 1 + 1e-6
+
+
 @given(
     st.lists(st.builds(JobTime, st.integers(1, 30), st.floats(0.01, 30.0)), min_size=1, max_size=40),
     st.integers(1, 64),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds with so many workers, and how busy the workers and the driver were, as shares of that time."""
+    """Seconds with so many workers, and how busy the workers and the driver were, as shares of that time.
+
+    Workers are busy with a job's second copy, too, although it is of no use.
+    """
 
     workers: int
     seconds: float
@@ -43,30 +47,46 @@ class Simulated:
 
 
 def simulate(jobs: Sequence[JobTime], workers: int, costs: Costs) -> Simulated:
-    """The time that the jobs take with so many workers, each on a node of its own, until the last job has a result."""
+    """The time that the jobs take with so many workers, each on a node of its own, until the last job has a result.
+
+    The answer of a job that another worker has done before costs the driver nothing. A worker that is told so ends
+    after its present candidate; all candidates of a job are taken to last equally long.
+    """
     shares = Shares([job.candidates for job in jobs])
     free_at = 0.0  # when the driver has time again
     driver = busy = 0.0
-    events = [(costs.start_s + costs.send_s * (number + 1), number) for number in range(workers)]
+    began = [0.0] * workers
+    turns = [costs.start_s + costs.send_s * (number + 1) for number in range(workers)]  # when each is free
+    events = [(turn, number) for number, turn in enumerate(turns)]
     heapq.heapify(events)
     end = 0.0
+
+    def comes(worker: int, at: float) -> None:
+        turns[worker] = at
+        heapq.heappush(events, (at, worker))
+
     while shares.open:
-        now, worker = heapq.heappop(events)
-        now = max(now, free_at)
+        due, worker = heapq.heappop(events)
+        if due != turns[worker]:
+            continue  # its job was cancelled after this was noted
+        now = max(due, free_at)
         held = shares.job_of(worker)
         if held is not None:
-            shares.done(worker, now)
-            spent = costs.outcome_s * jobs[held].candidates
-            free_at = now = end = now + spent
-            driver += spent
-            busy += jobs[held].seconds
+            busy += due - began[worker]
+            found = shares.done(worker, now)
+            if found is not None:
+                for other in found[1]:
+                    comes(other, _cancelled(jobs[held], began[other], now))
+                spent = costs.outcome_s * jobs[held].candidates
+                free_at = now = end = now + spent
+                driver += spent
         job = shares.take(worker, now)
         if job is None:
-            heapq.heappush(events, (now + _TICK_S, worker))
+            comes(worker, now + _TICK_S)
             continue
         driver += costs.job_s
-        free_at = now + costs.job_s
-        heapq.heappush(events, (free_at + jobs[job].seconds, worker))
+        began[worker] = free_at = now + costs.job_s
+        comes(worker, free_at + jobs[job].seconds)
     return Simulated(workers, end, busy / (workers * end) if end else 0.0, driver / end if end else 0.0)
 
 
@@ -75,6 +95,13 @@ def bounds(jobs: Sequence[JobTime], costs: Costs) -> tuple[float, float]:
     longest = max((job.seconds for job in jobs), default=0.0)
     driver = sum(costs.job_s + costs.outcome_s * job.candidates for job in jobs)
     return costs.start_s + costs.send_s + longest, driver
+
+
+def _cancelled(job: JobTime, began: float, now: float) -> float:
+    """When a worker ends that began the job and is told now that its answer is not needed."""
+    each = job.seconds / max(1, job.candidates)
+    parts = math.ceil(max(0.0, now - began) / each) if each else 0
+    return min(began + max(1, parts) * each, began + job.seconds)
 
 
 _TICK_S = 0.5
