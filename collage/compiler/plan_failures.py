@@ -5,6 +5,7 @@ The database remembers both.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _DROPPED: Fact[str] = Fact("plan_dropped", write_text, read_text)
 _FEW_OPS = 6
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a full disk, and of a quota that is used up."""
 
 
 class KernelRejectedError(Exception):
@@ -66,19 +69,32 @@ class PlanFailures:
     def here(self, executable: Executable, launch: int) -> Iterator[None]:
         """Blame a launch's kernel for whatever is raised in this context. Raises as ``blaming`` does.
 
-        A lack of memory drops the plan for this compile. MeasurementError, as for a full disk, is raised as it is.
+        A lack of memory drops the plan for this compile. A full disk is nobody's fault: MeasurementError is raised as
+        it is, and for what the system says.
         """
         try:
             yield
-        except MeasurementError:  # a full disk, which is not the kernel's fault
+        except MeasurementError:
             raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise MeasurementError(
+                    f"{error.strerror}. Make room in the folder for temporary files."
+                ) from error
+            raise self._here(executable, launch, error) from error
         except Exception as error:  # a backend raises anything
-            short = isinstance(error, MemoryError) or looks_like_memory(str(error))
-            kind = RejectionKind.MEMORY if short else RejectionKind.FAILED
-            rejection = Rejection(kind, f"in the process that compiles: {error}")
-            # A lack of memory is nobody's fault: others may have it at the moment.
-            failed = PlanFailedError(executable.job, None if short else launch, rejection, by_itself=True)
-            raise self._blamed(executable, failed) from error
+            raise self._here(executable, launch, error) from error
+
+    def _here(
+        self, executable: Executable, launch: int, error: Exception
+    ) -> KernelRejectedError | PlanDroppedError:
+        """What a failure of a launch's kernel means in the process that compiles. The database remembers it."""
+        short = isinstance(error, MemoryError) or looks_like_memory(str(error))
+        kind = RejectionKind.MEMORY if short else RejectionKind.FAILED
+        rejection = Rejection(kind, f"in the process that compiles: {error}")
+        # A lack of memory is nobody's fault: others may have it at the moment.
+        failed = PlanFailedError(executable.job, None if short else launch, rejection, by_itself=True)
+        return self._blamed(executable, failed)
 
     def refuse_dropped(self, executable: Executable) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -149,10 +150,16 @@ def test_a_lack_of_memory_in_this_process_is_no_kernels_fault(
     failures_of(made, database)[0].refuse_dropped(executable)
 
 
-def test_a_full_disk_is_no_kernels_fault(made: Made, executable: Executable, database: Database) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [MeasurementError("No space left on the device"), OSError(errno.ENOSPC, "No space left on device")],
+)
+def test_a_full_disk_is_no_kernels_fault(
+    made: Made, executable: Executable, database: Database, error: Exception
+) -> None:
     failures, measurer = failures_of(made, database)
-    with pytest.raises(MeasurementError, match="no space left"), failures.here(executable, 2):
-        raise MeasurementError("no space left on the device")
+    with pytest.raises(MeasurementError, match="No space left"), failures.here(executable, 2):
+        raise error
     assert measurer.rejected == []
     failures.refuse_dropped(executable)
 
