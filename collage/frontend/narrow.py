@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
+from collage.frontend.narrow_patterns import rewritten
 from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.rounding_sums import rounding_sums
 from collage.frontend.scales_of_zeros import scale_shows
@@ -30,6 +31,7 @@ EXACT = 2**24
 """Integers up to this magnitude are exact in float32."""
 
 _WIDE = (TensorProto.INT64, TensorProto.UINT64)
+_SHORT = (TensorProto.INT16, TensorProto.UINT16)
 _LARGE_BYTES = 1024
 
 _PARAMETERS: Mapping[str, frozenset[int]] = {
@@ -81,7 +83,7 @@ def whole_problem(model: onnx.ModelProto) -> str:
 def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
     found = integer_bounds(graph, types, known)
     indices = _only_indices(graph)
-    exact = {**rounded_quotients(graph, types), **rounding_sums(graph)}
+    exact = {**rounded_quotients(graph, types), **rounding_sums(graph), **rewritten(graph, types)}
     read = {each.name for each in graph.output}
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
@@ -92,11 +94,23 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
             reason = "takes another one of equal values"
         if not reason and node.op_type == "DynamicQuantizeLinear" and scale_shows(graph, node):
             reason = "makes a scale of 0 for zeros, which is 1 elsewhere"
+        if node.op_type == "Div" and types.is_integer(node.output[0]) and not _is_positive(node, found):
+            reason = reason or "divides integers that may be negative, whose quotients it rounds down"
+        if node.op_type == "QuantizeLinear" and types.elements.get(node.output[0]) in _SHORT:
+            reason = reason or "makes integers of 16 bits, which do not saturate"
+        if node.op_type == "Range" and not types.is_integer(node.output[0]):
+            reason = reason or "counts in floats, where it ends elsewhere"
         if node.op_type == "MeanVarianceNormalization":
             reason = reason or "makes 0 of equal numbers, whose quotient by their deviation is NaN"
         reason = reason or exact.get(index, "")
         if reason:
             yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
+
+
+def _is_positive(node: onnx.NodeProto, found: Mapping[str, Bounds | None]) -> bool:
+    """Whether no operand is negative."""
+    bounds = [found.get(name) for name in node.input]
+    return all(each is not None and each.low >= 0 for each in bounds)
 
 
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:

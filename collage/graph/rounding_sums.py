@@ -18,7 +18,8 @@ _LEAST = 4096.0
 """Smaller constants round so little that it is no purpose."""
 _LEFT = 1 / 16
 """The share of the first constant that may be left of both."""
-_MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 16
+"""Larger arrays are no such constants."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def constant_term(value: Any, constant: Array | None, *, subtracts: bool, first:
 
     None where it is no constant of floats, or a large array.
     """
-    if constant is None or constant.dtype.kind != "f" or constant.size > _MOST_ELEMENTS:
+    if constant is None or constant.dtype.kind != "f" or constant.size > MOST_ELEMENTS:
         return None
     wide: npt.NDArray[np.float64] = constant.astype(np.float64)
     return Term(value, -wide if subtracts and not first else wide, subtracts and first)
@@ -45,11 +46,15 @@ def cancels(before: Term, after: Term) -> bool:
     """Whether little is left of a large constant that is added ``before`` when the next one is added to the result."""
     first, second = before.term, -after.term if after.negates else after.term
     try:
-        with np.errstate(all="ignore"):
-            left = np.abs(first + second)
+        return leaves_little(first, first + second)
     except ValueError:  # they do not broadcast
         return False
-    return bool(((np.abs(first) >= _LEAST) & (left <= _LEFT * np.abs(first))).any())
+
+
+def leaves_little(first: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> bool:
+    """Whether any of large constants is next to nothing once another constant was added."""
+    with np.errstate(all="ignore"):
+        return bool(((np.abs(first) >= _LEAST) & (np.abs(left) <= _LEFT * np.abs(first))).any())
 
 
 def rounds_by_sum(graph: Graph, node: Node) -> bool:

@@ -35,7 +35,9 @@ FLOAT, INT64, INT32, UINT8, DOUBLE = (
 I64 = np.int64
 
 
-def model(nodes: Sequence[Any], inputs: Mapping[str, Any], **weights: Any) -> onnx.ModelProto:
+def model(
+    nodes: Sequence[Any], inputs: Mapping[str, Any], opset: int = 18, **weights: Any
+) -> onnx.ModelProto:
     """A model whose output is the last node's, with all types inferred."""
     made = [helper.make_node(op, i.split(), o.split(), **attrs) for op, i, o, attrs in nodes]
     graph = helper.make_graph(
@@ -45,7 +47,7 @@ def model(nodes: Sequence[Any], inputs: Mapping[str, Any], **weights: Any) -> on
         [onnx.ValueInfoProto(name=made[-1].output[0])],
         [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
     )
-    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     return onnx.shape_inference.infer_shapes(found, strict_mode=True, data_prop=True)
 
 
@@ -251,11 +253,71 @@ def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
         ([("Add", "x l", "a", {}), ("Add", "a l", "y", {})], ""),
         ([("Add", "x d", "a", {}), ("Sub", "a d", "y", {})], ""),
         ([("Add", "x l", "a", {}), ("Relu", "a", "r", {}), ("Sub", "r d", "y", {})], ""),
+        (
+            [("Sum", "x l", "a", {}), ("Identity", "a", "i", {}), ("Sub", "i l", "y", {})],
+            "a large constant is added",
+        ),
+        (
+            [("Add", "x l", "a", {}), ("Mul", "a e", "m", {}), ("Sub", "m l4", "y", {})],
+            "a large constant is added",
+        ),
+        (
+            [("Sub", "x l", "a", {}), ("Neg", "a", "n2", {}), ("Sub", "n2 l", "y", {})],
+            "a large constant is added",
+        ),
+        (
+            [("Add", "x l", "a", {}), ("Add", "a d", "b", {}), ("Sub", "b l", "y", {})],
+            "a large constant is added",
+        ),
+        (
+            [("Mul", "x h", "m", {}), ("Mul", "m d", "q", {}), ("Floor", "q", "y", {})],
+            "two constants at once",
+        ),
+        (
+            [("Mul", "x d", "m", {}), ("Mul", "m h", "q", {}), ("Floor", "q", "y", {})],
+            "two constants at once",
+        ),
+        (
+            [("Add", "x h", "m", {}), ("Sub", "m h", "q", {}), ("Round", "q", "y", {})],
+            "two constants at once",
+        ),
+        ([("Mul", "x d", "m", {}), ("Mul", "m e", "q", {}), ("Floor", "q", "y", {})], ""),
+        ([("Mul", "x h", "m", {}), ("Add", "m h", "q", {}), ("Floor", "q", "y", {})], ""),
+        ([("Mul", "x h", "m", {}), ("Mul", "m d", "y", {})], ""),
+        ([("Pow", "x n", "p", {}), ("Mul", "p x", "m", {}), ("Floor", "m", "y", {})], "makes a power"),
+        ([("Pow", "x e", "p", {}), ("Floor", "p", "y", {})], ""),
+        ([("Softplus", "x", "s", {}), ("Log", "s", "y", {})], "makes small numbers zero or negative"),
+        (
+            [("Exp", "x", "a", {}), ("Add", "a o", "b", {}), ("Log", "b", "c", {}), ("Sqrt", "c", "y", {})],
+            "makes small numbers zero or negative",
+        ),
+        ([("Softplus", "x", "s", {}), ("Div", "x s", "y", {})], "makes small numbers zero or negative"),
+        ([("Softplus", "x", "s", {}), ("Div", "s x", "y", {})], ""),
+        ([("Softplus", "x", "s", {}), ("Tanh", "s", "t", {}), ("Log", "t", "y", {})], ""),
+        (
+            [("Cast", "x", "c", {"to": TensorProto.FLOAT16}), ("Cast", "c", "y", {"to": FLOAT})],
+            "rounds to 16 bits, which the engine leaves out",
+        ),
+        ([("Range", "o e o", "r", {}), ("Relu", "r", "y", {})], "counts in floats"),
     ],
 )
 def test_ties_and_rounded_quotients(nodes: Sequence[Any], wanted: str) -> None:
     """A product with a rounded reciprocal of 41 makes less than 1 of 41; one of 4 is exact."""
-    made = model(
-        nodes, {"x": ([6, 60], FLOAT)}, k=I64([3]), d=np.float32(41), e=np.float32(4), l=np.float32(1 << 23)
-    )
+    numbers = {"d": 41, "e": 4, "l": 1 << 23, "l4": 1 << 25, "h": 0.01, "n": -1, "o": 1}
+    weights = {name: np.float32(number) for name, number in numbers.items()}
+    made = model(nodes, {"x": ([6, 60], FLOAT)}, k=I64([3]), **weights)
     assert wanted in whole_problem(made) and bool(wanted) == bool(whole_problem(made))
+
+
+@pytest.mark.parametrize(("low", "wanted"), [(-7, True), (0, False)])
+def test_quotients_of_integers_are_rounded_down(low: int, wanted: bool) -> None:
+    nodes = [("Shape", "x", "s", {}), ("Add", "s l", "a", {}), ("Div", "a k", "y", {})]
+    made = model(nodes, {"x": ([6, 60], FLOAT)}, l=I64([low]), k=I64([2]))
+    assert ("may be negative" in whole_problem(made)) == wanted
+
+
+def test_integers_of_16_bits_do_not_saturate() -> None:
+    nodes = [("QuantizeLinear", "x s z", "y", {})]
+    inputs = {"x": ([4], FLOAT)}
+    made = [model(nodes, inputs, 21, s=np.float32(1), z=kind(0)) for kind in (np.int16, np.uint16, np.uint8)]
+    assert [bool(whole_problem(each)) for each in made] == [True, True, False]

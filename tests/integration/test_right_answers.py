@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import collage
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
+from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
 from collage.measure_db import jobs
 from collage.measure_db.results import Measurement, Outcome
@@ -207,6 +208,38 @@ def test_rounding_by_a_large_constant(backends: list[str] | None, nodes: list[st
     np.testing.assert_array_equal(
         module.run({"x": x})["y"], np.maximum(expected, 0) if "Relu" in nodes else expected
     )
+
+
+_WHOLE = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "x"),
+    [
+        ([("Mul", "x hundredth", "m", {}), ("Mul", "m hundred", "p", {}), ("Floor", "p", "y", {})], _WHOLE),
+        ([("Softplus", "x", "s", {}), ("Log", "s", "y", {})], -_WHOLE[:, ::-1] / 240),
+        ([("Cast", "x", "h", {"to": TensorProto.FLOAT16}), ("Cast", "h", "y", {"to": 1})], 40 * _WHOLE),
+        ([("Cast", "x", "i", {"to": TensorProto.INT32}), ("Div", "i two", "y", {})], _WHOLE - 2048),
+    ],
+    ids=["constants at once", "small softplus", "16 bits", "negative integers"],
+)
+@pytest.mark.parametrize("backends", [["openvino", "onnxruntime"], None], ids=str)
+def test_what_openvino_rewrites(
+    backends: list[str] | None, nodes: list[tuple[str, str, str, dict[str, Any]]], x: Array, tmp_path: Path
+) -> None:
+    """OpenVINO has other numbers for these, and none of them are among those that kernels are tried on."""
+    if backends is None and nodes[0][0] == "Softplus":
+        pytest.skip("kernels of TVM and oneDNN are as far off as numbers next to zero may be")
+    made = [helper.make_node(op, taken.split(), given.split(), **attrs) for op, taken, given, attrs in nodes]
+    numbers = {"hundredth": 0.01, "hundred": 100}
+    constants = {name: np.float32(number) for name, number in numbers.items()} | {"two": np.int32(2)}
+    used = {name for node in made for name in node.input}
+    types = {"y": TensorProto.INT32} if "i" in used else {}
+    weights = {name: array for name, array in constants.items() if name in used}
+    model = make_model(made, {"x": [64, 64]}, {"y": [64, 64]}, weights, types=types)
+    found = compiled(model, backends, tmp_path).run({"x": x})["y"]
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, reference(model, {"x": x})[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("between", [[], ["Relu"]], ids=["alone", "relu"])
