@@ -29,12 +29,14 @@ from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes, read_graph
+from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes
 from collage.serve.decoder.recognise import PROBE, recognise
-from collage.serve.decoder.rotary import angles
+from collage.serve.decoder.rotary import angles, refuse_mixed_angles
 from collage.serve.decoder.segments import Segment, cut, model_of, structure
 from collage.serve.decoder.shards import Shards, shard
 from collage.serve.decoder.shared import SharedArrays
+from collage.serve.decoder.sliced_tables import read_decoder
+from collage.serve.decoder.windows import refuse_windows
 
 DEFAULT_LENGTH = 4096
 """The longest sequence where no table of positions limits it."""
@@ -79,9 +81,10 @@ def compile_parts(
     buckets = checked_buckets(options.buckets)
     model = as_written(source)
     progress(Progress("recognise", 0, 1, name))
-    decoder, graph = recognise(model, name)
+    decoder, graph = recognise(model, name, options.max_length)
     refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
     heads, rotations, length = _positions(graph, decoder, options.max_length, name)
+    refuse_windows(model, graph, decoder, length)
     threads = options.threads or host().threads
     compile_options = CompileOptions(
         backends=options.backends or default_backends(registry),
@@ -103,7 +106,7 @@ def compile_parts(
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
         for bucket in sorted({*buckets, *ends}):
-            sized = read_graph(model, Sizes(bucket, PROBE.past), graph.places)
+            sized = read_decoder(model, Sizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
             ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
             count = len(ranks[0].segments)
@@ -211,7 +214,7 @@ def _positions(
     rotation = layer.rotation
     tables = [angles(graph, value, length, PROBE.tokens) for value in (rotation.cos, rotation.sin)]
     halves = []
-    for table in tables:
+    for value, table in zip((rotation.cos, rotation.sin), tables, strict=True):
         if table is None or table.shape[1] != rotation.elements:
             raise ModelError(
                 f"the rotary positions at {layer.node} of {name} depend on more than the tokens' positions, or lack "
@@ -225,6 +228,7 @@ def _positions(
                 f"the rotary positions at {layer.node} of {name} are counted from the first new token, not from the "
                 "first token of the sequence: export the decoder with position_ids."
             )
+        refuse_mixed_angles(graph, value, table, PROBE.tokens)
         if not np.array_equal(first, second):
             raise ModelError(f"the rotary positions at {layer.node} of {name} turn pairs by two angles.")
         halves.append(np.ascontiguousarray(first, np.float32))

@@ -12,15 +12,19 @@ from collage.serve.decoder.segments import Segment
 
 _ALWAYS = frozenset("DynamicQuantizeLinear CumSum LSTM GRU RNN Conv ConvTranspose".split())
 """Operators that look at several tokens by what they are; ``DynamicQuantizeLinear`` has one scale for all."""
-_ALONG = frozenset("LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
-"""Operators along one axis. A softmax is attention, or refused before."""
+_ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
+"""Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
 
 
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
-    """Raise ModelError where a segment's operator mixes tokens; ``tokens`` tells their axis from all others."""
+    """Raise ModelError where a segment's operator mixes tokens or their positions.
+
+    ``tokens`` tells their axis from all others.
+    """
+    varying = graph.from_tokens | graph.from_positions
     for segment in segments:
         for node in segment.bare.graph.node:
-            if graph.from_tokens.intersection(node.input) and _mixes(graph, node, tokens):
+            if varying.intersection(node.input) and _mixes(graph, node, tokens):
                 raise ModelError(
                     f"{described(node)} mixes tokens outside of attention, where every token must be computed by "
                     "itself: this decoder cannot be served."
@@ -34,13 +38,22 @@ def _mixes(graph: OnnxGraph, node: onnx.NodeProto, tokens: int) -> bool:
     if node.op_type == "MatMul":
         second = graph.shapes.get(node.input[1])
         return tokens in (shape or (0,))[-1:] or (second is not None and tokens in second[-2:-1])
+    if node.op_type in ("Gather", "Slice") and node.input[0] not in graph.from_tokens | graph.from_positions:
+        return False  # of a table
     return shape is not None and any(shape[axis] == tokens for axis in _axes(graph, node, len(shape)))
 
 
 def _axes(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
-    """The axes that a node reduces or normalises."""
+    """The axes that a node reduces or normalises, or takes a part of."""
     if node.op_type.startswith("Reduce"):
         return _reduced(graph, node, rank)
+    if node.op_type == "Slice":
+        made = graph.shapes.get(node.output[0], graph.shapes[node.input[0]])
+        return [axis for axis, size in enumerate(graph.shapes[node.input[0]]) if made[axis] != size]
+    if node.op_type == "Gather":
+        axis = attribute(node, "axis", 0)
+        assert isinstance(axis, int)
+        return (axis,)
     from_there = node.op_type in ("LayerNormalization", "RMSNormalization")
     if node.op_type not in _ALONG and not from_there:
         return ()

@@ -64,7 +64,15 @@ class OnnxGraph:
     @cached_property
     def from_tokens(self) -> frozenset[str]:
         """The values that depend on the token ids."""
-        found = {IDS}
+        return self._dependent({IDS})
+
+    @cached_property
+    def from_positions(self) -> frozenset[str]:
+        """The values that depend on the tokens' positions."""
+        return self._dependent({POSITIONS, *self.places})
+
+    def _dependent(self, found: set[str]) -> frozenset[str]:
+        """These values, and all that depend on them."""
         for node in self.nodes:
             if found.intersection(node.input):
                 found.update(node.output)

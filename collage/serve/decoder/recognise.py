@@ -18,10 +18,11 @@ from collage.serve.decoder.onnx_graph import (
     Sizes,
     attribute,
     described,
-    read_graph,
 )
 from collage.serve.decoder.peel import Origin, origin_of
 from collage.serve.decoder.positions import check_angles, learned_positions
+from collage.serve.decoder.scores import refuse_from_tokens, scores_of
+from collage.serve.decoder.sliced_tables import read_decoder
 
 PROBE = Sizes(tokens=29, past=5)
 """The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
@@ -29,7 +30,6 @@ PROBE = Sizes(tokens=29, past=5)
 _WHOLE = TensorProto.INT64, TensorProto.INT32
 _DTYPES = {IDS: _WHOLE, POSITIONS: _WHOLE, MASK: (*_WHOLE, TensorProto.FLOAT, TensorProto.BOOL)}
 """The dtypes that inputs may have; those of caches are float32."""
-_SCORES = frozenset("Add Sub Where Mul Div Cast Max Min Identity Tanh".split())
 _OUTPUT = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Flatten Cast".split())
 
 
@@ -46,10 +46,13 @@ class _Core:
     """The factor of the scores, or None for 1 / sqrt(dim), as ONNX's Attention has it."""
 
 
-def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
-    """The decoder, and its graph as it was looked at. Raises ModelError, which names what does not fit."""
+def recognise(model: onnx.ModelProto, name: str, max_length: int | None = None) -> tuple[Decoder, OnnxGraph]:
+    """The decoder, and its graph as it was looked at. Raises ModelError, which names what does not fit.
+
+    ``max_length`` is the longest sequence that is asked for.
+    """
     _check_inputs(model, name)
-    graph = read_graph(model, PROBE)
+    graph = read_decoder(model, PROBE)
     logits = graph.outputs[0]
     shape = graph.shapes.get(logits)
     tokens = PROBE.tokens
@@ -69,7 +72,7 @@ def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
     _check_caches(graph, [origin for _, origins in each for origin in origins])
     layers = tuple(layer for layer, _ in each)
     _check_uniform(layers)
-    length = learned_positions(graph)
+    length = learned_positions(graph, tokens, max_length)
     for layer, origins in each:
         for origin in origins[:2]:
             check_angles(graph, (layers[0], layer), origin.rotation, length, tokens)
@@ -119,54 +122,35 @@ def _refuse_other_floats(graph: OnnxGraph, value: str, node: onnx.NodeProto) -> 
 def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
     """The attention around a node, or None where it is no Softmax of scores and no Attention."""
     if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
-        return _operator(node)
+        return _operator(graph, node)
     if node.op_type != "Softmax" or node.output[0] not in graph.from_tokens:
         return None
-    scores = _scores(graph, node.input[0], 1.0)
+    scores = scores_of(graph, node.input[0])
     if scores is None:
         raise ModelError(
             f"{described(node)} is not recognised as attention: its input is no scaled and masked product of q and k."
         )
-    product, scale = scores
+    q, k = scores.product.input
     value, user = node.output[0], _only_user(graph, node.output[0])
     while user is not None and user.op_type in ("Cast", "Identity", "Dropout"):
         value, user = user.output[0], _only_user(graph, user.output[0])
     if user is None or user.op_type != "MatMul" or user.input[0] != value:
         raise ModelError(f"{described(node)} is not recognised as attention: no product with v follows it.")
-    return _Core(node, product.input[0], product.input[1], user.input[1], user.output[0], scale)
+    return _Core(node, q, k, user.input[1], user.output[0], scores.scale)
 
 
-def _operator(node: onnx.NodeProto) -> _Core:
+def _operator(graph: OnnxGraph, node: onnx.NodeProto) -> _Core:
     softcap, mode = attribute(node, "softcap", 0.0), attribute(node, "qk_matmul_output_mode", 0)
     if softcap or (len(node.output) > 3 and node.output[3]) or mode:
         raise ModelError(f"{described(node)} has a softcap or gives its scores, which cannot be served.")
     if len(node.input) > 6 and node.input[6]:
         raise ModelError(f"{described(node)} is told the lengths of sequences, which cannot be served.")
+    if len(node.input) > 3:
+        refuse_from_tokens(graph, node, node.input[3])
     scale = attribute(node, "scale")
     assert scale is None or isinstance(scale, float)
     q, k, v = node.input[:3]
     return _Core(node, q, k, v, node.output[0], scale)
-
-
-def _scores(graph: OnnxGraph, value: str, factor: float) -> tuple[onnx.NodeProto, float] | None:
-    """The product of q and k behind masked scores, and the scale between them; None where there is not just one."""
-    node = graph.producers.get(value)
-    if node is None or value not in graph.from_tokens:
-        return None
-    if node.op_type == "MatMul":
-        return (node, factor) if all(name in graph.from_tokens for name in node.input) else None
-    if node.op_type not in _SCORES or node.op_type == "Tanh":
-        return None
-    if node.op_type in ("Mul", "Div"):
-        for place, other in ((0, 1), (1, 0)):
-            number = graph.scalar(node.input[other])
-            if number is not None and (node.op_type == "Mul" or place == 0):
-                return _scores(
-                    graph, node.input[place], factor * (number if node.op_type == "Mul" else 1 / number)
-                )
-        return None
-    found = [each for name in node.input if (each := _scores(graph, name, factor)) is not None]
-    return found[0] if len(found) == 1 else None
 
 
 def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:

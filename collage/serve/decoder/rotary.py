@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.decoder.description import Rotation
-from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute
+from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute, described
 
 _FEW = 24
 """The most nodes that turn a vector by a right angle."""
@@ -107,8 +108,8 @@ def _partial(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
     return Rotated(whole, found.rotation)
 
 
-def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array]) -> Array | None:
-    """A value computed from others, where few nodes lie between them and constants; None where it is otherwise."""
+def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: int = _FEW) -> Array | None:
+    """A value computed from others, where at most so many nodes lie between; None where it cannot be."""
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, onnx.TensorProto] = {}
     waiting, seen = [wanted], set(feeds)
@@ -126,7 +127,7 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array]) -> Arra
             waiting += graph.producers[name].input
         else:
             return None
-        if len(nodes) > _FEW:
+        if len(nodes) > most:
             return None
     order = {id(node): place for place, node in enumerate(graph.nodes)}
     unique = {id(node): node for node in nodes}
@@ -161,6 +162,24 @@ def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | Non
             return None
         rows.append(found)
     return np.concatenate(rows)[:length]
+
+
+def refuse_mixed_angles(graph: OnnxGraph, name: str, table: Array, tokens: int) -> None:
+    """Raise ModelError where the rows of a table from ``angles`` depend on what other positions there are, too.
+
+    Positions from all over the table are evaluated together here, where ``angles`` takes neighbours.
+    """
+    length = len(table)
+    groups = -(-length // tokens)
+    for first in range(groups):
+        places = np.minimum(np.arange(tokens) * groups + first, length - 1)
+        found = _angles_of(graph, name, places)
+        if found is None or not np.allclose(found, table[places], 1e-5, 1e-5, equal_nan=True):
+            raise ModelError(
+                f"{described(graph.producers[name])} gives angles of a token that depend on the positions of other "
+                f"tokens within {length}, such as factors for long sequences: this decoder cannot be served, except "
+                "perhaps with a shorter --max-length."
+            )
 
 
 def same_angles(graph: OnnxGraph, one: Rotation, other: Rotation, length: int, tokens: int) -> bool:

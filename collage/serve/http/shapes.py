@@ -75,7 +75,10 @@ class CompletionShape:
         return {
             "tokens": [tokenizer.name(token) for token in delta.tokens],
             "token_logprobs": [_finite(each.chosen) for each in delta.logprobs],
-            "top_logprobs": [_by_name(tokenizer, each.top) for each in delta.logprobs],
+            "top_logprobs": [
+                _by_name(tokenizer, (*each.top, (token, each.chosen)))
+                for token, each in zip(delta.tokens, delta.logprobs, strict=True)
+            ],
             "text_offset": list(delta.offsets),
         }
 
@@ -140,7 +143,7 @@ def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
 
 
 def _by_name(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """The likeliest tokens by their names, the likeliest first, which counts where several have the same name."""
+    """Tokens by their names, the likeliest first and the sampled one last; the first of one name counts."""
     found: dict[str, float] = {}
     for token, value in top:
         found.setdefault(tokenizer.name(token), _finite(value))

@@ -1,0 +1,75 @@
+"""Following an attention's scores back from the softmax to the product of q and k, past scales and masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx
+
+from collage.errors import ModelError
+from collage.serve.decoder.onnx_graph import MASK, OnnxGraph, described
+
+_MASKING = frozenset("Add Sub Where Cast Max Min Identity".split())
+
+
+@dataclass(frozen=True)
+class Masking:
+    """A node that scores pass through, and the place of the scores among its inputs."""
+
+    node: onnx.NodeProto
+    place: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The product of q and k behind scores, the scale between them, and the nodes on the way that may mask them."""
+
+    product: onnx.NodeProto
+    scale: float = 1.0
+    masking: tuple[Masking, ...] = ()
+
+
+def scores_of(graph: OnnxGraph, value: str) -> Scores | None:
+    """What scaled and masked scores are made of; None where there is not just one product of q and k.
+
+    Raises ModelError where the token ids decide about a mask or a bias: attention is served without these.
+    """
+    found = _followed(graph, value)
+    for each in found.masking if found is not None else ():
+        for place, name in enumerate(each.node.input):
+            if place != each.place:
+                refuse_from_tokens(graph, each.node, name)
+    return found
+
+
+def refuse_from_tokens(graph: OnnxGraph, node: onnx.NodeProto, mask: str) -> None:
+    """Raise ModelError where the mask or bias that a node gives to attention depends on the token ids."""
+    if mask in graph.from_tokens:
+        raise ModelError(
+            f"{described(node)} masks or biases attention by what depends on the token ids, and only masks that follow "
+            f"from positions and {MASK} can be served."
+        )
+
+
+def _followed(graph: OnnxGraph, value: str) -> Scores | None:
+    node = graph.producers.get(value)
+    if node is None or value not in graph.from_tokens:
+        return None
+    if node.op_type == "MatMul":
+        return Scores(node) if all(name in graph.from_tokens for name in node.input) else None
+    if node.op_type in ("Mul", "Div"):
+        for place, other in ((0, 1), (1, 0)):
+            number = graph.scalar(node.input[other])
+            if number is not None and (node.op_type == "Mul" or place == 0):
+                inner = _followed(graph, node.input[place])
+                factor = number if node.op_type == "Mul" else 1 / number
+                return None if inner is None else replace(inner, scale=inner.scale * factor)
+        return None
+    if node.op_type not in _MASKING:
+        return None
+    each = [(place, _followed(graph, name)) for place, name in enumerate(node.input)]
+    known = [(place, scores) for place, scores in each if scores is not None]
+    if len(known) != 1:
+        return None
+    ((place, scores),) = known
+    return replace(scores, masking=(*scores.masking, Masking(node, place)))
