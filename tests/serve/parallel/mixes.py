@@ -41,6 +41,10 @@ class Mix:
             self.starts[number] = end
         return found
 
+    def sequence_of(self, part: Slice) -> int:
+        """The number of the sequence that a slice is of. Another one may have the same tokens at these positions."""
+        return next(number for number, blocks in enumerate(self._blocks) if blocks[0] == part.blocks[0])
+
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Call all in threads, and return what they return."""

@@ -91,11 +91,7 @@ def test_any_mix_is_right(divided: Divided, runner: ThreadRunner, counts: list[l
         tokens = sum(len(each.token_ids) for each in slices)
         assert sent == LAYERS * tensor_bytes(tokens, divided.shape.width, 2)
         rows = [
-            next(
-                logits[part.start + len(part.token_ids) - 1]
-                for tokens_of, logits in zip(mix.tokens, wanted, strict=True)
-                if tuple(tokens_of[part.start : part.start + len(part.token_ids)]) == part.token_ids
-            )
+            wanted[mix.sequence_of(part)][part.start + len(part.token_ids) - 1]
             for part in slices
             if part.wants_logits
         ]
