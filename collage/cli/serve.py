@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from collage.cli.console import say
 from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import Seconds
-from collage.errors import UsageError
+from collage.cli.unused import refuse_unused
 
 
 @click.command()
@@ -202,8 +201,11 @@ def serve(
     from collage.serve.options import EngineOptions
     from collage.serve.parallel.options import Parallelism
 
-    _refuse_unused("parallel", parallel, "processes", "answer_seconds")
-    _refuse_unused("replicas", replicas, "cluster")
+    if parallel is None:
+        refuse_unused("--processes", "--parallel")
+        refuse_unused("--answer-seconds", "--parallel")
+    if replicas is None:
+        refuse_unused("--cluster", "--replicas")
     if trace is not None:
         for each in (model, *model.glob("*.collage")):
             refuse_same(each, trace, "--trace", ".json")
@@ -240,13 +242,3 @@ def serve(
     from collage.serve.replicas.command import run_replicas
 
     run_replicas(options, replicas, ClusterAddress(cluster), lambda text: say(text, err=True))
-
-
-def _refuse_unused(needed: str, value: object, *names: str) -> None:
-    """Raise UsageError where one of the options is given without the option that it belongs to."""
-    context = click.get_current_context()
-    for name in names:
-        if value is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for --{needed}; give that, too, or leave it out."
-            )

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from collage.frontend.bounds import MOVES, Types
-from collage.frontend.weights import array_of, is_apart, is_external
+from collage.frontend.weights import small_array
 
 _KEEPING = MOVES | frozenset("Add Sub Sum Mul Neg Abs Relu Clip Max Min Where".split())
 """Operators whose results may be next to zero, or negative, where those of their operands are."""
@@ -56,8 +56,8 @@ def _small_softplus(graph: onnx.GraphProto) -> dict[int, str]:
 
 
 def _is_one(tensor: TensorProto) -> bool:
-    at_hand = is_apart(tensor) or not is_external(tensor)
-    return at_hand and tensor.data_type == TensorProto.FLOAT and bool(np.all(array_of(tensor) == 1))
+    array = small_array(tensor, 1) if tensor.data_type == TensorProto.FLOAT else None
+    return array is not None and bool(np.all(array == 1))
 
 
 def _dropped_roundings(graph: onnx.GraphProto, types: Types) -> dict[int, str]:

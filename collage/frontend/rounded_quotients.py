@@ -14,8 +14,7 @@ import onnx.numpy_helper
 from onnx import TensorProto
 
 from collage.frontend.bounds import INTEGERS, MOVES, Types
-from collage.frontend.weights import array_of, is_apart, is_external
-from collage.graph.dataflow import Array
+from collage.frontend.weights import array_of, is_apart, is_external, small_array
 from collage.graph.reciprocals import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())
@@ -70,7 +69,7 @@ def rounded_quotients(graph: onnx.GraphProto, types: Types) -> Mapping[int, str]
 def _has_negative_exponent(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     if node.op_type != "Pow" or node.input[1] not in constants:
         return False
-    exponent = _at_hand(constants[node.input[1]])
+    exponent = small_array(constants[node.input[1]], _MOST_ELEMENTS)
     return exponent is not None and bool(np.any(np.less(exponent, 0)))
 
 
@@ -87,7 +86,7 @@ def _is_combined(
     if kind is None or len(node.input) != 2 or len(values) != 1:
         return False
     (constant,) = (name for name in node.input if name in constants)
-    array = _at_hand(constants[constant])
+    array = small_array(constants[constant], _MOST_ELEMENTS)
     if array is None or array.dtype.kind != "f":
         return False
     exact = bool((array == np.rint(array)).all()) or (kind == "product" and are_powers_of_two(array))
@@ -95,12 +94,6 @@ def _is_combined(
     again = before == kind
     combined[node.output[0]] = kind, exact and (was_exact or not again)
     return again and not (exact and was_exact)
-
-
-def _at_hand(tensor: TensorProto) -> Array | None:
-    """The constant; None where it is large, or is not at hand."""
-    small = np.prod(tensor.dims, dtype=np.int64) <= _MOST_ELEMENTS
-    return array_of(tensor) if small and (is_apart(tensor) or not is_external(tensor)) else None
 
 
 def _by_powers_of_two(divisor: TensorProto) -> bool:

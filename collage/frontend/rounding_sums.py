@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from collage.frontend.bounds import MOVES
-from collage.frontend.weights import array_of, is_apart, is_external
+from collage.frontend.weights import small_array
 from collage.graph.rounding_sums import MOST_ELEMENTS, leaves_little
 
 _REASON = "is part of a sum that rounds: a large constant is added and taken away again"
@@ -101,9 +101,5 @@ def _target(node: onnx.NodeProto) -> int:
 
 def _array(tensor: TensorProto) -> _Doubles | None:
     """The constant in float64; None where it holds no floats, is large, or is not at hand."""
-    if tensor.data_type not in _FLOATS or not (is_apart(tensor) or not is_external(tensor)):
-        return None
-    if np.prod(tensor.dims, dtype=np.int64) > MOST_ELEMENTS:
-        return None
-    found: _Doubles = array_of(tensor).astype(np.float64)
-    return found
+    found = small_array(tensor, MOST_ELEMENTS) if tensor.data_type in _FLOATS else None
+    return None if found is None else found.astype(np.float64)

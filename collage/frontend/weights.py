@@ -162,3 +162,10 @@ def borrow(path: Path) -> None:
     """Let initializers refer to a file of another process by its name."""
     if path.name not in _known:
         _known[path.name] = _File(path, None)
+
+
+def small_array(tensor: onnx.TensorProto, most: int) -> Array | None:
+    """The array of at most so many elements; None where it has more, or is in a file that is not open."""
+    if np.prod(tensor.dims, dtype=np.int64) > most or not (is_apart(tensor) or not is_external(tensor)):
+        return None
+    return array_of(tensor)

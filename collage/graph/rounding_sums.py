@@ -7,12 +7,11 @@ Who adds the two constants first makes ``x`` of it. ``frontend.rounding_sums`` t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from collage.graph.dataflow import Array, Graph, Node
+from collage.graph.dataflow import Graph, Node
 
 _LEAST = 4096.0
 """Smaller constants round so little that it is no purpose."""
@@ -20,35 +19,6 @@ _LEFT = 1 / 16
 """The share of the first constant that may be left of both."""
 MOST_ELEMENTS = 1 << 16
 """Larger arrays are no such constants."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """What a sum adds to ``value``, which it negates where ``negates``."""
-
-    value: Any
-    term: npt.NDArray[np.float64]
-    negates: bool = False
-
-
-def constant_term(value: Any, constant: Array | None, *, subtracts: bool, first: bool) -> Term | None:
-    """The term of a sum, or of a difference, with a constant, which is the ``first`` operand or the second one.
-
-    None where it is no constant of floats, or a large array.
-    """
-    if constant is None or constant.dtype.kind != "f" or constant.size > MOST_ELEMENTS:
-        return None
-    wide: npt.NDArray[np.float64] = constant.astype(np.float64)
-    return Term(value, -wide if subtracts and not first else wide, subtracts and first)
-
-
-def cancels(before: Term, after: Term) -> bool:
-    """Whether little is left of a large constant that is added ``before`` when the next one is added to the result."""
-    first, second = before.term, -after.term if after.negates else after.term
-    try:
-        return leaves_little(first, first + second)
-    except ValueError:  # they do not broadcast
-        return False
 
 
 def leaves_little(first: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> bool:
@@ -63,19 +33,41 @@ def rounds_by_sum(graph: Graph, node: Node) -> bool:
     if own is None:
         return False
     readers = (graph.nodes[number] for number in graph.users[node.outputs[0]])
-    if any((after := _term(graph, each)) is not None and cancels(own, after) for each in readers):
+    if any((after := _term(graph, each)) is not None and _cancels(own, after) for each in readers):
         return True
     producer = graph.values[own.value].producer
     before = None if producer is None else _term(graph, graph.nodes[producer])
-    return before is not None and cancels(before, own)
+    return before is not None and _cancels(before, own)
 
 
-def _term(graph: Graph, node: Node) -> Term | None:
+@dataclass(frozen=True)
+class _Term:
+    """What a sum adds to ``value``, which it negates where ``negates``."""
+
+    value: int
+    term: npt.NDArray[np.float64]
+    negates: bool = False
+
+
+def _cancels(before: _Term, after: _Term) -> bool:
+    """Whether little is left of a large constant that is added ``before`` when the next one is added to the result."""
+    first, second = before.term, -after.term if after.negates else after.term
+    try:
+        return leaves_little(first, first + second)
+    except ValueError:  # they do not broadcast
+        return False
+
+
+def _term(graph: Graph, node: Node) -> _Term | None:
+    """The term of a sum or difference with a constant of floats that is not large; None for any other node."""
     if node.op not in ("add", "subtract"):
         return None
     left, right = node.inputs
     if graph.is_constant(left) == graph.is_constant(right):
         return None
-    first = graph.is_constant(left)
-    value, constant = (right, left) if first else (left, right)
-    return constant_term(value, graph.constants[constant], subtracts=node.op == "subtract", first=first)
+    first, subtracts = graph.is_constant(left), node.op == "subtract"
+    value, constant = (right, graph.constants[left]) if first else (left, graph.constants[right])
+    if constant.dtype.kind != "f" or constant.size > MOST_ELEMENTS:
+        return None
+    wide: npt.NDArray[np.float64] = constant.astype(np.float64)
+    return _Term(value, -wide if subtracts and not first else wide, subtracts and first)
