@@ -32,10 +32,12 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a decoder; head h reads K/V head ``h // (heads / kv_heads)``.
+    """The heads of a layer, and how they score keys; head h reads K/V head ``h // (heads / kv_heads)``.
 
     ``rotary`` is the number of elements of a head that are rotated, 0 for none: as pairs of neighbours where
-    ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``.
+    ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``. With a ``softcap``
+    scores x become softcap * tanh(x / softcap) then. With ``slopes``, one for each head, they lose that for each token
+    between q and k (ALiBi, Press et al. 2022). With a ``window``, a token sees so many, itself among them.
     """
 
     heads: int
@@ -44,6 +46,9 @@ class Heads:
     rotary: int
     interleaved: bool
     scale: float
+    softcap: float = 0.0
+    window: int = 0
+    slopes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for heads that the kernel cannot compute, as a damaged file may have them."""
@@ -51,6 +56,16 @@ class Heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} K/V heads")
         if not 0 < self.dim <= MOST_DIM or not 0 <= self.rotary <= self.dim or self.rotary % 2:
             raise ValueError(f"heads of {self.dim} elements, of which {self.rotary} are rotated, cannot be")
+        if self.window < 0 or not self.softcap >= 0 or len(self.slopes) not in (0, self.heads):
+            raise ValueError(
+                f"{self.heads} heads with a window of {self.window} tokens, a softcap of {self.softcap} and "
+                f"{len(self.slopes)} slopes cannot be"
+            )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The heads, the K/V heads and the elements of a head, which are the same in all layers of a decoder."""
+        return self.heads, self.kv_heads, self.dim
 
     def block_bytes(self, dtype: str = "float32") -> int:
         """The bytes of a block of one layer's cache."""
@@ -182,6 +197,14 @@ class Rotations:
     sin: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class LayerAttention:
+    """How a layer attends: its heads, and the angles that it rotates q and k by. Layers may share the tables."""
+
+    heads: Heads
+    rotations: Rotations
+
+
 def attention_steps(
     heads: Heads, batch: Batch, operands: Operands, rotations: Rotations, threads: int, partial: bool = False
 ) -> list[Step]:
@@ -201,10 +224,11 @@ def attention_steps(
     q, k, v, out = (each.address for each in rows)
     cache = operands.cache
     middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
-    scales = int(cache.scales.ctypes.data)
-    places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, scales, batch.address)
+    slopes = np.array(heads.slopes, np.float32)
+    ends = (int(slopes.ctypes.data) if heads.slopes else None, int(cache.scales.ctypes.data), batch.address)
+    places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, *ends)
     buffers = (ctypes.c_void_p * len(places))(*places)
-    keep = (shape, buffers, batch, operands, rotations)
+    keep = (shape, buffers, batch, operands, rotations, slopes)
     tasks = [
         [
             Task(
@@ -270,11 +294,16 @@ def _function(name: str) -> int:
 def _numbers(heads: Heads, rows: Sequence[int], threads: int, cells: int = 0) -> dict[str, float]:
     names = ("q_row", "k_row", "v_row", "out_row")
     return {
-        **{name: int(value) for name, value in vars(heads).items() if name != "scale"},
+        **{
+            name: int(value)
+            for name, value in vars(heads).items()
+            if name not in ("scale", "softcap", "slopes")
+        },
         **dict(zip(names, rows, strict=True)),
         "threads": threads,
         "cells": cells,
         "scale": heads.scale,
+        "softcap": heads.softcap,
         "partial": 0,
     }
 
@@ -291,6 +320,8 @@ class _Shape(ctypes.Structure):
             for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads cells".split()
         ),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int64),
         ("partial", ctypes.c_int64),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,8 @@ from collage.serve.attention import (
 from collage.serve.runner import Slice
 
 MOST = 1200
+TILE_ERROR = 1e-5 if amx_problem() else 1.5e-2
+"""Tiles round q and the weights, too: each to 2 ** -9 of itself at most, with values that are normal numbers."""
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,14 @@ def test_heads_that_the_kernel_cannot_compute(heads: int, kv_heads: int, dim: in
     """A damaged file may ask for them; the kernel would divide by zero or write beyond its rows."""
     with pytest.raises(ValueError, match="heads"):
         Heads(heads, kv_heads, dim, rotary, False, 1.0)
+
+
+@pytest.mark.parametrize(
+    "scoring", [{"softcap": -1.0}, {"softcap": float("nan")}, {"window": -1}, {"slopes": (0.5,)}]
+)
+def test_scoring_that_the_kernel_cannot_compute(scoring: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="cannot be"):
+        Heads(4, 4, 8, 0, False, 1.0, **scoring)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,12 @@ def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
         seen = start + token + 1
         for head in range(heads.heads):
             scores = seq.keys[:seen, head // groups] @ q[token, head] * heads.scale
+            if heads.softcap:
+                scores = heads.softcap * np.tanh(scores / heads.softcap)
+            if heads.slopes:
+                scores = scores + heads.slopes[head] * (np.arange(seen) - (seen - 1))
+            if heads.window:
+                scores[: max(0, seen - heads.window)] = -np.inf
             weights = np.exp(scores - scores.max())
             result[token, head] = weights / weights.sum() @ seq.values[:seen, head // groups]
     return result
@@ -189,10 +207,40 @@ def test_heads(heads: Heads) -> None:
     assert iterate(heads, [[33, 1, 0], [1, 300, 2], [5, 1, 64]], 2, 1) < 1e-5
 
 
+SLOPES = (0.5, 0.25, 0.125, 0.0625)
+
+
+SCORINGS = (
+    Heads(4, 2, 32, 0, False, 1.0, softcap=3.0),
+    Heads(4, 2, 32, 0, False, 0.2, slopes=SLOPES),
+    Heads(4, 2, 32, 32, False, 0.2, window=1),
+    Heads(4, 2, 32, 0, False, 0.2, window=100),
+    Heads(4, 4, 20, 0, False, 0.2, window=32),
+    Heads(4, 1, 64, 0, False, 0.5, softcap=2.0, window=333, slopes=SLOPES),
+)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("heads", SCORINGS)
+def test_how_keys_are_scored(heads: Heads, threads: int) -> None:
+    """Softcaps, biases by distance and windows, in chunks and one by one, of sequences that are split and merged."""
+    lengths = [[1000, 31, 256, 0], [1, 1, 1, 1], [7, 40, 3, 1], [1, 1, 1, 1]]
+    assert iterate(heads, lengths, threads, 8) < 1e-5
+    assert iterate(heads, [[40, 3, 1]] + [[1, 1, 1]] * 40, threads, 8, "bfloat16") < 1e-5
+    assert iterate(heads, lengths, threads, 8, "bfloat16") < TILE_ERROR
+    assert iterate(heads, lengths, threads, 8, "int8") < 1e-5
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=4),
-    st.sampled_from([Heads(4, 2, 16, 16, False, 0.25), Heads(6, 6, 8, 4, True, 0.4)]),
+    st.sampled_from(
+        [
+            Heads(4, 2, 16, 16, False, 0.25),
+            Heads(6, 6, 8, 4, True, 0.4),
+            Heads(4, 2, 16, 0, False, 0.5, softcap=1.5, window=37, slopes=SLOPES),
+        ]
+    ),
     st.integers(0, 1000),
 )
 def test_any_mix_of_chunks(lengths: list[list[int]], heads: Heads, seed: int) -> None:
@@ -237,10 +285,6 @@ def test_a_stream_has_the_same_numbers_whatever_runs_beside_it() -> None:
 def test_scores_of_any_size() -> None:
     """Large scores do not overflow, and one key may take all the weight."""
     assert iterate(Heads(2, 2, 16, 0, False, 40.0), [[40, 3, 1]], 2, 3) < 1e-4
-
-
-TILE_ERROR = 1e-5 if amx_problem() else 1.5e-2
-"""Tiles round q and the weights, too: each to 2 ** -9 of itself at most, with values that are normal numbers."""
 
 
 @pytest.mark.parametrize("heads", [Heads(6, 2, 64, 0, False, 0.125), Heads(2, 1, 20, 0, False, 0.2)])

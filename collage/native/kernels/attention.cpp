@@ -31,11 +31,6 @@ using Partials = collage_attention_partials;
 
 constexpr int64_t kSent = 2;  // floats before an o that another process gets: m and s
 
-// The position of the first token of a request's block.
-INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
-  return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
-}
-
 // The token of its request and the head of q that a row of an item has.
 struct Place {
   int64_t token, head;
@@ -62,7 +57,7 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
   const int32_t *const table = batch.tables + batch.table[item.request];
   float *const o = state.o + row * wide;
   configure_tiles(tiles, rows > kTileRows ? (rows + 1) / 2 : rows);
-  for (int64_t block = item.block; block < item.block_end; block += kSpan) {
+  for (int64_t block = first_seen(s, batch, item); block < item.block_end; block += kSpan) {
     const int64_t blocks = std::min(kSpan, item.block_end - block);
     int64_t first[kSpan];
     for (int64_t i = 0; i < blocks; ++i) {
@@ -76,6 +71,8 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
     for (int64_t r = 0; r < rows; ++r) {
       int64_t seen[kSpan];
       for (int64_t i = 0; i < blocks; ++i) seen[i] = std::min(state.position[row + r] + 1 - first[i], kBlock);
+      if (adjusts(s, b))
+        adjust(s, tiles.scores + r * kSpanned, first, blocks, state.position[row + r], state.slope[row + r]);
       multiply_row(o + r * wide, wide,
                    soften(tiles.scores + r * kSpanned, tiles.weights + r * kSpanned, seen, blocks, state.m[row + r],
                           state.s[row + r]));
@@ -100,6 +97,7 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     memset(state.o + row * wide, 0, wide * sizeof(float));
     state.m[row] = -INFINITY;
     state.s[row] = 0.0f;
+    state.slope[row] = b.slopes ? b.slopes[at.head] : 0.0f;
     state.position[row] = position;
   }
   const int64_t last = start + item.token + item.tokens - 1;
@@ -111,7 +109,7 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   }
 #endif
   const int32_t *const table = batch.tables + batch.table[item.request];
-  for (int64_t block = tiled ? item.block_end : item.block; block < item.block_end; block += kSpan) {
+  for (int64_t block = tiled ? item.block_end : first_seen(s, batch, item); block < item.block_end; block += kSpan) {
     Span span{std::min(kSpan, item.block_end - block), {}, {}};
     for (int64_t i = 0; i < span.blocks; ++i) {
       span.first[i] = first_of(batch, item.request, block + i);

@@ -22,6 +22,8 @@ typedef struct {
   int64_t threads;
   int64_t cells;  // what the cache holds, rounded to the nearest
   float scale;
+  float softcap;   // scores x become softcap * tanh(x / softcap); 0 for none
+  int64_t window;  // the tokens that a token sees, itself among them; 0 for all before it
   // Whether the output is partial results, since other processes hold other blocks of the sequences: m, s and o, which
   // is not divided by s, of each head one after another. Rows that see no block here are not written.
   int64_t partial;
@@ -62,6 +64,7 @@ typedef struct {
   void *values;             // [block][kv_head][32][dim rounded up to 16]
   const float *cos, *sin;   // [position][rotary / 2]
   float *out;               // heads beside each other
+  const float *slopes;      // [head] what a score loses for each token between q and k; NULL for nothing
   float *scales;            // [block][kv_head][2][32] those of keys and of values, with which 8-bit cells are multiplied
   collage_attention_batch *batch;
 } collage_attention_buffers;

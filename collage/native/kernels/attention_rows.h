@@ -14,12 +14,18 @@ namespace {
 using namespace collage_attention;
 using Buffers = collage_attention_buffers;
 
+// The position of the first token of a request's block.
+INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
+  return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
+}
+
 // The state of an item's rows. A row of q and one of o has as many numbers as the head, filled up to whole vectors.
 struct State {
   alignas(64) float q[kRows * kMostDim];
   alignas(64) float o[kRows * kMostDim];
   alignas(64) float scores[kRows * kSpanned];  // or weights
   float m[kRows], s[kRows];
+  float slope[kRows];
   int64_t position[kRows];
 };
 
@@ -128,6 +134,35 @@ INLINE void multiply_scales(const float *scales, int64_t rows, float *numbers) {
   }
 }
 
+// Bounds a row's scores of some blocks, takes off what they lose by distance, and hides the keys before its window.
+INLINE void adjust(const Shape &s, float *scores, const int64_t *first, int64_t blocks, int64_t position, float slope) {
+  const Vector hidden = filled(-INFINITY);
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t half = 0; half < kBlock; half += kLanes) {
+      float *const here = scores + block * kBlock + half;
+      const int64_t key = first[block] + half;
+      Vector x;
+      load(x, here);
+      if (s.softcap != 0.0f) x = tangent(x * (1.0f / s.softcap)) * s.softcap;
+      if (slope != 0.0f) x += numbered(float(key - position)) * slope;
+      const int64_t before = position + 1 - s.window - key;  // keys of these that are too far away
+      if (s.window && before > 0) x = below(std::min(before, kLanes), hidden, x);
+      store(here, x);
+    }
+}
+
+// Whether `adjust` has anything to do.
+INLINE bool adjusts(const Shape &s, const Buffers &b) { return s.softcap != 0.0f || s.window || b.slopes; }
+
+// The first of an item's blocks in which one of its rows sees a key.
+INLINE int64_t first_seen(const Shape &s, const Batch &batch, const Item &item) {
+  int64_t block = item.block;
+  if (!s.window) return block;
+  const int64_t from = batch.start[item.request] + item.token + 1 - s.window;
+  while (block < item.block_end && first_of(batch, item.request, block) + kBlock <= from) ++block;
+  return block;
+}
+
 // Makes weights of a row's scores of some blocks, of which it sees the first `seen` keys; they may take the scores' place.
 // Returns the factor of what was summed before.
 template <typename Weight>
@@ -199,6 +234,7 @@ INLINE void attend_span(const Shape &s, const Buffers &b, const Item &item, Stat
     int64_t seen[kSpan];
     for (int64_t i = 0; i < span.blocks; ++i) seen[i] = std::min(state.position[row] + 1 - span.first[i], kBlock);
     float *const scores = state.scores + row * kSpanned;
+    if (adjusts(s, b)) adjust(s, scores, span.first, span.blocks, state.position[row], state.slope[row]);
     multiply_row(state.o + row * wide, wide, soften(scores, scores, seen, span.blocks, state.m[row], state.s[row]));
   }
   for (int64_t i = 0; i < span.blocks; ++i) {

@@ -94,6 +94,25 @@ INLINE Vector exponential(const Vector &x) {
   return small ? Vector{} : found;
 }
 
+// By e^-2|x|, with a polynomial near 0, where that would cancel.
+INLINE Vector tangent(const Vector &x) {
+  const Vector size = x < 0.0f ? -x : x, square = x * x;
+  const Vector e = exponential(size * -2.0f);
+  const Vector far = (1.0f - e) / (1.0f + e);
+  Vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  const Vector near = x * square * p + x;
+  return size < 0.625f ? near : x < 0.0f ? -far : far;
+}
+
+// x, x + 1, ..., x + 15
+INLINE Vector numbered(float x) {
+  const Vector lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return lane + x;
+}
+
 // A vector in four parts, so that its lanes can be joined in few steps.
 typedef float Quarter __attribute__((vector_size(16)));
 struct Quarters {

@@ -49,11 +49,16 @@ INLINE void in_order(Vector &, Vector &) {}
 template <typename Cell>
 INLINE void as_pairs(Vector &, Vector &) {}
 
+// x, x + 1, ..., x + 15
+INLINE Vector numbered(float x) {
+  const Vector lane = {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
+  return lane + filled(x);
+}
+
 // The larger of each lane's two, and x where the lane is below `end`, else y.
 INLINE Vector larger(const Vector &x, const Vector &y) { return collage::max(x, y); }
 INLINE Vector below(int64_t end, const Vector &x, const Vector &y) {
-  const Vector lane = {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
-  return collage::choose(collage::less(lane, filled(float(end))), x, y);
+  return collage::choose(collage::less(numbered(0.0f), filled(float(end))), x, y);
 }
 
 INLINE float sum(const Vector &x) {
