@@ -6,21 +6,20 @@ replaced by float64; it is slow, and asked only in the doubtful cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from collage.frontend.proto_size import about_bytes
-from collage.frontend.weights import array_of, fill
+from collage.frontend.widen import widen
 from collage.graph.dataflow import Array
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "stash_type")
 _LARGEST_BYTES = 1 << 30
 
 
@@ -31,7 +30,9 @@ def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]
     """
     if about_bytes(model) > _LARGEST_BYTES:
         return None
-    wide = _widened(model)
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
     given = {name: _wide_array(array) for name, array in feeds.items()}
     try:
         with np.errstate(all="ignore"):
@@ -44,49 +45,6 @@ def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]
 def _wide_array(array: Array) -> Array:
     narrow = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(np.float64) if narrow else array
-
-
-def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model that computes in float64 throughout."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for graph in _graphs(copy.graph):
-        for tensor in graph.initializer:
-            _widen_tensor(tensor)
-        for info in (*graph.input, *graph.output, *graph.value_info):
-            if info.type.tensor_type.elem_type in _NARROW:
-                info.type.tensor_type.elem_type = TensorProto.DOUBLE
-        for node in graph.node:
-            _widen_node(node)
-    for function in copy.functions:
-        for node in function.node:
-            _widen_node(node)
-    return copy
-
-
-def _widen_node(node: onnx.NodeProto) -> None:
-    for attribute in node.attribute:
-        if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _NARROW:
-            attribute.i = TensorProto.DOUBLE
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-
-
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type not in _NARROW:
-        fill(tensor)
-    else:
-        tensor.CopyFrom(numpy_helper.from_array(array_of(tensor).astype(np.float64), tensor.name))
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
-            for each in attribute.graphs:
-                yield from _graphs(each)
 
 
 class Conv(OpRun):

@@ -268,7 +268,8 @@ def test_other_heads_than_the_layers_have(ready: Ready, tmp_path: Path) -> None:
     """The kernel would write beyond its rows."""
     found = load_decoder(ready.path, default_registry())
     wider = replace(found.heads, heads=2 * found.heads.heads, kv_heads=2 * found.heads.kv_heads)
-    save_decoder(replace(found, heads=wider), tmp_path / "it.collage")
+    layers = tuple(replace(each, heads=wider) for each in found.attention)
+    save_decoder(replace(found, attention=layers), tmp_path / "it.collage")
     with pytest.raises(ModuleFileError, match="damaged"):
         load_decoder(tmp_path / "it.collage", default_registry())
 

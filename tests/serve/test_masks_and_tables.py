@@ -22,7 +22,6 @@ from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.rotary import angles, refuse_mixed_angles
 from collage.serve.decoder.segments import cut
 from collage.serve.decoder.sliced_tables import read_decoder
-from collage.serve.decoder.windows import refuse_windows
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, small
 
@@ -169,60 +168,6 @@ def test_positions_that_are_mixed_in_a_segment_are_refused(kind: str) -> None:
     found, graph = recognise(model, "it")
     with pytest.raises(ModelError, match=rf"node mixing \({kind}\) mixes tokens"):
         refuse_mixing(graph, cut(graph, found), PROBE.tokens)
-
-
-def window(model: onnx.ModelProto) -> None:
-    """Keys that are 100 or more positions before the last one are hidden in the last layer."""
-    weight(model, "zero", np.int64(0))
-    weight(model, "unit", np.int64(1))
-    weight(model, "width", np.int64(100))
-    weight(model, "low", np.float32(-np.inf))
-    weight(model, "axis", np.int64(1))
-    behind_mask(
-        model,
-        helper.make_node("Shape", [MASK], ["sizes"]),
-        helper.make_node("Gather", ["sizes", "unit"], ["whole"]),
-        helper.make_node("Range", ["zero", "whole", "unit"], ["keys"]),
-        helper.make_node("Sub", ["whole", "width"], ["from"]),
-        helper.make_node("Less", ["keys", "from"], ["gone"]),
-        helper.make_node("Where", ["gone", "low", "scores"], ["masked"], "window"),
-    )
-
-
-def test_a_window_longer_than_what_is_compared_is_refused() -> None:
-    model = decoder(QWEN2)
-    window(model)
-    found, graph = recognise(model, "it")
-    refuse_windows(model, graph, found, 100)
-    with pytest.raises(
-        ModelError, match=r"node window \(Where\) lets the last of 101 tokens not see all tokens"
-    ):
-        refuse_windows(model, graph, found, 101)
-
-
-@pytest.mark.parametrize(("bound", "kind"), [(-30.0, "Max"), (30.0, "Min")])
-def test_bounds_of_scores_are_refused(bound: float, kind: str) -> None:
-    model = decoder(GPT2)
-    weight(model, "bound", np.float32(bound))
-    behind_mask(model, helper.make_node(kind, ["scores", "bound"], ["masked"], "bounded"))
-    found, graph = recognise(model, "it")
-    with pytest.raises(ModelError, match=r"node bounded \(\w+\) lets the last of 200 tokens"):
-        refuse_windows(model, graph, found, 200)
-
-
-def test_the_lowest_number_bounds_no_scores() -> None:
-    model = decoder(GPT2)
-    weight(model, "bound", np.finfo(np.float32).min)
-    behind_mask(model, helper.make_node("Max", ["scores", "bound"], ["masked"], "bounded"))
-    found, graph = recognise(model, "it")
-    refuse_windows(model, graph, found, 200)
-
-
-@pytest.mark.parametrize(("shape", "length"), LENGTHS, ids=["gpt2", "qwen2", "plain", "operator"])
-def test_usual_masks_are_no_windows(shape: Any, length: int) -> None:
-    model = decoder(shape)
-    found, graph = recognise(model, "it")
-    refuse_windows(model, graph, found, length)
 
 
 def slice_to_length(model: onnx.ModelProto, table: str, made: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
+from collage.serve.decoder.angles import attention_of, tables_of_angles
 from collage.serve.decoder.costs import iteration_of
 from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.mixing import refuse_mixing
@@ -157,17 +158,24 @@ def own_angles(model: onnx.ModelProto, factor: float, last: int) -> None:
     model.graph.node.insert(at, helper.make_node("Mul", [angles, "factor"], ["own.angles"]))
 
 
-@pytest.mark.parametrize("last", [1, 2], ids=["k", "q and k"])
-def test_layers_with_angles_of_their_own(last: int) -> None:
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_layers_with_angles_of_their_own(factor: float) -> None:
+    """Layers share a table where their angles are the same."""
     model = decoder(QWEN2)
-    own_angles(model, 1.0, last)
-    found, _ = recognise(model, "it")
-    assert len(found.layers) == 2 and found.layers[0].rotation is not None
+    own_angles(model, factor, 2)
+    found, graph = recognise(model, "it")
+    tables = tables_of_angles(graph, found, 100, "it")
+    assert (tables[0] is tables[1]) == (factor == 1)
+    assert np.array_equal(tables[0].cos, tables[1].cos) == (factor == 1)
+
+
+def test_q_and_k_with_different_angles_are_refused() -> None:
     model = decoder(QWEN2)
-    own_angles(model, 1.5, last)
-    with pytest.raises(
-        ModelError, match=r"layers.1.*has q or k with other rotary positions than that at .*layers.0"
-    ):
+    own_angles(model, 1.0, 1)
+    recognise(model, "it")
+    model = decoder(QWEN2)
+    own_angles(model, 1.5, 1)
+    with pytest.raises(ModelError, match=r"layers.1.*has q and k with different rotary positions"):
         recognise(model, "it")
 
 
@@ -326,3 +334,69 @@ def test_usual_decoders_mix_no_tokens() -> None:
     for shape in (GPT2, QWEN2):
         segments, graph, _ = read_and_cut(decoder(shape), PROBE.tokens)
         refuse_mixing(graph, segments, PROBE.tokens)
+
+
+def test_positions_that_are_counted_by_the_mask() -> None:
+    """As OPT does: the sum of the mask so far, behind the tokens of the cache."""
+    model = decoder(GPT2)
+    wanted = OriginalDecoder(model, 1).logits([3, 1, 4, 1, 5])
+    (given,) = (each for each in model.graph.input if each.name == POSITIONS)
+    model.graph.input.remove(given)
+    for name, number in (("axis", 1), ("one", 1)):
+        add_weight(model, name, np.int64(number))
+    for name, number in (("columns", 1), ("end", 1 << 60), ("past_axis", 2)):
+        add_weight(model, name, np.array([number]))
+    insert(
+        model,
+        helper.make_node("Cast", ["attention_mask"], ["whole_mask"], to=TensorProto.INT64),
+        helper.make_node("CumSum", ["whole_mask", "axis"], ["counts"]),
+        helper.make_node("Sub", ["counts", "one"], ["all_places"]),
+        helper.make_node("Shape", ["past_key_values.0.key"], ["past"], start=2, end=3),
+        helper.make_node("Slice", ["all_places", "past", "end", "columns"], [POSITIONS]),
+    )
+    found, graph = recognise(model, "it")
+    assert found.max_length == 256 and POSITIONS in graph.places
+    np.testing.assert_array_equal(OriginalDecoder(model, 1).logits([3, 1, 4, 1, 5]), wanted)
+
+
+def with_rotary_operator(interleaved: int) -> onnx.ModelProto:
+    """One layer with ONNX's RotaryEmbedding and Attention, and a router's softmax over experts."""
+    sizes = {"e": (50, 32), "q": (32, 32), "k": (32, 16), "v": (32, 16), "h": (32, 50), "r": (32, 6)}
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+    weights["table"] = rng.uniform(0, 6, (70, 4)).astype(np.float32)
+    turn = {"interleaved": interleaved}
+    nodes = [
+        helper.make_node("Gather", ["e", IDS], ["x"]),
+        helper.make_node("Gather", ["table", POSITIONS], ["angles"]),
+        helper.make_node("Cos", ["angles"], ["cos"]),
+        helper.make_node("Sin", ["angles"], ["sin"]),
+        *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkvr"),
+        helper.make_node("RotaryEmbedding", ["qx", "cos", "sin"], ["qr"], num_heads=4, **turn),
+        helper.make_node("RotaryEmbedding", ["kx", "cos", "sin"], ["kr"], num_heads=2, **turn),
+        helper.make_node(
+            "Attention", ["qr", "kr", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2
+        ),
+        helper.make_node("Softmax", ["rx"], ["shares"]),
+        helper.make_node("ArgMax", ["shares"], ["best"], axis=-1),
+        helper.make_node("Cast", ["best"], ["weight"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["a", "weight"], ["mixed"]),
+        helper.make_node("MatMul", ["mixed", "h"], ["logits"]),
+    ]
+    types = {IDS: TensorProto.INT64, POSITIONS: TensorProto.INT64, "logits": TensorProto.FLOAT}
+    shapes = {IDS: ["b", "s"], POSITIONS: ["b", "s"]}
+    return make_model(nodes, shapes, {"logits": ["b", "s", 50]}, weights, opset=23, types=types)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotations_by_the_operator(interleaved: int) -> None:
+    model = with_rotary_operator(interleaved)
+    found, graph = recognise(model, "it")
+    (layer,) = found.layers
+    assert layer.rotation is not None and layer.q.value == "qx" and layer.k.value == "kx"
+    (table,) = tables_of_angles(graph, found, 70, "it")
+    attention = attention_of(layer, table)
+    assert (attention.heads.rotary, attention.heads.interleaved) == (8, bool(interleaved))
+    angles = next(each for each in model.graph.initializer if each.name == "table")
+    np.testing.assert_allclose(table.cos, np.cos(numpy_helper.to_array(angles)), atol=1e-6)
+    np.testing.assert_allclose(table.sin, np.sin(numpy_helper.to_array(angles)), atol=1e-6)

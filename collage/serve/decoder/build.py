@@ -12,9 +12,10 @@ from collage.frontend.load import ModelSource
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import MOST_REQUESTS
 from collage.serve.decoder.check import check, error_of
-from collage.serve.decoder.compile import DecoderOptions, compile_parts, with_costs
+from collage.serve.decoder.compile import DecoderOptions, compile_parts, name_of, with_costs
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.costs import measured_ms
+from collage.serve.decoder.normal_form import in_normal_form
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.decoder.within import check_options, within
@@ -68,14 +69,15 @@ def _checked(
 ) -> tuple[CompiledDecoder, ...]:
     """The parts of a decoder, whose logits were compared with ONNX Runtime's."""
     check_options(options)
+    model, name = in_normal_form(source), name_of(source) or "model"
 
     def compile_at(chosen: DecoderOptions) -> Sequence[CompiledDecoder]:
-        return compile_parts(source, chosen, registry, progress)
+        return compile_parts(model, chosen, registry, progress, name)
 
     def error(parts: Sequence[CompiledDecoder], exact: bool) -> float:
         first = parts[0]
         progress(Progress("check", 0, 1, first.name))
-        original = OriginalDecoder(source, first.threads)
+        original = OriginalDecoder(model, first.threads)
         with closing(runner_of(parts)) as runner:
             return check(runner, original, first.name) if exact else error_of(runner, original)
 

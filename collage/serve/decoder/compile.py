@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from collage.backends.base import BackendKind
@@ -16,28 +15,29 @@ from collage.backends.registry import Registry
 from collage.compiler.options import CompileOptions
 from collage.compiler.siblings import Shop, compile_family
 from collage.core.progress import Progress
-from collage.errors import CollageError, ModelError, NoPlacementError, UsageError
+from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, as_written
-from collage.graph.dataflow import Array
 from collage.kernel.target import host
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK
 from collage.measure_db.process import Workers
 from collage.runtime.parts import Parts
-from collage.serve.attention import MOST_DIM, Heads, Rotations, attention_problem
+from collage.serve.attention import attention_problem
+from collage.serve.decoder.angles import attention_of, tables_of_angles
 from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.masks import with_masks
 from collage.serve.decoder.mixing import refuse_mixing
 from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes
 from collage.serve.decoder.recognise import PROBE, recognise
-from collage.serve.decoder.rotary import angles, refuse_mixed_angles
 from collage.serve.decoder.segments import Segment, cut, model_of, structure
 from collage.serve.decoder.shards import Shards, shard
 from collage.serve.decoder.shared import SharedArrays
 from collage.serve.decoder.sliced_tables import read_decoder
-from collage.serve.decoder.windows import refuse_windows
 
+_MORE = ("onednn", "onnxruntime")
+"""Backends that take part where those that share their weights have no kernels for a segment."""
 DEFAULT_LENGTH = 4096
 """The longest sequence where no table of positions limits it."""
 
@@ -67,24 +67,30 @@ class DecoderOptions:
 
 
 def compile_parts(
-    source: ModelSource, options: DecoderOptions, registry: Registry, progress: Callable[[Progress], None]
+    source: ModelSource,
+    options: DecoderOptions,
+    registry: Registry,
+    progress: Callable[[Progress], None],
+    name: str = "model",
 ) -> tuple[CompiledDecoder, ...]:
     """Compile the segments of a decoder for each process. The whole is not checked, nor are its costs measured yet.
 
-    Here ``options.tolerance`` is the largest error of each segment's outputs, as ``collage.compile`` has it.
+    ``name`` is the decoder's, where the source is no file. Here ``options.tolerance`` is the largest error of each
+    segment's outputs, as ``collage.compile`` has it.
 
     Raises ModelError for a model that is no decoder, and what ``collage.compile`` raises.
     """
     if problem := attention_problem():
         raise CollageError(problem)
-    name = Path(source).stem if isinstance(source, (str, Path)) else "model"
+    name = name_of(source) or name
     buckets = checked_buckets(options.buckets)
     model = as_written(source)
     progress(Progress("recognise", 0, 1, name))
     decoder, graph = recognise(model, name, options.max_length)
     refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
-    heads, rotations, length = _positions(graph, decoder, options.max_length, name)
-    refuse_windows(model, graph, decoder, length)
+    length = _longest(decoder, options.max_length, name)
+    rotations = tables_of_angles(graph, decoder, length, name)
+    decoder = with_masks(model, graph, decoder, length)
     threads = options.threads or host().threads
     compile_options = CompileOptions(
         backends=options.backends or default_backends(registry),
@@ -97,7 +103,7 @@ def compile_parts(
         tolerance=options.tolerance,
         eight_bits=options.eight_bits,
     )
-    ends, shared = row_buckets(buckets), SharedArrays()
+    ends = row_buckets(buckets)
     weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
     parts: dict[tuple[int, int], Parts] = {}
     ranks: list[Shards] = []
@@ -105,6 +111,8 @@ def compile_parts(
         database = stack.enter_context(Database(options.db))
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
+        more = () if options.backends else _more_backends(registry)
+        maker = _Segments(shop, more, SharedArrays(), name, weights)
         for bucket in sorted({*buckets, *ends}):
             sized = read_decoder(model, Sizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
@@ -116,23 +124,17 @@ def compile_parts(
                 for place in range(len(all_segments))
                 if bucket in (ends if place % count == count - 1 else buckets)
             ]
-            for place, found in _compiled(
-                shop, all_segments, wanted, shared, f"{name} at {bucket} tokens", weights
-            ).items():
+            for place, found in maker.compiled(all_segments, wanted, bucket).items():
                 parts[bucket, place] = found
-    heads = replace(
-        heads, heads=heads.heads // options.processes, kv_heads=heads.kv_heads // options.processes
-    )
     last = len(ranks[0].segments) - 1
     return tuple(
         CompiledDecoder(
             name,
             each.decoder,
-            heads,
+            tuple(map(attention_of, each.decoder.layers, rotations)),
             length,
             threads,
             tuple(Wiring(segment.reads, segment.writes) for segment in each.segments),
-            rotations,
             {bucket: tuple(parts[bucket, first + i] for i in range(last)) for bucket in buckets},
             {bucket: parts[bucket, first + last] for bucket in ends},
             processes=options.processes,
@@ -140,6 +142,11 @@ def compile_parts(
         )
         for first, each in zip(range(0, len(ranks) * (last + 1), last + 1), ranks, strict=True)
     )
+
+
+def name_of(source: ModelSource) -> str:
+    """The name of a decoder in a file, or "" for one that is in no file."""
+    return Path(source).stem if isinstance(source, (str, Path)) else ""
 
 
 def _shards(
@@ -163,31 +170,52 @@ def default_backends(registry: Registry) -> list[str]:
     return [name for name in usable if registry[name].kind is not BackendKind.ENGINE]
 
 
-def _compiled(
-    shop: Shop,
-    segments: Sequence[Segment],
-    wanted: Sequence[int],
-    shared: SharedArrays,
-    name: str,
-    weights: int,
-) -> Mapping[int, Parts]:
-    """The parts of the wanted segments; those of equal structure are measured once.
+def _more_backends(registry: Registry) -> list[str]:
+    """Names of the backends that may take part where the default ones lack kernels."""
+    usable, own = registry.availability(), default_backends(registry)
+    return [name for name in _MORE if usable.get(name) and name not in own]
 
-    ``weights`` are the bytes of all weights of the decoder.
+
+@dataclass(frozen=True)
+class _Segments:
+    """Compiles the segments of a decoder of that name, whose weights have so many bytes.
+
+    Where the backends lack kernels for a segment, as for products of two values, ``more`` may take part.
     """
-    families: dict[str, list[int]] = {}
-    for place in wanted:
-        families.setdefault(structure(segments[place]), []).append(place)
-    found: dict[int, Parts] = {}
-    for number, places in enumerate(families.values()):
-        shop.progress(Progress(f"segments of {name}", number, len(families)))
-        models = (model_of(segments[place], weights) for place in places)  # one at a time: they are large
-        try:
-            parts = compile_family(shop, models, f"segment {places[0]} of {name}", shared.adopt).parts
-        except NoPlacementError as error:
-            raise NoPlacementError(f"segment {places[0]} of {name}: {error}") from error
-        found.update(zip(places, parts, strict=True))
-    return found
+
+    shop: Shop
+    more: Sequence[str]
+    shared: SharedArrays
+    name: str
+    weights: int
+
+    def compiled(
+        self, segments: Sequence[Segment], wanted: Sequence[int], tokens: int
+    ) -> Mapping[int, Parts]:
+        """The parts of the wanted segments for so many tokens; those of equal structure are measured once."""
+        families: dict[str, list[int]] = {}
+        for place in wanted:
+            families.setdefault(structure(segments[place]), []).append(place)
+        found: dict[int, Parts] = {}
+        about = f"{self.name} at {tokens} tokens"
+        for number, places in enumerate(families.values()):
+            self.shop.progress(Progress(f"segments of {about}", number, len(families)))
+            parts = self._family([segments[place] for place in places], f"segment {places[0]} of {about}")
+            found.update(zip(places, parts, strict=True))
+        return found
+
+    def _family(self, segments: Sequence[Segment], about: str) -> Sequence[Parts]:
+        """The parts of segments of equal structure. Raises NoPlacementError, which names the segment."""
+        own = list(self.shop.options.backends or ())
+        problem: NoPlacementError | None = None
+        for backends in (own, [*own, *self.more]) if self.more else (own,):
+            shop = replace(self.shop, options=replace(self.shop.options, backends=backends))
+            models = (model_of(each, self.weights) for each in segments)  # one at a time: they are large
+            try:
+                return compile_family(shop, models, about, self.shared.adopt).parts
+            except NoPlacementError as error:
+                problem = error
+        raise NoPlacementError(f"{about}: {problem}") from problem
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
@@ -196,58 +224,13 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def _positions(
-    graph: OnnxGraph, decoder: Decoder, wanted: int | None, name: str
-) -> tuple[Heads, Rotations, int]:
-    """The heads, the tables of angles, and the longest sequence. Raises UsageError and ModelError."""
-    layer = decoder.layers[0]
+def _longest(decoder: Decoder, wanted: int | None, name: str) -> int:
+    """The longest sequence. Raises UsageError for one that is longer than the tables of positions."""
     limit = decoder.max_length
     if wanted is not None and (wanted < 1 or (limit is not None and wanted > limit)):
         most = "" if limit is None else f", and at most {limit}, the rows of its table of positions"
         raise UsageError(f"the longest sequence of {name} must be at least 1{most}, not {wanted}.")
-    length = wanted or limit or DEFAULT_LENGTH
-    if layer.dim > MOST_DIM:
-        raise ModelError(f"{name} has heads of {layer.dim} elements; at most {MOST_DIM} can be served.")
-    if layer.rotation is None:
-        empty = np.zeros((length, 0), np.float32)
-        return _heads(decoder, 0, False), Rotations(empty, empty), length
-    rotation = layer.rotation
-    tables = [angles(graph, value, length, PROBE.tokens) for value in (rotation.cos, rotation.sin)]
-    halves = []
-    for value, table in zip((rotation.cos, rotation.sin), tables, strict=True):
-        if table is None or table.shape[1] != rotation.elements:
-            raise ModelError(
-                f"the rotary positions at {layer.node} of {name} depend on more than the tokens' positions, or lack "
-                "angles of some elements, which cannot be served."
-            )
-        first, second = (
-            (table[:, 0::2], table[:, 1::2]) if rotation.interleaved else np.split(table, 2, axis=1)
-        )
-        if _repeats(table, PROBE.tokens):
-            raise ModelError(
-                f"the rotary positions at {layer.node} of {name} are counted from the first new token, not from the "
-                "first token of the sequence: export the decoder with position_ids."
-            )
-        refuse_mixed_angles(graph, value, table, PROBE.tokens)
-        if not np.array_equal(first, second):
-            raise ModelError(f"the rotary positions at {layer.node} of {name} turn pairs by two angles.")
-        halves.append(np.ascontiguousarray(first, np.float32))
-    return _heads(decoder, rotation.elements, rotation.interleaved), Rotations(*halves), length
-
-
-def _repeats(table: Array, period: int) -> bool:
-    """Whether a table of angles begins again after so many positions, since nothing in the graph tells more of them."""
-    several = table[:period]
-    return (
-        len(table) >= 2 * period
-        and np.array_equal(several, table[period : 2 * period])
-        and np.ptp(several, 0).any()
-    )
-
-
-def _heads(decoder: Decoder, rotary: int, interleaved: bool) -> Heads:
-    layer = decoder.layers[0]
-    return Heads(layer.heads, layer.kv_heads, layer.dim, rotary, interleaved, layer.scale)
+    return wanted or limit or DEFAULT_LENGTH
 
 
 def with_costs(

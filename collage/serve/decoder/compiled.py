@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from collage.runtime.parts import Parts
-from collage.serve.attention import Heads, Rotations
+from collage.serve.attention import Heads, LayerAttention
 from collage.serve.decoder.description import Decoder
 
 
@@ -32,8 +32,9 @@ class CompiledDecoder:
     """A decoder that is ready to be loaded.
 
     ``segments`` has for each bucket of tokens the parts of all segments but the last, and ``ends`` for each bucket of
-    rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
-    time of an iteration for each bucket of tokens, and ``body_ms`` that of a chunk of one prompt, without logits.
+    rows those of the last one, which gives logits. ``wiring`` is that of all segments, and ``attention`` tells how each
+    layer attends. ``costs_ms`` is the measured time of an iteration for each bucket of tokens, and ``body_ms`` that of
+    a chunk of one prompt, without logits.
 
     ``error`` is the largest error of a logit that was seen in the check, as a share of the largest one of its row, and
     ``tolerance`` what is allowed of it for weights in bfloat16.
@@ -44,11 +45,10 @@ class CompiledDecoder:
 
     name: str
     decoder: Decoder
-    heads: Heads
+    attention: tuple[LayerAttention, ...]
     max_length: int
     threads: int
     wiring: tuple[Wiring, ...]
-    rotations: Rotations
     segments: Mapping[int, tuple[Parts, ...]]
     ends: Mapping[int, Parts]
     costs_ms: Mapping[int, float] = field(default_factory=dict)
@@ -57,6 +57,11 @@ class CompiledDecoder:
     error: float = 0.0
     tolerance: float = 0.0
     body_ms: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> Heads:
+        """The heads of the first layer. Those of the others have the same ``sizes``, and may score keys otherwise."""
+        return self.attention[0].heads
 
     @property
     def buckets(self) -> tuple[int, ...]:

@@ -21,17 +21,24 @@ class Source:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The values that hold cos and sin of the tokens' angles, and how the elements of a head are paired."""
+    """The values that hold cos and sin of the tokens' angles, and how the elements of a head are paired.
+
+    They hold the angle of each element, or where ``by_pair`` that of each pair.
+    """
 
     cos: str
     sin: str
     interleaved: bool
     elements: int
+    by_pair: bool = False
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The attention of one layer: ``node`` names it in messages, and ``output`` has the heads beside each other."""
+    """The attention of one layer: ``node`` names it in messages, and ``output`` has the heads beside each other.
+
+    ``scale``, ``softcap``, ``window`` and ``slopes`` tell how keys are scored, as those of ``Heads``.
+    """
 
     node: str
     q: Source
@@ -43,6 +50,9 @@ class Layer:
     dim: int
     scale: float
     rotation: Rotation | None
+    softcap: float = 0.0
+    window: int = 0
+    slopes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from collage.module.file import FORMAT, Reading, damage, open_archive
 from collage.module.load import refuse_other_machine
 from collage.module.save import put_parts
 from collage.runtime.parts import Parts
-from collage.serve.attention import Heads, Rotations
+from collage.serve.attention import Heads, LayerAttention, Rotations
 from collage.serve.decoder.compiled import After, CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
 
-DECODER_FORMAT = 3
+DECODER_FORMAT = 4
 """The format of what a decoder's file has besides that of modules."""
 
 
@@ -36,18 +36,23 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
     cannot be written.
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
-        tables = {
-            name: archive.put("arrays", as_bytes(np.ascontiguousarray(table)).data)
-            for name, table in (("cos", compiled.rotations.cos), ("sin", compiled.rotations.sin))
-        }
         modules: list[dict[str, Any]] = []
 
         def put(parts: Parts) -> int:
             modules.append(put_parts(archive, parts))
             return len(modules) - 1
 
+        def attention(each: LayerAttention) -> dict[str, Any]:
+            angles = {"cos": each.rotations.cos, "sin": each.rotations.sin}
+            tables = {
+                name: archive.put("arrays", as_bytes(np.ascontiguousarray(table)).data)
+                for name, table in angles.items()
+            }
+            return {"heads": asdict(each.heads), "tables": tables}
+
         def kernels(each: CompiledDecoder) -> dict[str, Any]:
             return {
+                "attention": [attention(layer) for layer in each.attention],
                 "segments": {str(n): [put(part) for part in parts] for n, parts in each.segments.items()},
                 "ends": {str(n): put(parts) for n, parts in each.ends.items()},
             }
@@ -61,11 +66,9 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
                     "format": DECODER_FORMAT,
                     "name": compiled.name,
                     "decoder": asdict(compiled.decoder),
-                    "heads": asdict(compiled.heads),
                     "max_length": compiled.max_length,
                     "threads": compiled.threads,
                     "wiring": [asdict(each) for each in compiled.wiring],
-                    "tables": tables,
                     "parts": [kernels(each) for each in (compiled, *others)],
                     "after": [asdict(each) for each in compiled.after],
                     "costs_ms": {str(n): cost for n, cost in compiled.costs_ms.items()},
@@ -97,24 +100,20 @@ def load_decoder(
         if about["format"] != DECODER_FORMAT:
             raise ValueError(f"its decoder has the format {about['format']}, not {DECODER_FORMAT}")
         length = typed(int, about["max_length"])
-        heads = typed(Heads, about["heads"])
-        cos, sin = (
-            _table(reading, typed(str, about["tables"][name]), (length, heads.rotary // 2))
-            for name in ("cos", "sin")
-        )
         decoder = typed(Decoder, about["decoder"])
-        for layer in decoder.layers:
-            if (layer.heads, layer.kv_heads, layer.dim) != (heads.heads, heads.kv_heads, heads.dim):
-                raise ValueError(f"{layer.node} has other heads than the decoder")
         parts = about["parts"][rank]
+        tables: dict[str, NDArray[np.float32]] = {}
+        attention = tuple(_attention(reading, each, length, tables) for each in parts["attention"])
+        for layer, each in zip(decoder.layers, attention, strict=True):
+            if not (layer.heads, layer.kv_heads, layer.dim) == each.heads.sizes == attention[0].heads.sizes:
+                raise ValueError(f"{layer.node} has other heads than the decoder")
         return CompiledDecoder(
             typed(str, about["name"]),
             decoder,
-            heads,
+            attention,
             length,
             typed(int, about["threads"]),
             tuple(typed(list[Wiring], about["wiring"])),
-            Rotations(cos, sin),
             {
                 int(n): tuple(reading.parts(modules[place]) for place in places)
                 for n, places in parts["segments"].items()
@@ -141,8 +140,8 @@ def cache_in(path: Path, trusted_key: Path | None = None) -> tuple[Heads, int, i
     archive = _opened(path, True, trusted_key)
     with damage(path):
         about = archive.manifest["decoder"]
-        layers = len(typed(Decoder, about["decoder"]).layers)
-        return typed(Heads, about["heads"]), layers, typed(int, about["max_length"])
+        layers = about["parts"][0]["attention"]
+        return typed(Heads, layers[0]["heads"]), len(layers), typed(int, about["max_length"])
 
 
 def _opened(path: Path, share: bool, trusted_key: Path | None) -> MappedArchive:
@@ -154,6 +153,16 @@ def _opened(path: Path, share: bool, trusted_key: Path | None) -> MappedArchive:
     return archive
 
 
-def _table(reading: Reading, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
-    raw = np.frombuffer(reading.archive.get(name, check=True, own=reading.own), np.uint8)
-    return raw.view(np.float32).reshape(shape)
+def _attention(
+    reading: Reading, about: Any, length: int, tables: dict[str, NDArray[np.float32]]
+) -> LayerAttention:
+    """How a layer attends; tables of angles that were read before are taken from ``tables``."""
+    heads = typed(Heads, about["heads"])
+    found = []
+    for each in ("cos", "sin"):
+        name = typed(str, about["tables"][each])
+        if name not in tables:
+            raw = np.frombuffer(reading.archive.get(name, check=True, own=reading.own), np.uint8)
+            tables[name] = raw.view(np.float32)
+        found.append(tables[name].reshape(length, heads.rotary // 2))
+    return LayerAttention(heads, Rotations(*found))

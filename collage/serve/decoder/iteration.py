@@ -88,11 +88,9 @@ class Iteration(Values):
         super().__init__(compiled, tokens, executors, shared.arena, entering)
         calls: list[BoundCall | LaunchList] = []
         team = team_of(compiled.threads)
-        for place, layer in enumerate(compiled.decoder.layers):
+        for place, (layer, own) in enumerate(zip(compiled.decoder.layers, compiled.attention, strict=True)):
             operands = self.operands(layer, shared.caches[place])
-            steps = attention_steps(
-                compiled.heads, shared.batch, operands, compiled.rotations, compiled.threads
-            )
+            steps = attention_steps(own.heads, shared.batch, operands, own.rotations, compiled.threads)
             calls += [self.segments[place], LaunchList(team, steps)]
         self._bound = calls  # whose kernels have to stay alive
         self.calls = joined(calls)

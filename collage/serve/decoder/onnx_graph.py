@@ -16,6 +16,11 @@ from collage.errors import ModelError
 from collage.graph.dataflow import Array
 
 IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
+_NO_TYPES = (
+    *(KeyError, RuntimeError, onnx.checker.ValidationError),
+    *(onnx.defs.SchemaError, onnx.shape_inference.InferenceError),
+)
+"""What onnx raises where it cannot tell the types of what a node makes."""
 _SMALL = 1 << 14
 """The most elements of a constant that is folded."""
 
@@ -137,6 +142,8 @@ class _Reader:
                 self._add_constant(tensor.name, numpy_helper.to_array(tensor))
         for info in self._inputs:
             self._types[info.name] = self._fixed(info)
+            if info.name == MASK:
+                self._add_constant(MASK, self._all_tokens())
         for node in self._model.graph.node:
             self._visit(node)
         shapes, dtypes = {}, {}
@@ -168,6 +175,12 @@ class _Reader:
         elif len(dims) == 4:  # a cache: one sequence, and the axis that is open holds the tokens before
             dims = [1, *(past if size <= 0 else size for size in dims[1:])]
         return helper.make_tensor_type_proto(kind.elem_type, dims)
+
+    def _all_tokens(self) -> Array:
+        """The attention mask: no token of a sequence is padding."""
+        kind = self._types[MASK].tensor_type
+        shape = [each.dim_value for each in kind.shape.dim]
+        return np.ones(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
     def _visit(self, node: onnx.NodeProto) -> None:
         if any(each.type in (each.GRAPH, each.GRAPHS) for each in node.attribute):
@@ -249,19 +262,25 @@ class _Reader:
 
     def _add_constant(self, name: str, value: Array) -> None:
         self._constants[name] = value
-        self._data[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        self._data[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         self._types[name] = helper.make_tensor_type_proto(self._data[name].data_type, list(value.shape))
 
     def _infer(self, node: onnx.NodeProto) -> None:
         """Add the types of what the node makes, where onnx can tell them."""
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self._versions.get(node.domain, 1), node.domain)
-            types = {name: self._types[name] for name in node.input if name}
-            data = {name: self._data[name] for name in node.input if name in self._data}
-            self._types.update(
-                onnx.shape_inference.infer_node_outputs(
+        version = self._versions.get(node.domain, 1)
+        # Some operators of old sets, such as LessOrEqual of set 12, lack rules that those of later ones have.
+        for each in (
+            (version, onnx.defs.onnx_opset_version()) if node.domain in ("", "ai.onnx") else (version,)
+        ):
+            try:
+                schema = onnx.defs.get_schema(node.op_type, each, node.domain)
+                types = {name: self._types[name] for name in node.input if name}
+                data = {name: self._data[name] for name in node.input if name in self._data}
+                found = onnx.shape_inference.infer_node_outputs(
                     schema, node, types, data, opset_imports=list(self._model.opset_import)
                 )
-            )
-        except (KeyError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError):
-            return  # what needs the type of this value refuses the model, and names the node
+            except _NO_TYPES:
+                continue  # what needs the type of this value refuses the model, and names the node
+            self._types.update(found)
+            if found and all(kind.tensor_type.HasField("shape") for kind in found.values()):
+                return

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from collage.core.library_text import library_text
+from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
+from collage.frontend.apart import save_model
 from collage.frontend.load import ModelSource
 from collage.frontend.ort_session import session_options
 from collage.graph.dataflow import Array
@@ -18,6 +20,7 @@ from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS
 
 _DTYPES = {
     "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_,
@@ -32,12 +35,8 @@ class OriginalDecoder:
         """Raises ModelError where ONNX Runtime cannot load the model."""
         options = session_options()
         options.intra_op_num_threads = threads
-        if isinstance(source, (str, Path)):
-            model: object = str(source)
-        else:
-            model = source if isinstance(source, bytes) else source.SerializeToString()
         try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = _session(source, options)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             raise ModelError(f"ONNX Runtime cannot load the decoder: {library_text(error)}") from error
         self._outputs = [each.name for each in self._session.get_outputs()]
@@ -77,3 +76,13 @@ class OriginalDecoder:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             raise ModelError(f"ONNX Runtime cannot run the decoder: {library_text(error)}") from error
         return logits[0], dict(zip(cache, presents, strict=False))
+
+
+def _session(source: ModelSource, options: ort.SessionOptions) -> ort.InferenceSession:
+    providers = ["CPUExecutionProvider"]
+    if isinstance(source, onnx.ModelProto):
+        with TemporaryFolder("decoder") as folder:  # a large model has no bytes in one piece
+            save_model(source, folder / "decoder.onnx")
+            return ort.InferenceSession(str(folder / "decoder.onnx"), options, providers=providers)
+    model = source if isinstance(source, bytes) else str(source)
+    return ort.InferenceSession(model, options, providers=providers)

@@ -74,20 +74,35 @@ def _back(graph: OnnxGraph, step: _Step, at: onnx.NodeProto) -> _Step:
         return step
     if node.op_type in _MOVES:
         return replace(step, value=node.input[0]) if _keeps_columns(graph, step, node) else step
+    if node.op_type == "Cast" and graph.dtypes.get(node.input[0]) == graph.dtypes.get(step.value):
+        return replace(step, value=node.input[0])
     if node.op_type in ("Mul", "Div"):
         return _scaled(graph, step, node)
     if node.op_type == "Concat":
-        past = [name for name in node.input if name in graph.inputs]
-        if len(node.input) == 2 and len(past) == 1 and node.input[0] == past[0]:
+        names = [_before_casts(graph, name) for name in node.input]
+        if len(names) == 2 and names[0] in graph.inputs and names[1] not in graph.inputs:
             if step.past:
                 raise ModelError(f"{described(node)} appends to a second cache before {described(at)}.")
-            return replace(step, value=node.input[1], past=past[0])
+            return replace(step, value=node.input[1], past=names[0])
     if step.rotation is None and node.op_type in ("Add", "Concat", "RotaryEmbedding"):
         found = read_rotation(graph, node)
         return step if found is None else replace(step, value=found.value, rotation=found.rotation)
     if node.op_type == "Split" and step.width is None:
         return _column_part(graph, step, node)
     return step
+
+
+def _before_casts(graph: OnnxGraph, name: str) -> str:
+    """The value itself, or the one that is cast to it without a change."""
+    node = graph.producers.get(name)
+    while (
+        node is not None
+        and node.op_type == "Cast"
+        and graph.dtypes.get(node.input[0]) == graph.dtypes.get(name)
+    ):
+        name = node.input[0]
+        node = graph.producers.get(name)
+    return name
 
 
 def _keeps_columns(graph: OnnxGraph, step: _Step, node: onnx.NodeProto) -> bool:

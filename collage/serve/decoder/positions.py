@@ -1,4 +1,4 @@
-"""How far a decoder's positions go, and whether all of its attention has the same ones."""
+"""How far a decoder's positions go, and whether q and k of an attention have the same ones."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _LOOKUPS = frozenset("Gather GatherND GatherElements".split())
 
 
 def check_angles(
-    graph: OnnxGraph, layers: tuple[Layer, Layer], rotation: Rotation | None, length: int | None, tokens: int
+    graph: OnnxGraph, layer: Layer, rotation: Rotation | None, length: int | None, tokens: int
 ) -> None:
-    """Raise ModelError where a rotation of q or k of the second layer is another one than that of the first layer's q.
+    """Raise ModelError where a layer's k has another rotation than its q.
 
-    ``length`` is the longest sequence, where a table ends, and ``tokens`` are those that the graph is for.
+    ``rotation`` is that of k, ``length`` the longest sequence, where a table ends, and ``tokens`` are those that the
+    graph is for.
     """
-    first, layer = layers
-    if rotation == first.rotation:
+    if rotation == layer.rotation:
         return
-    if rotation is None or first.rotation is None:
+    if rotation is None or layer.rotation is None:
         same = False
     else:
-        same = same_angles(graph, first.rotation, rotation, length or _USUAL_LENGTH, tokens)
+        same = same_angles(graph, layer.rotation, rotation, length or _USUAL_LENGTH, tokens)
     if not same:
         raise ModelError(
-            f"the attention at {printable(layer.node)} has q or k with other rotary positions than that at "
-            f"{printable(first.node)}: positions of several kinds cannot be served."
+            f"the attention at {printable(layer.node)} has q and k with different rotary positions, which cannot be "
+            "served."
         )
 
 

@@ -35,7 +35,7 @@ _OUTPUT = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Flatten Cast".
 
 @dataclass(frozen=True)
 class _Core:
-    """An attention: its operands q, k and v, what it makes, and its scale."""
+    """An attention: its operands q, k and v, what it makes, its scale, and its softcap, 0 for none."""
 
     node: onnx.NodeProto
     q: str
@@ -44,6 +44,7 @@ class _Core:
     made: str
     scale: float | None
     """The factor of the scores, or None for 1 / sqrt(dim), as ONNX's Attention has it."""
+    softcap: float
 
 
 def recognise(model: onnx.ModelProto, name: str, max_length: int | None = None) -> tuple[Decoder, OnnxGraph]:
@@ -74,8 +75,7 @@ def recognise(model: onnx.ModelProto, name: str, max_length: int | None = None) 
     _check_uniform(layers)
     length = learned_positions(graph, tokens, max_length)
     for layer, origins in each:
-        for origin in origins[:2]:
-            check_angles(graph, (layers[0], layer), origin.rotation, length, tokens)
+        check_angles(graph, layer, origins[1].rotation, length, tokens)
     _refuse_other_floats(graph, logits, graph.producers[logits])
     return Decoder(layers, logits, shape[2], length), graph
 
@@ -123,7 +123,7 @@ def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
     """The attention around a node, or None where it is no Softmax of scores and no Attention."""
     if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
         return _operator(graph, node)
-    if node.op_type != "Softmax" or node.output[0] not in graph.from_tokens:
+    if node.op_type != "Softmax" or node.output[0] not in graph.from_tokens or not _over_tokens(graph, node):
         return None
     scores = scores_of(graph, node.input[0])
     if scores is None:
@@ -131,18 +131,45 @@ def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
             f"{described(node)} is not recognised as attention: its input is no scaled and masked product of q and k."
         )
     q, k = scores.product.input
-    value, user = node.output[0], _only_user(graph, node.output[0])
-    while user is not None and user.op_type in ("Cast", "Identity", "Dropout"):
-        value, user = user.output[0], _only_user(graph, user.output[0])
+    value = _without_nan(graph, node.output[0])
+    user = _only_user(graph, value)
+    while user is not None and user.op_type in ("Cast", "Identity", "Dropout", "Reshape"):
+        value = _without_nan(graph, user.output[0])
+        user = _only_user(graph, value)
     if user is None or user.op_type != "MatMul" or user.input[0] != value:
         raise ModelError(f"{described(node)} is not recognised as attention: no product with v follows it.")
-    return _Core(node, q, k, user.input[1], user.output[0], scores.scale)
+    return _Core(node, q, k, user.input[1], user.output[0], scores.scale, scores.softcap)
+
+
+def _over_tokens(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
+    """Whether a Softmax is one over tokens, and not one over experts or classes of a single token."""
+    shape, axis = graph.shapes.get(node.input[0]), attribute(node, "axis", -1)
+    assert isinstance(axis, int)
+    return shape is None or shape[axis] in (PROBE.tokens, PROBE.tokens + PROBE.past)
+
+
+def _without_nan(graph: OnnxGraph, value: str) -> str:
+    """The value in which NaN of another one is 0, where that is all that reads the other one, or the value itself.
+
+    PyTorch exports weights of attention so: those of a token that sees none are NaN. Here each sees itself.
+    """
+    users = graph.users.get(value, [])
+    checks = [user for user in users if user.op_type == "IsNaN"]
+    replaced = [user for user in users if user.op_type == "Where"]
+    if len(users) != 2 or not checks or not replaced:
+        return value
+    (check,), (where,) = checks, replaced
+    alone = graph.users.get(check.output[0], []) == [where]
+    if alone and list(where.input[::2]) == [check.output[0], value] and graph.scalar(where.input[1]) == 0:
+        return str(where.output[0])
+    return value
 
 
 def _operator(graph: OnnxGraph, node: onnx.NodeProto) -> _Core:
     softcap, mode = attribute(node, "softcap", 0.0), attribute(node, "qk_matmul_output_mode", 0)
-    if softcap or (len(node.output) > 3 and node.output[3]) or mode:
-        raise ModelError(f"{described(node)} has a softcap or gives its scores, which cannot be served.")
+    assert isinstance(softcap, float)
+    if (len(node.output) > 3 and node.output[3]) or mode:
+        raise ModelError(f"{described(node)} gives its scores, which cannot be served.")
     if len(node.input) > 6 and node.input[6]:
         raise ModelError(f"{described(node)} is told the lengths of sequences, which cannot be served.")
     if len(node.input) > 3:
@@ -150,7 +177,7 @@ def _operator(graph: OnnxGraph, node: onnx.NodeProto) -> _Core:
     scale = attribute(node, "scale")
     assert scale is None or isinstance(scale, float)
     q, k, v = node.input[:3]
-    return _Core(node, q, k, v, node.output[0], scale)
+    return _Core(node, q, k, v, node.output[0], scale, max(softcap, 0.0))
 
 
 def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
@@ -183,7 +210,9 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
             f"{described(node)} has {rotation.elements} elements rotated at once, which are no heads of {dim} elements."
         )
     name = node.name or node.output[0]
-    layer = Layer(name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation)
+    layer = Layer(
+        name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation, core.softcap
+    )
     _add_operator_caches(graph, core, origins)
     return layer, origins
 
@@ -193,10 +222,13 @@ def _head_sizes(graph: OnnxGraph, core: _Core, q: Origin) -> tuple[int, int]:
     shape, heads = graph.shapes.get(core.q), attribute(core.node, "q_num_heads")
     if shape is not None and len(shape) == 4:
         return shape[3], shape[1]
+    if shape is not None and len(shape) == 3 and core.node.op_type == "Softmax":
+        return shape[2], shape[0]  # the heads of one sequence
     if isinstance(heads, int) and heads > 0 and q.source.width % heads == 0:
         return q.source.width // heads, heads
     raise ModelError(
-        f"{described(core.node)} has operands of unknown heads, not [batch, heads, tokens, head]."
+        f"{described(core.node)} has operands of unknown heads, not "
+        "[batch, heads, tokens, head] or [batch * heads, tokens, head]."
     )
 
 
@@ -244,11 +276,11 @@ def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
 
 def _check_uniform(layers: tuple[Layer, ...]) -> None:
     def sizes(layer: Layer) -> tuple[object, ...]:
-        return layer.heads, layer.kv_heads, layer.dim, round(layer.scale, 6)
+        return layer.heads, layer.kv_heads, layer.dim
 
     for layer in layers:
         if sizes(layer) != sizes(layers[0]):
             raise ModelError(
                 f"the attention at {printable(layer.node)} differs from that at {printable(layers[0].node)} in its "
-                "heads or its scale: layers of different kinds cannot be served."
+                "heads: layers with several kinds of heads cannot be served."
             )

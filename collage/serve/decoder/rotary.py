@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
+from collage.measure_db.reference import PartSession
 from collage.serve.decoder.description import Rotation
 from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute, described
 
@@ -34,7 +36,21 @@ def read_rotation(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
         return _sum(graph, node)
     if node.op_type == "Concat":
         return _partial(graph, node)
+    if node.op_type == "RotaryEmbedding":
+        return _operator(graph, node)
     return None
+
+
+def _operator(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
+    """That of ONNX's operator, where it is given the angles of the tokens, and not a table of all positions."""
+    x, cos, sin, *places = node.input
+    shape, turned = graph.shapes.get(cos), attribute(node, "rotary_embedding_dim", 0)
+    if any(places) or shape is None or graph.from_tokens.intersection((cos, sin)):
+        return None
+    elements = 2 * shape[-1]
+    if turned not in (0, elements):
+        return None
+    return Rotated(x, Rotation(cos, sin, bool(attribute(node, "interleaved", 0)), elements, by_pair=True))
 
 
 def _sum(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
@@ -119,7 +135,7 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: i
             continue
         seen.add(name)
         if name in graph.constants:
-            constants[name] = numpy_helper.from_array(np.ascontiguousarray(graph.constants[name]), name)
+            constants[name] = numpy_helper.from_array(np.asarray(graph.constants[name], order="C"), name)
         elif name in graph.weights:
             constants[name] = graph.weights[name]
         elif name in graph.producers:
@@ -141,13 +157,24 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: i
         [onnx.ValueInfoProto(name=wanted)],
         list(constants.values()),
     )
-    try:
-        model = helper.make_model(body, opset_imports=list(graph.opset))
-        (found,) = ReferenceEvaluator(model).run([wanted], dict(feeds))
-    except Exception:  # the reference implementation raises anything for what it lacks
-        return None
-    result: Array = np.asarray(found)
-    return result
+    model = helper.make_model(body, opset_imports=list(graph.opset), ir_version=10)
+    # ONNX's evaluator begins faster; ONNX Runtime takes models that do not follow the standard to the letter.
+    for run in (_in_evaluator, _in_onnx_runtime):
+        try:
+            (found,) = run(model, feeds)
+        except Exception:  # both raise anything for what they lack
+            continue
+        result: Array = np.asarray(found)
+        return result
+    return None
+
+
+def _in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+
+
+def _in_onnx_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    return PartSession(model).run(feeds)
 
 
 def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | None:
@@ -184,7 +211,8 @@ def refuse_mixed_angles(graph: OnnxGraph, name: str, table: Array, tokens: int) 
 
 def same_angles(graph: OnnxGraph, one: Rotation, other: Rotation, length: int, tokens: int) -> bool:
     """Whether two rotations are the same, by their first and last angles below ``length``; see ``angles``."""
-    if (one.interleaved, one.elements) != (other.interleaved, other.elements):
+    forms = ((each.interleaved, each.elements, each.by_pair) for each in (one, other))
+    if len(set(forms)) > 1:
         return False
     for first, second in ((one.cos, other.cos), (one.sin, other.sin)):
         for start in (0, max(0, length - tokens)) if first != second else ():

@@ -60,7 +60,7 @@ def shard(
         after += [After(-1, each) for each in sums]
         if not last:
             after.append(After(number, ()))
-            layers.append(_local(decoder.layers[number], splits, processes))
+            layers.append(_local(decoder.layers[number], splits, rank, processes))
     return Shards(tuple(found), tuple(after), replace(decoder, layers=tuple(layers)))
 
 
@@ -76,10 +76,12 @@ def _groups(layer: Layer) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _local(layer: Layer, splits: Splits, processes: int) -> Layer:
+def _local(layer: Layer, splits: Splits, rank: int, processes: int) -> Layer:
     """A layer with this process's heads. Raises ModelError where q, k or v is not split."""
     q, k, v = (_local_source(layer, each, splits, processes) for each in _sources(layer))
-    return replace(layer, q=q, k=k, v=v, heads=layer.heads // processes, kv_heads=layer.kv_heads // processes)
+    heads, kv_heads = layer.heads // processes, layer.kv_heads // processes
+    slopes = layer.slopes[heads * rank : heads * (rank + 1)]
+    return replace(layer, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, slopes=slopes)
 
 
 def _local_source(layer: Layer, source: Source, splits: Splits, processes: int) -> Source:

@@ -10,7 +10,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
 from collage.serve import attention
-from collage.serve.attention import Batch, Cache, Heads, Operands, Rotations, attention_steps
+from collage.serve.attention import Batch, Cache, LayerAttention, Operands, attention_steps
 from collage.serve.parallel.division import Division, Rows
 from collage.serve.parallel.tensors import Tensors, exchange
 
@@ -26,13 +26,13 @@ class CacheAttention:
 
     def __init__(
         self,
-        heads: Heads,
+        layers: Sequence[LayerAttention],
         caches: Sequence[Cache],
-        rotations: Rotations,
         threads: int,
         tensors: Tensors,
         most: int,
     ) -> None:
+        heads = layers[0].heads
         self._tensors = tensors
         self._wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
         width = self._wide + 2 * narrow
@@ -51,10 +51,15 @@ class CacheAttention:
             LaunchList(
                 team_of(threads),
                 attention_steps(
-                    heads, self._batch, Operands(q, k, v, out, cache), rotations, threads, partial=True
+                    each.heads,
+                    self._batch,
+                    Operands(q, k, v, out, cache),
+                    each.rotations,
+                    threads,
+                    partial=True,
                 ),
             )
-            for cache in caches
+            for each, cache in zip(layers, caches, strict=True)
         ]
         self._queries_to: dict[int, Rows | slice] = {}
         self._queries_from: dict[int, Rows | slice] = {}

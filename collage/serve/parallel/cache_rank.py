@@ -41,9 +41,8 @@ class CacheRank:
         self._tensors = tensors
         self.caches = [make_cache(heads, blocks, cache) for _ in layers]
         self._attention = CacheAttention(
-            heads,
+            compiled.attention,
             self.caches,
-            compiled.rotations,
             compiled.threads,
             tensors,
             compiled.buckets[-1] * tensors.size,

@@ -43,6 +43,7 @@ def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
     part = replace(
         compiled,
         decoder=replace(compiled.decoder, layers=layers[first:last]),
+        attention=compiled.attention[first:last],
         wiring=(*compiled.wiring[first:last], end),
         segments={tokens: parts[first:last] for tokens, parts in compiled.segments.items()},
         ends=compiled.ends if whole else {},

@@ -49,10 +49,12 @@ class TensorRank:
                 LaunchList(
                     team,
                     attention_steps(
-                        compiled.heads, self._batch, values.operands(layer, own), compiled.rotations, threads
+                        each.heads, self._batch, values.operands(layer, own), each.rotations, threads
                     ),
                 )
-                for layer, own in zip(compiled.decoder.layers, self.caches, strict=True)
+                for layer, own, each in zip(
+                    compiled.decoder.layers, self.caches, compiled.attention, strict=True
+                )
             ]
         self._ends = None if tensors.rank else Ends(compiled, registry, arena)
 

@@ -17,6 +17,7 @@ from collage.native import LaunchList, team_of
 from collage.serve.attention import (
     Batch,
     Heads,
+    LayerAttention,
     Merge,
     Operands,
     Rotations,
@@ -59,7 +60,7 @@ class Layer:
         for end in self.ends:
             own = make_cache(heads, -(-BLOCKS // size))
             own.keys.fill(np.nan)
-            attention = CacheAttention(heads, [own], rotations, 1, end, most)
+            attention = CacheAttention([LayerAttention(heads, rotations)], [own], 1, end, most)
             rows = aligned_empty(self.qkv.shape, "float32")
             out = aligned_empty(self.whole.shape, "float32")
             merge = Merge(heads, attention.partials, Rows(out, 0, wide), 1)
@@ -100,7 +101,12 @@ class Layer:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
     "heads",
-    [Heads(4, 2, 32, 32, False, 32**-0.5), Heads(3, 3, 20, 0, False, 0.3), Heads(40, 1, 8, 4, True, 0.4)],
+    [
+        Heads(4, 2, 32, 32, False, 32**-0.5),
+        Heads(3, 3, 20, 0, False, 0.3),
+        Heads(40, 1, 8, 4, True, 0.4),
+        Heads(2, 1, 32, 0, False, 0.4, softcap=2.0, window=40, slopes=(0.2, 0.1)),
+    ],
 )
 def test_one_layer(heads: Heads, size: int) -> None:
     """Long sequences whose parts are split among threads, too, beside short ones that few processes hold."""
