@@ -60,10 +60,14 @@ class PreparedModel(BackendRep):
         return tuple(module.run(given).values())
 
     def module(self, inputs: Mapping[str, Any]) -> CompiledModule:
-        """The module for inputs of these shapes, by name. It is compiled when there is none yet."""
-        shapes = tuple(_shape(inputs[name]) for name in self._names)
+        """The module for inputs of these shapes, by name. It is compiled when there is none yet.
+
+        Raises InputError, and what ``collage.compile`` raises.
+        """
+        given = self._by_name(inputs)
+        shapes = tuple(_shape(given[name]) for name in self._names)
         if shapes not in self._modules:
-            options = CompileOptions(inputs=inputs, **self._options)
+            options = CompileOptions(inputs=given, **self._options)
             self._modules[shapes] = compile_model(
                 self._model, options, default_registry(), lambda _: None, _workers()
             )
@@ -71,6 +75,12 @@ class PreparedModel(BackendRep):
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
+            unknown = inputs.keys() - set(self._names)
+            if unknown:
+                raise InputError(str(unknown_names("input", unknown, self._names)))
+            missing = [name for name in self._names if name not in inputs]
+            if missing:
+                raise InputError(f"missing input: {', '.join(missing)}. The model takes: {self._names}.")
             return dict(inputs)
         values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         if len(values) != len(self._names):

@@ -47,7 +47,7 @@ class OpenVino(OnnxEngine):
     """
 
     name = "openvino"
-    requirement = "'collage[cpu]'"
+    requirement = "'.[cpu]' in Collage's checkout"
     narrow = True
     takes_apart = True
 
@@ -206,9 +206,11 @@ class _ModelSession(Session):
                 np.copyto(buffer, value)
             else:
                 others[index] = value
-        results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
-        for index in self._buffers.keys() & others.keys():  # OpenVINO has put its own tensor there
-            self._request.set_input_tensor(index, _shared(self._buffers[index]))
+        try:
+            results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
+        finally:
+            for index in self._buffers.keys() & others.keys():  # OpenVINO has put its own tensor there
+                self._request.set_input_tensor(index, _shared(self._buffers[index]))
         return [np.array(results[port]) for port in self._outputs]
 
     def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:

@@ -122,14 +122,17 @@ class ChildProcess:
     def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:
         """Send a message and wait for the reply, at most ``limit_s`` seconds besides those in which the child waits.
 
+        The child may be one that does not read.
         With those it takes at most ``most_s`` seconds. Raises ChildError when the reply is a Failure; the child lives
         on. Raises TimeoutError, ChildEndedError and ChannelError. After these, and after any other exception (such as
         KeyboardInterrupt), the child is killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
+        start = time.monotonic()
         try:
-            write_pickle(self._process.stdin.fileno(), self.pickled(message))
-            reply = _read_reply(self._process.stdout.fileno(), limit_s, most_s)
+            _write(self._process.stdin.fileno(), self.pickled(message), start + min(limit_s, most_s))
+            spent = time.monotonic() - start
+            reply = _read_reply(self._process.stdout.fileno(), limit_s - spent, most_s - spent)
         except (EOFError, BrokenPipeError) as error:
             raise ChildEndedError(self._code()) from error
         except BaseException:
@@ -233,14 +236,28 @@ def parent_id() -> int:
 
 def write_message(fd: int, message: object) -> None:
     """Send a message, and wait until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
-    write_pickle(fd, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def write_pickle(fd: int, body: bytes) -> None:
-    """Send a message that is pickled already. Raises BrokenPipeError when nobody reads any more."""
-    data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
+    data = _framed(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
     while data:
         data = data[os.write(fd, data) :]
+
+
+def _framed(body: bytes) -> memoryview:
+    return memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
+
+
+def _write(fd: int, body: bytes, deadline: float) -> None:
+    """Send a message that is pickled already. Raises TimeoutError, and BrokenPipeError when nobody reads any more.
+
+    The pipe does not block from then on.
+    """
+    os.set_blocking(fd, False)
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    data = _framed(body)
+    while data:
+        _wait(poll, deadline)
+        with suppress(BlockingIOError):
+            data = data[os.write(fd, data) :]
 
 
 def read_message(fd: int, limit_s: float = math.inf) -> Any:
@@ -273,16 +290,22 @@ def _read_reply(fd: int, limit_s: float, most_s: float) -> Any:
             return reply
 
 
+def _wait(poll: select.poll, deadline: float) -> None:
+    """Wait for the pipe. Raises TimeoutError."""
+    left = math.inf
+    while left > 0.0:
+        left = max(0.0, deadline - time.monotonic()) * 1e3
+        if poll.poll(min(left, _MOST_MS)):
+            return
+    raise TimeoutError
+
+
 def _read(fd: int, size: int, deadline: float) -> bytes:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     data = bytearray()
     while len(data) < size:
-        left = max(0.0, deadline - time.monotonic()) * 1e3
-        if not poll.poll(min(left, _MOST_MS)):
-            if left > _MOST_MS:
-                continue
-            raise TimeoutError
+        _wait(poll, deadline)
         chunk = os.read(fd, min(size - len(data), 1 << 20))
         if not chunk:
             raise EOFError

@@ -29,14 +29,24 @@ def given_array(value: Any, wanted: np.dtype[Any]) -> Array:
     return found if typed or found.dtype == wanted else _converted(found, wanted)
 
 
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The extents of the value as an array. Raises MismatchError for what is none."""
+    return _array(value)[0].shape
+
+
 def given_texts(value: Any) -> Array:
-    """The value as an array of Python strings (dtype object). Bytes are read as UTF-8. Raises MismatchError."""
+    """The value as an array of Python strings (dtype object), itself where it is one already.
+
+    Bytes are read as UTF-8. Raises MismatchError.
+    """
     found, typed = _array(value)
     if found.dtype.kind not in "OUS" and (typed or found.size):  # a list without elements may be one of texts
         raise MismatchError(f"has dtype {found.dtype}, the model takes strings")
-    texts: Array = found.astype(object)
+    texts: Array = found if found.dtype.kind == "O" else found.astype(object)
     for place, each in np.ndenumerate(texts):
         if isinstance(each, bytes):
+            if texts is value:
+                texts = texts.copy()
             try:
                 texts[place] = each.decode()
             except UnicodeDecodeError as error:

@@ -37,8 +37,10 @@ class GivenAway:
         return result
 
     def _renew(self) -> None:
-        self._array = self._make()
+        self._idle = 0  # where the next lines fail, nobody knows what is attached, and ``prepare`` renews it
+        array = self._make()
+        self._attach(array)
         # All views of an array, and views of those, refer to the one that owns the memory.
-        self._owner = self._array if self._array.base is None else self._array.base
-        self._attach(self._array)
+        self._array, self._owner = array, array if array.base is None else array.base
+        del array
         self._idle = sys.getrefcount(self._owner)

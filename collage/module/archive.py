@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import lzma
 import mmap
 import os
 import struct
@@ -22,8 +21,15 @@ from collage.kernel.buffers import ALIGNMENT, aligned_bytes
 from collage.kernel.frames import Buffer
 
 MANIFEST, DIGEST, SIGNATURE = "manifest.json", "manifest.sha256", "signature.json"
-_MOST_TEXT = 1 << 28
-"""The most bytes of an unpacked manifest, since a file of some kilobytes could claim to hold terabytes."""
+_MOST_TEXT, _SHORT = 1 << 28, 1 << 12
+"""The most bytes of an unpacked manifest, and of the digest and the signature."""
+_DENSITY, _VALUES = 64, 4
+"""The most bytes and values of a manifest for each packed byte, since a file of some kilobytes could become gigabytes
+of memory. Those of our models have up to 15 bytes and 1.2 values. Lists of equal modules would have more."""
+_ANY_TEXT, _ANY_VALUES = 1 << 20, 1 << 16
+"""So many bytes and values may be packed as they like: they take 20 MB of memory at most."""
+_ZLIB_EXTRA = 6
+"""Bytes that ``zlib.compress`` adds to what a zip archive holds."""
 _LOCAL_HEADER = 30
 """Bytes of a local header without the name and the extra field after it."""
 _PADDING = struct.Struct("<HHH")
@@ -33,10 +39,10 @@ _LARGE, _ZIP64_EXTRA = 1 << 30, 20
 would do so by itself from some 2 GB on."""
 _DAMAGE = (
     *(zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError),
-    *(OSError, OverflowError, lzma.LZMAError),
+    *(OSError, OverflowError),
 )
-"""What zipfile raises beside BadZipFile, depending on where a file is damaged. NotImplementedError is for an unknown
-compression, RuntimeError for encryption."""
+"""What zipfile raises beside BadZipFile, depending on where a file is damaged. NotImplementedError is for a version
+that it does not know, RuntimeError for encryption."""
 
 
 class NewArchive:
@@ -79,7 +85,9 @@ class NewArchive:
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, its digest and the directory."""
         data = json.dumps(manifest).encode()
-        self._zip.writestr(new_entry(MANIFEST), data, compress_type=zipfile.ZIP_DEFLATED)
+        dense = _too_dense(data, 0) and _too_dense(data, len(zlib.compress(data)) - _ZLIB_EXTRA)
+        method = zipfile.ZIP_STORED if dense else zipfile.ZIP_DEFLATED
+        self._zip.writestr(new_entry(MANIFEST), data, compress_type=method)
         self._zip.writestr(new_entry(DIGEST), hashlib.sha256(data).hexdigest())
         self._zip.close()
 
@@ -102,9 +110,9 @@ class MappedArchive:
             try:
                 with zipfile.ZipFile(_View(self._data)) as archive:
                     self._entries = {info.filename: info for info in archive.infolist()}
-                    text = _read(archive, MANIFEST)
-                    digest = _read(archive, DIGEST).decode() if DIGEST in self._entries else None
-                    self.signature = _read(archive, SIGNATURE) if SIGNATURE in self._entries else None
+                    text = _read_manifest(archive, len(self._data))
+                    digest = _read(archive, DIGEST, _SHORT).decode() if DIGEST in self._entries else None
+                    self.signature = _read(archive, SIGNATURE, _SHORT) if SIGNATURE in self._entries else None
                     """The entry that ``collage sign`` adds, or None."""
             except _DAMAGE as error:
                 raise zipfile.BadZipFile(str(error)) from error
@@ -191,12 +199,36 @@ class _View(io.RawIOBase):
         return len(found)
 
 
-def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     """Read an entry that describes other entries. Raises ValueError when it claims to be huge."""
     info = archive.getinfo(name)
-    if info.file_size > _MOST_TEXT:
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"its {name} is packed by method {info.compress_type}")
+    if info.file_size > most:
         raise ValueError(f"its {name} has {info.file_size} bytes")
-    return archive.read(info)
+    with archive.open(info) as entry:
+        # Without a size, zipfile unpacks all of it, and then drops what is more than the entry claims to have.
+        return entry.read(info.file_size)
+
+
+def _read_manifest(archive: zipfile.ZipFile, file_bytes: int) -> bytes:
+    """Read the manifest. Raises ValueError when its values would take far more memory than the file."""
+    info = archive.getinfo(MANIFEST)
+    packed = min(info.compress_size, file_bytes)
+    text = _read(archive, MANIFEST, min(_MOST_TEXT, max(_ANY_TEXT, _DENSITY * packed)))
+    if found := _too_dense(text, packed):
+        raise ValueError(f"its {MANIFEST} has {found} in {packed} bytes")
+    return text
+
+
+def _too_dense(text: bytes, packed: int) -> str:
+    """What a manifest of so many packed bytes has too much of to be read. Empty for one that is read."""
+    if len(text) > max(_ANY_TEXT, _DENSITY * packed):
+        return f"{len(text)} bytes"
+    values = 1 + sum(
+        text.count(each) for each in (b"{", b"[", b",")
+    )  # there are fewer where texts have commas
+    return f"{values} values" if values > max(_ANY_VALUES, _VALUES * packed) else ""
 
 
 def _mapped(stream: IO[bytes]) -> memoryview:

@@ -108,8 +108,10 @@ class CompiledModule:
         suffix, or makes outputs of unknown shapes, a ``BoundSuffix``.
 
         Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
-        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError for outputs
-        that an engine makes during the call: those of a dynamic suffix, and of unknown shapes.
+        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make outputs
+        take inputs at any place, and raise it for what they could not read in place: nested lists, and strings in other
+        arrays than those of Python strings (dtype object). Raises UsageError for outputs that an engine makes during
+        the call: those of a dynamic suffix, and of unknown shapes.
         """
         from collage.runtime.bound import bind
 

@@ -9,10 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from collage.errors import InputError, UsageError
 from collage.graph.dataflow import Array
+from collage.graph.given_array import MismatchError, shape_of
 from collage.graph.value_type import TENSOR
 from collage.module.module import CompiledModule
 from collage.module.save import save_modules
@@ -78,7 +77,7 @@ class ShapedModule:
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
         ports = self.modules[0].program.model_inputs
         values = in_order(ports, args, named)
-        shapes = tuple(_shape(port, value) for port, value in zip(ports, values, strict=True))
+        shapes = _shapes(ports, values)
         by_name = dict(zip([port.name for port in ports], values, strict=True))
         module = self._by_shapes.get(shapes)
         if module is not None:
@@ -111,8 +110,9 @@ class ShapedModule:
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of a warm run; see ``CompiledModule.trace``. Raises InputError for other shapes."""
-        shapes = {name: np.shape(value) for name, value in inputs.items()}
-        return self.for_shapes(shapes).trace(inputs)
+        ports = self.modules[0].program.model_inputs
+        shapes = _shapes(ports, in_order(ports, (), inputs))
+        return (self._by_shapes.get(shapes) or self._refuse(shapes)).trace(inputs)
 
     def clone(self) -> ShapedModule:
         """A module with clones of the modules and the same fallback."""
@@ -144,11 +144,15 @@ def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, A
     return {**found[0], "shapes": list(found), "fallback": "onnxruntime" if fallback else None}
 
 
+def _shapes(ports: Sequence[Port | ValuePort], values: Sequence[Any]) -> Shapes:
+    return tuple(_shape(port, value) for port, value in zip(ports, values, strict=True))
+
+
 def _shape(port: Port | ValuePort, value: Any) -> tuple[int, ...]:
     """The value's extents, as ``extents`` has them: none for sequences and optional values. Raises InputError."""
     if isinstance(port, ValuePort) and port.type.kind != TENSOR:
         return ()
     try:
-        return tuple(np.shape(value))
-    except ValueError as error:
-        raise InputError(f"input {port.name} is no array: {error}.") from error
+        return shape_of(value)
+    except MismatchError as error:
+        raise InputError(f"input {port.name} {error}.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,10 +76,11 @@ def touch_interleaved(array: Array) -> Step:
 
 
 class Events:
-    """The events of one launch list: counters that a task records and others wait for."""
+    """The events of launch lists that run one after another: counters that a task records and others wait for."""
 
     def __init__(self) -> None:
         self._counters: list[ctypes.Array[ctypes.c_uint32]] = []
+        self._process = os.getpid()
 
     def make(self, waiters: int) -> tuple[Task, list[Task]]:
         """The task that records a new event, and a task that waits for it, for each of ``waiters``."""
@@ -95,14 +97,21 @@ class Events:
     @classmethod
     def of(cls, several: Sequence[Events]) -> Events:
         """The events of several launch lists that become one."""
+        for each in several:
+            each.renew()
         found = cls()
         found._counters = [counter for each in several for counter in each._counters]
         return found
 
-    def reset(self) -> None:
-        """Set all events to not recorded, since in a fork another thread of the parent may have changed some."""
-        for each in self._counters:
-            ctypes.memset(each, 0, ctypes.sizeof(each))
+    def renew(self) -> None:
+        """Set all events to not recorded in a fork, where another thread of the parent may have changed some.
+
+        This is done once for all lists: later ones wait for what earlier ones have recorded.
+        """
+        if self._process != os.getpid():
+            for each in self._counters:
+                ctypes.memset(each, 0, ctypes.sizeof(each))
+            self._process = os.getpid()
 
 
 def in_sequence(tasks: Sequence[Task]) -> Task:
@@ -197,7 +206,7 @@ class LaunchList:
     def __call__(self) -> None:
         if not self.team.handle:
             if self._events is not None:
-                self._events.reset()
+                self._events.renew()
             self._join(team_of(self.team.threads))
         status = self._run(*self._arguments)
         if status:

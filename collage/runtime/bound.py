@@ -55,12 +55,14 @@ class BoundCall:
         Raises CollageError with a kernel's name and message, and where a call needs the original model and there is
         none.
         """
-        with self._executor.lock:
-            if self._executor.launch_or_find():
-                self._answer_carefully()
-                return
-            for output, source in self._copies:
-                np.copyto(output, source)
+        self._executor.lock.run(self._run)
+
+    def _run(self) -> None:
+        if self._executor.launch_or_find():
+            self._answer_carefully()
+            return
+        for output, source in self._copies:
+            np.copyto(output, source)
 
     def _answer_carefully(self) -> None:
         """Run the original model. Its inputs are intact, since kernels never overwrite arrays outside the arena."""

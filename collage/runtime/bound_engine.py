@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 
@@ -19,6 +18,7 @@ from collage.kernel.kernel import Call, Session
 from collage.native.scan import Scanned, new_flag, scan_call
 from collage.runtime.bound import bound_arrays
 from collage.runtime.careful import Careful
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Port
 from collage.schedule.suffix import Suffix, ValuePort
 
@@ -35,12 +35,12 @@ class BoundEngine:
         self,
         engine: str,
         call: Call,
-        turn: AbstractContextManager[None],
+        turn: TicketLock,
         careful: Careful | None,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """``engine`` is its name, for errors, and each run is in a ``turn``.
+        """``engine`` is its name, for errors, and each run has its turn of ``turn``.
 
         ``careful`` answers calls with unusual numbers in the inputs.
         """
@@ -57,19 +57,21 @@ class BoundEngine:
 
     def __call__(self) -> None:
         """Run the module once. Raises CollageError with the engine's message."""
-        with self._turn:
-            if self._scan is not None:
-                self._found[0] = 0
-                self._scan()
-            if self._found[0] and self._careful is not None:
-                found = self._careful.run([*self.inputs.values()])
-                for array, made in zip(self.outputs.values(), found, strict=True):
-                    np.copyto(array, made)
-                return
-            try:
-                self._call()
-            except Exception as error:  # an engine raises anything
-                raise CollageError(f"{self._engine} fails on these inputs: {library_text(error)}") from error
+        self._turn.run(self._run)
+
+    def _run(self) -> None:
+        if self._scan is not None:
+            self._found[0] = 0
+            self._scan()
+        if self._found[0] and self._careful is not None:
+            found = self._careful.run([*self.inputs.values()])
+            for array, made in zip(self.outputs.values(), found, strict=True):
+                np.copyto(array, made)
+            return
+        try:
+            self._call()
+        except Exception as error:  # an engine raises anything
+            raise CollageError(f"{self._engine} fails on these inputs: {library_text(error)}") from error
 
 
 def has_buffers(suffix: Suffix) -> bool:
@@ -82,7 +84,7 @@ def has_buffers(suffix: Suffix) -> bool:
 def bind_engine(
     suffix: Suffix,
     session: Session,
-    turn: AbstractContextManager[None],
+    turn: TicketLock,
     careful: Careful | None,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from collage.graph.magnitudes import is_scanned
 from collage.kernel.kernel import Call, Session
 from collage.native.scan import Scanned, new_flag, scan_call
 from collage.runtime.careful import Careful, are_ordinary
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.suffix import Suffix
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class BoundSuffix:
         self,
         suffix: Suffix,
         session: Session,
-        turn: AbstractContextManager[None],
+        turn: TicketLock,
         careful: Careful | None,
         inputs: Mapping[str, Any],
         launches: Launches | None,
@@ -68,22 +68,24 @@ class BoundSuffix:
 
     def __call__(self) -> None:
         """Run the module once. Raises CollageError with the engine's message."""
-        with self._turn:
-            self.outputs = {}  # the engine may write to their memory again where nobody else has it
-            if self._launch is not None:
-                self._launch()
-            if self._careful is not None and self._is_unusual is not None and self._is_unusual():
-                made: Sequence[Any] = self._careful.run(self._read)
-            else:
-                try:
-                    made = self._call()
-                except Exception as error:  # an engine raises anything
-                    name, text = self._suffix.region.backend, library_text(error)
-                    raise CollageError(f"{name} fails on these inputs: {text}") from error
-            found = dict(zip(self._suffix.writes, made, strict=True))
-            if not self._makes_all:
-                found = {name: found[name] if name in found else self._known[name] for name in self._names}
-            self.outputs = found
+        self._turn.run(self._run)
+
+    def _run(self) -> None:
+        self.outputs = {}  # the engine may write to their memory again where nobody else has it
+        if self._launch is not None:
+            self._launch()
+        if self._careful is not None and self._is_unusual is not None and self._is_unusual():
+            made: Sequence[Any] = self._careful.run(self._read)
+        else:
+            try:
+                made = self._call()
+            except Exception as error:  # an engine raises anything
+                name, text = self._suffix.region.backend, library_text(error)
+                raise CollageError(f"{name} fails on these inputs: {text}") from error
+        found = dict(zip(self._suffix.writes, made, strict=True))
+        if not self._makes_all:
+            found = {name: found[name] if name in found else self._known[name] for name in self._names}
+        self.outputs = found
 
 
 def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:

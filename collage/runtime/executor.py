@@ -90,7 +90,7 @@ class Executor:
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self.output(p.value) for p in program.outputs]
         self.lock = TicketLock()
-        """A run holds this lock."""
+        """Runs are in turn."""
         _made.add(self)
 
     def clone(
@@ -183,11 +183,13 @@ class Executor:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs in order, as new arrays that belong to the caller. Raises CollageError as ``launch`` does."""
-        with self.lock:
-            return [buffer.copy() for buffer in self.run_in_place(inputs)]
+        return self.lock.run(partial(self._run_and_copy, inputs))
+
+    def _run_and_copy(self, inputs: Sequence[Array]) -> list[Array]:
+        return [buffer.copy() for buffer in self.run_in_place(inputs)]
 
     def run_in_place(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs in order, in arrays that the next run overwrites. Hold ``lock`` until they have been read."""
+        """Outputs in order, in arrays that the next run overwrites: read them in the same turn of ``lock``."""
         self.set_inputs(inputs)
         return self.answer_carefully(inputs) if self.launch_or_find() else self._outputs
 

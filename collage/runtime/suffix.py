@@ -5,8 +5,9 @@ The engine takes and gives values of any type, and allocates its own memory.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,14 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.given_array import MismatchError
-from collage.graph.value_type import STRING, TENSOR
+from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers
 from collage.runtime.bound_suffix import BoundSuffix, Launches
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
-from collage.runtime.ticket_lock import TicketLock
+from collage.runtime.ticket_lock import Result, TicketLock
 from collage.schedule.suffix import Suffix, ValuePort
 
 
@@ -46,16 +47,18 @@ class SuffixExecutor:
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
+        return self._turn.run(partial(self._run, inputs))
+
+    def _run(self, inputs: Sequence[Any]) -> list[Any]:
         values = dict(zip([port.name for port in self.suffix.inputs], inputs, strict=True))
         program = self._prefix.program
-        with self._turn:
-            made = self._prefix.run_in_place([values[port.name] for port in program.inputs])
-            values.update(zip([port.name for port in program.outputs], made, strict=True))
-            outputs = self._finish(values)
-            return [
-                outputs[port.name] if port.name in outputs else values[port.name].copy()
-                for port in self.suffix.outputs
-            ]
+        made = self._prefix.run_in_place([values[port.name] for port in program.inputs])
+        values.update(zip([port.name for port in program.outputs], made, strict=True))
+        outputs = self._finish(values)
+        return [
+            outputs[port.name] if port.name in outputs else values[port.name].copy()
+            for port in self.suffix.outputs
+        ]
 
     def bind(self, inputs: Mapping[str, Array]) -> BoundSuffix:
         """A call on fixed arrays of the model's inputs. Arrays that are not given are made.
@@ -68,7 +71,7 @@ class SuffixExecutor:
             raise InputError(str(unknown_names("input", unknown, [port.name for port in self.suffix.inputs])))
         prefix = bind(self._prefix, {name: array for name, array in inputs.items() if name in taken}, {})
         arrays = {
-            port.name: prefix.inputs[port.name] if port.name in taken else _array(port, inputs.get(port.name))
+            port.name: prefix.inputs[port.name] if port.name in taken else _bound(port, inputs)
             for port in self.suffix.inputs
         }
         launches = None
@@ -112,27 +115,28 @@ class SuffixExecutor:
 
 
 class _Turn(TicketLock):
-    """What a run is in: callers take turns. Raises CollageError in a forked process, before anything runs there."""
+    """Callers take turns. Raises CollageError in a forked process, before anything runs there."""
 
     def __init__(self) -> None:
         super().__init__()
         self._process = os.getpid()
 
-    def __enter__(self) -> None:
+    def run(self, function: Callable[[], Result]) -> Result:
+        """What the function returns, as ``TicketLock.run``."""
         if self._process != os.getpid():
             raise CollageError(
                 "this module was loaded before the process forked, and the engine's threads did not come along: load "
                 "it again in the child, or start the child by spawning."
             )
-        super().__enter__()
+        return super().run(function)
 
 
-def _array(port: ValuePort, given: Array | None) -> Array:
-    """The array of an input that only the engine reads."""
+def _bound(port: ValuePort, inputs: Mapping[str, Any]) -> Any:
+    """The value of an input that only the engine reads, which is the one that is given wherever it can change later."""
+    given = inputs.get(port.name)
     if given is not None:
         try:
-            array: Array = port.type.check(given)
-            return array
+            return _in_place(port.type, given)
         except MismatchError as error:
             raise InputError(f"input {port.name} {error}.") from error
     shape = port.type.shape
@@ -141,3 +145,24 @@ def _array(port: ValuePort, given: Array | None) -> Array:
             f"input {port.name} is {port.type}, of which there is no array to be made: give one."
         )
     return np.zeros([extent or 0 for extent in shape], np_dtype(port.type.dtype))
+
+
+def _in_place(kind: ValueType, given: Any) -> Any:
+    """The value, checked. Raises MismatchError where an engine would get a copy, and not see later changes."""
+    found = kind.check(given)
+    if given is None:
+        return found
+    if kind.kind == OPTIONAL and kind.element is not None:
+        return _in_place(kind.element, given)
+    if kind.kind == SEQUENCE and kind.element is not None:
+        elements = [_in_place(kind.element, each) for each in given]
+        same = isinstance(given, list) and all(map(operator.is_, elements, given))
+        return given if same else elements
+    if kind.kind == TENSOR and found is not given:
+        if kind.dtype == STRING:
+            raise MismatchError(
+                "is no numpy array of str (dtype object): a bound call reads its inputs in place"
+            )
+        if not hasattr(given, "__dlpack__"):
+            raise MismatchError(f"is no array of {kind.dtype}: a bound call reads its inputs in place")
+    return found

@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class TicketLock:
-    """A context manager. The thread that leaves it hands the lock to the one that has waited longest.
+    """Runs functions one at a time, in the order in which threads came.
 
     With ``threading.Lock`` the thread that releases the lock has it again before another one is awake. Of eight threads
     that call a module in a loop, one may then get nearly all calls.
+
+    It is no context manager: Python code that gives a lock back can itself be interrupted by Ctrl-C before it has done
+    so, and then the module would hang for ever. Here each thread holds a lock of its own, from before it queues up
+    until it leaves, in a ``with`` that Python enters and leaves without a gap for signals.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()
-        self._held = False
+        self._last: _Place | None = None
 
-    def __enter__(self) -> None:
-        with self._guard:
-            if not self._held:
-                self._held = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        try:
-            mine.acquire()  # the thread that hands over releases it
-        except BaseException:  # Ctrl-C
+    def run(self, function: Callable[[], Result]) -> Result:
+        """What the function returns, which is called once all threads that came before have left."""
+        mine = _Place(threading.Lock())
+        with mine.kept:
             with self._guard:
-                if mine in self._waiting:
-                    self._waiting.remove(mine)
-                else:
-                    self._hand_over()
-            raise
+                mine.before = before = self._last
+                self._last = mine
+            while before is not None:
+                with before.kept:  # that thread has left
+                    pass
+                mine.before = before = before.before
+            return function()
 
-    def __exit__(self, *error: object) -> None:
-        with self._guard:
-            self._hand_over()
 
-    def _hand_over(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().release()
-        else:
-            self._held = False
+class _Place:
+    """A thread's place in the queue."""
+
+    __slots__ = ("before", "kept")
+
+    def __init__(self, kept: threading.Lock) -> None:
+        self.kept = kept
+        """Held until the thread leaves the queue, whether or not its turn came."""
+        self.before: _Place | None = None
+        """The place to wait for: None from the thread's turn on. A thread that was interrupted before its turn leaves
+        the place that those behind it have to wait for, too."""

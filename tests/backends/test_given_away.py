@@ -44,6 +44,41 @@ def test_memory_is_filled_again_only_when_nobody_has_a_view() -> None:
     del raw
 
 
+def test_where_it_cannot_be_attached_the_next_call_tries_again() -> None:
+    attached: list[Array] = []
+    fails = [False, True, True, False]
+
+    def attach(array: Array) -> None:
+        if fails.pop(0):
+            raise MemoryError
+        attached[:] = [array]
+
+    given = GivenAway((4, 3), np.dtype(np.float32), attach)
+    kept = given.give()
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            given.prepare()
+    del kept
+    attached[0].fill(1)
+    given.prepare()
+    assert not fails, "it was not tried again, although nobody knows what is attached"
+    assert given.give().ctypes.data == attached[0].ctypes.data
+
+
+def test_a_session_has_its_own_buffers_again_after_a_failure() -> None:
+    if not OpenVino().available():
+        pytest.skip("OpenVINO is not installed")
+    model = make_model(
+        [helper.make_node("Sub", ["a", "b"], ["y"])], {"a": [2, 3], "b": [2, 3]}, {"y": [2, 3]}, {}
+    )
+    session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
+    a, b = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    np.testing.assert_array_equal(session.run([a, b])[0], a - b)
+    with pytest.raises(Exception, match="shape"):
+        session.run([np.ones((2, 3)), np.ones((4, 5), np.float32)])
+    np.testing.assert_array_equal(session.run([b, a])[0], b - a)
+
+
 @pytest.fixture
 def call_and_input() -> Bound:
     if not OpenVino().available():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 
@@ -99,6 +100,51 @@ def test_is_killed_when_it_is_of_no_more_use(child: ChildProcess, what: str, err
     with pytest.raises(error):
         child.ask(what, 1.0)
     assert not child.alive
+
+
+def test_a_large_message_arrives_whole(child: ChildProcess) -> None:
+    message = os.urandom(3 << 20)
+    assert child.ask(message, 60) == message
+    assert child.ask(message, 60) == message
+
+
+@pytest.fixture
+def stopped(child: ChildProcess) -> Iterator[ChildProcess]:
+    """A child that reads nothing. It ends after 20 s, so that nobody waits for it for ever."""
+    assert child.ask("awake", 60) == "awake"
+    os.kill(child._process.pid, signal.SIGSTOP)
+    timer = threading.Timer(20, child.end)
+    timer.start()
+    yield child
+    timer.cancel()
+
+
+def test_the_limit_runs_while_the_child_does_not_read(stopped: ChildProcess) -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        stopped.ask(bytes(1 << 20), 60, most_s=0.3)
+    assert 0.3 <= time.monotonic() - start < 10
+    assert not stopped.alive
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread"
+)
+def test_an_interrupt_ends_the_child_that_does_not_read(stopped: ChildProcess) -> None:
+    timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.ask(bytes(1 << 20), 60)
+    timer.join()
+    assert not stopped.alive
+
+
+def test_a_child_that_ends_without_reading_has_ended(stopped: ChildProcess) -> None:
+    timer = threading.Timer(0.3, os.kill, (stopped._process.pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(ChildEndedError):
+        stopped.ask(bytes(1 << 20), 60)
+    timer.join()
 
 
 def test_a_limit_may_be_longer_than_the_system_waits_at_once(child: ChildProcess) -> None:

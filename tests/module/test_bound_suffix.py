@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.errors import CollageError, UsageError
-from collage.graph.value_type import TENSOR, ValueType
+from collage.errors import CollageError, InputError, UsageError
+from collage.graph.value_type import OPTIONAL, SEQUENCE, TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.runtime.bound_suffix import Launches
 from collage.runtime.careful import Careful
-from collage.runtime.suffix import SuffixExecutor
+from collage.runtime.suffix import SuffixExecutor, _bound
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, ValuePort
@@ -74,6 +74,65 @@ def test_strings_are_made(tmp_path: Path) -> None:
         np.copyto(call.inputs["x"], np.array(row, np.float32))
         call()
         assert [float(each) for each in call.outputs["y"]] == row
+
+
+def comparing(folder: Path) -> collage.CompiledModule:
+    """A module that compares two arrays of two strings."""
+    nodes = [helper.make_node("Equal", ["s", "t"], ["y"])]
+    model = make_model(nodes, {"s": [2], "t": [2]}, {"y": [2]}, {})
+    for info, kind in zip([*model.graph.input, *model.graph.output], [8, 8, 9], strict=True):
+        info.type.tensor_type.elem_type = kind
+    model.opset_import[0].version = 19
+    module = collage.compile(model, db=folder / "db.sqlite", progress=False, threads=1)
+    assert isinstance(module, collage.CompiledModule)
+    return module
+
+
+def test_strings_are_read_in_place(tmp_path: Path) -> None:
+    module = comparing(tmp_path)
+    s, t = np.array(["a", "b"], object), np.array(["a", "c"], object)
+    call = module.bind({"s": s, "t": t})
+    call()
+    assert call.outputs["y"].tolist() == [True, False]
+    s[:] = ["x", "c"]
+    call()
+    assert call.outputs["y"].tolist() == [False, True]
+    t[:] = ["x", b"c"]
+    assert module(s, t).tolist() == [True, True]
+    assert t.tolist() == ["x", b"c"]  # bytes are read, and stay what they are
+    with pytest.raises(InputError, match=r"input t is no numpy array of str .*reads its inputs in place"):
+        module.bind({"s": s, "t": t})
+    for given in (["a", "b"], np.array(["a", "b"])):
+        with pytest.raises(InputError, match=r"input s is no numpy array of str .*reads its inputs in place"):
+            module.bind({"s": given, "t": s})  # type: ignore[dict-item]
+
+
+def test_what_is_no_array_is_not_bound(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Unique", ["x"], ["y"])]
+    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
+    with pytest.raises(
+        InputError, match="input x is no array of float32: a bound call reads its inputs in place"
+    ):
+        module.bind({"x": [1, 2, 2, 1]})  # type: ignore[dict-item]
+    x = np.array([1, 2, 2, 1], np.float32)
+    call = module.bind({"x": x})
+    x[:] = [3, 3, 4, 5]
+    call()
+    np.testing.assert_array_equal(call.outputs["y"], [3, 4, 5])
+
+
+def test_lists_of_arrays_are_read_in_place() -> None:
+    element = ValueType(TENSOR, "float32", (None,))
+    port = ValuePort("xs", ValueType(SEQUENCE, element=element))
+    given = [np.ones(3, np.float32), np.ones(4, np.float32)]
+    assert _bound(port, {"xs": given}) is given
+    assert _bound(port, {"xs": tuple(given)}) == given
+    with pytest.raises(InputError, match="input xs is no array of float32"):
+        _bound(port, {"xs": [given[0], [1.0, 2.0]]})
+    optional = ValuePort("x", ValueType(OPTIONAL, element=element))
+    assert _bound(optional, {"x": given[0]}) is given[0]
+    with pytest.raises(InputError, match="input x is no array of float32"):
+        _bound(optional, {"x": [1.0]})
 
 
 class Doubling(Session):

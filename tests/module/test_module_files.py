@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from collage.kernel import model_artifact
 from collage.kernel.frames import Artifact, Framed, frame
 from collage.kernel.model_artifact import apart
 from collage.module import archive
-from collage.module.file import _WEIGHTS_FROM, Reading
+from collage.module.file import _WEIGHTS_FROM, Reading, read_summary
 from collage.module.save import _put_artifact
 from collage.native import packed
 from scripts.lib.fuzzing.change_module import Contents
@@ -227,6 +228,74 @@ def test_a_manifest_of_another_compression_is_damage(
         collage.load(path)
 
 
+BLANK = bytes(1 << 20)
+VALUES = {
+    "equal": b"{}," * 1000,
+    "nested": b'{"a":{"b":{"c":{"d":{"e":[[[],[],[]],0]}}}}},' * 100,
+    "numbers": b"".join(b"1e%d," % (n % 100) for n in range(1000)),
+}
+
+
+def with_manifest(path: Path, method: int, parts: list[bytes], *, claimed: int | None = None) -> Path:
+    """A file whose only entry is a manifest of these parts, which claims to have so many bytes."""
+    with zipfile.ZipFile(path, "w", method) as made, made.open("manifest.json", "w") as entry:
+        for each in parts:
+            entry.write(each)
+    if claimed is not None:
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<I", data, data.rindex(b"PK\x01\x02") + 24, claimed)
+        path.write_bytes(data)
+    return path
+
+
+def refused_in_little_memory(path: Path) -> None:
+    """``read_summary`` takes no more memory than its floor and a thousand times the file's size."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModuleFileError, match=f"{path.name} is damaged"):
+            read_summary(path)
+        assert tracemalloc.get_traced_memory()[1] < (20 << 20) + 1000 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("claimed", [100, None])
+def test_a_manifest_that_unpacks_to_far_more_is_refused(
+    method: int, claimed: int | None, tmp_path: Path
+) -> None:
+    refused_in_little_memory(with_manifest(tmp_path / "bomb.collage", method, [BLANK] * 200, claimed=claimed))
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_a_manifest_with_far_more_values_than_the_file_has_bytes_is_refused(
+    values: str, tmp_path: Path
+) -> None:
+    path = with_manifest(
+        tmp_path / "dense.collage", zipfile.ZIP_DEFLATED, [b'{"a":[', *[VALUES[values]] * 10_000, b"0]}"]
+    )
+    refused_in_little_memory(path)
+
+
+@pytest.mark.parametrize("name", [archive.DIGEST, archive.SIGNATURE])
+def test_a_digest_and_a_signature_are_short(name: str, corpus: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "long.collage"
+    with zipfile.ZipFile(corpus["tvm_elementwise"]) as given, zipfile.ZipFile(path, "w") as made:
+        made.writestr(archive.MANIFEST, given.read(archive.MANIFEST))
+        made.writestr(name, bytes(1 << 16), compress_type=zipfile.ZIP_DEFLATED)
+    with pytest.raises(ModuleFileError, match=rf"its {name} has 65536 bytes"):
+        collage.load(path)
+
+
+@pytest.mark.parametrize("count", [10, 10_000])
+def test_what_is_written_is_read_however_much_alike_it_is(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "alike.collage"
+    manifest = {"modules": [{"nodes": [1, 2, 3], "names": ["a", "b"], "of": {"c": None}}] * count}
+    with path.open("wb") as stream, archive.NewArchive(stream) as made:
+        made.finish(manifest)
+    assert archive.MappedArchive(path).manifest == manifest
+
+
 def stored(path: Path, artifact: Artifact) -> dict[str, Any]:
     """Write an archive of an artifact, and return what a manifest has of it."""
     with path.open("wb") as stream, archive.NewArchive(stream) as made:
@@ -323,7 +392,7 @@ def test_without_the_extra_signatures_say_what_to_install(
 ) -> None:
     for name in ("cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(CollageError, match=r"pip install 'collage\[signing\]'"):
+    with pytest.raises(CollageError, match=r"pip install '\.\[signing\]'"):
         collage.load(corpus["tvm_elementwise"], trusted_key=keys[1])
 
 

@@ -116,6 +116,33 @@ def test_other_shapes_run_on_onnx_runtime_with_one_warning(
         assert words in text
 
 
+class Exported:
+    """An array of a library whose arrays tell their shapes by DLPack only."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_have_the_shapes_that_they_are_converted_to(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = loaded(file)
+    given = arrays(8)
+    exported = {name: Exported(array) for name, array in given.items()}
+    with caplog.at_level(logging.WARNING, logger="collage"):
+        np.testing.assert_allclose(module(**exported), expected(given), atol=1e-5)
+    assert caplog.records == []
+    assert module.trace(exported)
+    with pytest.raises(InputError, match="missing input: b"):
+        module.trace({"a": given["a"]})
+
+
 def test_strict_makes_them_errors(file: Path) -> None:
     module = loaded(file, strict=True)
     np.testing.assert_allclose(module(**arrays(4)), expected(arrays(4)), atol=1e-5)

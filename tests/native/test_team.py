@@ -274,6 +274,50 @@ raise SystemExit(status)
     assert done.returncode == 0, done.stderr
 
 
+EVENTS = """
+import os, signal
+from collage.native import Events, LaunchList, Step, team_of
+team, events = team_of(1), Events()
+record, (wait,) = events.make(1)
+first, second = (LaunchList(team, [Step((task,))], events) for task in (record, wait))
+first()
+second()
+first()  # as when another thread is in the middle of a run
+def recorded():
+    return [each for memory in events._counters for each in memory if each]
+assert recorded() == [2, 1]
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    for _ in range(3):
+        first()
+        second()
+    assert recorded() == [3, 3]
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    both = first.followed_by([second])
+    assert recorded() == []
+    both()
+    second.team.close()
+    first()
+    second()
+    assert recorded() == [2, 2]
+    os._exit(0)
+raise SystemExit(status or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@needs_core
+def test_a_fork_begins_with_no_events_and_keeps_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EVENTS], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 FREED = """
 import os
 from collage.kernel.target import cores
