@@ -400,3 +400,24 @@ def test_rotations_by_the_operator(interleaved: int) -> None:
     angles = next(each for each in model.graph.initializer if each.name == "table")
     np.testing.assert_allclose(table.cos, np.cos(numpy_helper.to_array(angles)), atol=1e-6)
     np.testing.assert_allclose(table.sin, np.sin(numpy_helper.to_array(angles)), atol=1e-6)
+
+
+def test_the_attention_mask_is_no_table_of_positions() -> None:
+    """PyTorch looks the mask up at the places of keys."""
+    model = decoder(replace(QWEN2, form=PLAIN))
+    model.graph.input.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["b", "s"]))
+    add_weight(model, "rows", np.array([-1]))
+    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+    insert(
+        model,
+        helper.make_node("Reshape", ["attention_mask", "rows"], ["flat"]),
+        helper.make_node("Gather", ["flat", POSITIONS], ["seen"], axis=0),
+        helper.make_node("Cast", ["seen"], ["seen.float"], to=TensorProto.FLOAT),
+        helper.make_node("Log", ["seen.float"], ["bias"]),
+    )
+    place = list(model.graph.node).index(softmax)
+    model.graph.node.insert(place, helper.make_node("Add", [softmax.input[0], "bias"], ["masked"]))
+    model.graph.node[place + 1].input[0] = "masked"
+    found, graph = recognise(model, "it")
+    assert graph.shapes["seen"] == (1, PROBE.tokens)
+    assert found.max_length is None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.serve.decoder.description import Layer, Rotation
-from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute, described
+from collage.serve.decoder.onnx_graph import MASK, POSITIONS, OnnxGraph, attribute, described
 from collage.serve.decoder.rotary import angles, same_angles
 
 _USUAL_LENGTH = 4096
@@ -53,7 +53,7 @@ def learned_positions(graph: OnnxGraph, tokens: int, wanted: int | None = None) 
         if graph.from_tokens.intersection(node.output):
             continue
         if node.op_type in _LOOKUPS and graph.from_positions.intersection(node.input[1:2]):
-            if _is_table(graph, node.input[0]):
+            if _is_table(graph, node.input[0], tokens):
                 limits += _limits(graph, node, offsets, tokens, wanted)
         else:
             known = [name for name in node.input if name in offsets]
@@ -69,8 +69,11 @@ def learned_positions(graph: OnnxGraph, tokens: int, wanted: int | None = None) 
     return min(limits, default=None)
 
 
-def _is_table(graph: OnnxGraph, name: str) -> bool:
-    """Whether a value depends on no input of the model."""
+def _is_table(graph: OnnxGraph, name: str, tokens: int) -> bool:
+    """Whether a value depends on no input of the model, not even on how long the sequence is."""
+    rows = graph.shapes.get(name, (0,))[:1]
+    if name in graph.constants and name not in graph.weights:
+        return rows not in ((tokens,), graph.shapes.get(MASK, ())[1:])  # as the mask's rows are
     waiting, seen = [name], set()
     while waiting:
         each = waiting.pop()
