@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collage.kernel.frames import Artifact
     from collage.patterns.match import MatchSource
 
-_KERNELS = "kernels 5"
+_KERNELS = "kernels 6"
 """This is counted up when `onednn_kernels` makes other kernels than before, for which old measurements do not hold."""
 
 

@@ -11,16 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.storage import PLAIN
+from collage.kernel.options import BuildOptions
+from collage.patterns.context import MatchContext
 from tests.backends.onednn_checks import (
     BACKEND,
     LAYOUTS,
     chains_of,
     check_all_variants,
     needs_onednn,
+    run_variant,
     subgraph_of,
+    variants_of,
 )
 from tests.models import make_model
+from tests.reference import evaluate
 
 pytestmark = needs_onednn
 
@@ -68,7 +75,7 @@ def test_counted_padding_ends_with_the_padding() -> None:
     assert not chains_of(make_model([node], {"x": [1, 8, 5, 5]}, {"y": [1, 8, 3, 3]}))
 
 
-UNARY = "Relu Tanh Sigmoid Exp Abs Neg Round Softplus Mish Elu HardSwish HardSigmoid LeakyRelu Gelu".split()
+UNARY = "Relu Tanh Sigmoid Exp Abs Neg Round Elu HardSwish HardSigmoid LeakyRelu Gelu".split()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -80,6 +87,105 @@ def test_functions(op: str, threads: int) -> None:
     chain = subgraph_of(proto)
     assert len(chain.model.graph.nodes) == len(chain.nodes)
     assert len(check_all_variants(chain, threads)) >= len(LAYOUTS)
+
+
+@pytest.mark.parametrize("op", ["Softplus", "Mish"])
+def test_functions_of_negative_numbers_are_exact(op: str) -> None:
+    """Parts of Softplus and mish, which are exp(x) and x exp(x) there, have no large relative error."""
+    nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node(op, ["n"], ["y"])]
+    model = import_model(make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, opset=20))
+    x = np.linspace(16, 22, 256, dtype=np.float32).reshape(4, 64)
+    values = {model.graph.inputs[0]: x}
+    for each in model.graph.nodes:
+        alone = Subgraph(model, (each.id,))
+        values[each.outputs[0]] = evaluate(alone, [values[value] for value in alone.inputs])[0]
+    chains = [
+        Subgraph(model, match.nodes)
+        for source in BACKEND.sources(BuildOptions())
+        for match in source.find(MatchContext(model))
+        if not match.reason
+    ]
+    assert chains
+    for chain in chains:
+        inputs = [values[value].astype(np.float32) for value in chain.inputs]
+        (exact,) = evaluate(chain, inputs)
+        for variant in variants_of(chain, 1):
+            (found,), _ = run_variant(chain, variant, 1, inputs)
+            np.testing.assert_allclose(found, exact, rtol=1e-5, err_msg=str(chain))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 17, 5, 7), (1, 16, 4, 5, 3), (1, 16, 1, 9), (2, 1, 5, 7), (2, 5, 11)])
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_poolings_combined_with_a_tensor(pool: str, shape: tuple[int, ...], threads: int) -> None:
+    """One of the result's shape. oneDNN misreads it in plain layout where there are several axes and channels."""
+    rank = len(shape) - 2
+    kernel = [min(3, extent) for extent in shape[2:]]
+    pads = [(extent - 1) // 2 for extent in kernel]
+    nodes = [
+        helper.make_node(pool, ["x"], ["p"], kernel_shape=kernel, pads=[*pads, *pads]),
+        helper.make_node("Mul", ["p", "o"], ["y"]),
+    ]
+    proto = make_model(nodes, {"x": shape, "o": shape}, {"y": [None] * (rank + 2)})
+    built = check_all_variants(subgraph_of(proto), threads)
+    simple = shape[1] == 1 or rank == 1
+    assert {each.outputs[0] for each in built} >= LAYOUTS - {PLAIN}
+    assert (PLAIN in {each.outputs[0] for each in built}) == simple
+
+
+@pytest.mark.parametrize(
+    ("shape", "operand"),
+    [
+        ((3, 16, 5, 7), (1, 16, 5, 7)),
+        ((2, 1, 5, 7), (1, 1, 5, 7)),
+        ((1, 16, 2, 7), (1, 16, 1, 7)),
+        ((1, 17, 5, 7), (1, 1, 5, 7)),
+        ((3, 16, 5, 7), (1, 16, 1, 1)),
+        ((1, 16, 2, 1), (1, 16, 1, 1)),
+        ((1, 17, 2, 3), (1, 17, 2, 1)),
+    ],
+)
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_shares_of_poolings_combined_with_a_tensor(
+    pool: str, shape: tuple[int, ...], operand: tuple[int, ...]
+) -> None:
+    """One thread's share may have the shape of a tensor that the whole result does not have."""
+    nodes = [
+        helper.make_node(pool, ["x"], ["p"], kernel_shape=[1, 3], pads=[0, 1, 0, 1]),
+        helper.make_node("Mul", ["p", "o"], ["y"]),
+    ]
+    chain = subgraph_of(make_model(nodes, {"x": shape, "o": operand}, {"y": [None] * 4}))
+    assert len(chain.nodes) == 2
+    for threads in (1, 2, 3):
+        check_all_variants(chain, threads)
+
+
+def test_means_without_axes_combined_with_a_tensor_are_refused() -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["x", "axes"], ["p"], keepdims=0),
+        helper.make_node("Mul", ["p", "o"], ["y"]),
+    ]
+    shapes = {"x": [2, 16, 5, 7], "o": [2, 16]}
+    proto = make_model(nodes, shapes, {"y": [2, 16]}, {"axes": np.array([2, 3])}, opset=18)
+    chain = subgraph_of(proto)
+    assert len(chain.nodes) == 2
+    assert not check_all_variants(chain, 2, least=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("ops", [("Sub",), ("Sub", "Div"), ("Abs", "Add"), ("Add", "Mul", "Sigmoid")])
+@pytest.mark.parametrize("constant", [False, True])
+def test_single_numbers_without_axes(ops: tuple[str, ...], constant: bool, threads: int) -> None:
+    last, inputs, weights, nodes = "x", {"x": ()}, {}, []
+    for place, op in enumerate(ops):
+        operands = [] if op in ("Abs", "Sigmoid") else [f"o{place}"]
+        weights.update(dict.fromkeys(operands if constant else [], np.array(1.5, np.float32)))
+        inputs.update(dict.fromkeys([] if constant else operands, ()))
+        nodes.append(helper.make_node(op, [last, *operands], [f"v{place}"]))
+        last = f"v{place}"
+    chain = subgraph_of(make_model(nodes, inputs, {last: ()}, weights))
+    assert len(chain.nodes) == len(ops)
+    check_all_variants(chain, threads)
 
 
 def test_what_may_be_overwritten() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
@@ -289,6 +289,47 @@ PRODUCTS: dict[str, tuple[onnx.ModelProto, Steps | None]] = {
 def test_products(name: str, threads: int) -> None:
     proto, steps = PRODUCTS[name]
     check_all(proto, steps, threads)
+
+
+PADDED_ZERO = Case((1, 16, 9, 8), (24, 16, 3, 2), ZERO, None, attrs={"pads": [2, 0, 1, 1], "strides": [2, 1]})
+SHIFTED: dict[str, onnx.ModelProto] = {
+    "product": product_model([17, 128], 200, ZERO, None),
+    "product, signed": product_model([17, 128], 200, Steps("int8", 0.02, -7), None),
+    "product, transposed": product_model([5, 512], 40, ZERO, None, turned=True),
+    "1x1": Case((1, 40, 6, 5), (33, 40, 1, 1), ZERO, None).model(),
+    "3x3, padding": PADDED_ZERO.model(),
+    "groups": Case((1, 32, 12, 12), (32, 16, 3, 3), ZERO, None, attrs={"group": 2}).model(),
+    "single channels": Case((1, 32, 8, 8), (32, 1, 3, 3), ZERO, None, attrs={**PADDED, "group": 32}).model(),
+}
+
+
+@needs_exact_sums
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SHIFTED)
+def test_data_at_its_zero_point_is_zero(name: str, threads: int) -> None:
+    """Nothing but the bias is left then, to the bit, and one step away nothing is lost of what it adds."""
+    chain = longest(SHIFTED[name])
+    numbers = {tensor.name: numpy_helper.to_array(tensor) for tensor in SHIFTED[name].graph.initializer}
+    (kind,) = chain.input_types
+    data = np.full(kind.shape, numbers["x_z"], kind.dtype)
+    (wanted,) = evaluate(chain, [data])
+    step = data.copy()
+    step[(slice(None), 0) if len(kind.shape) > 2 else (slice(None), slice(None, 1))] += np.array(
+        1, kind.dtype
+    )
+    (one,) = evaluate(chain, [step])
+    built = 0
+    for variant in BACKEND.variants(chain, BuildOptions(threads=threads)):
+        plain = variant if variant.inputs else Variant((PLAIN,), (PLAIN,), variant.split)
+        try:
+            (found,) = run(BACKEND, chain, plain, threads, [data])
+            (near,) = run(BACKEND, chain, plain, threads, [step])
+        except UnsupportedError:
+            continue
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+        np.testing.assert_allclose(near, one, rtol=1e-6, atol=1e-6 * np.abs(one - wanted).max())
+        built += 1
+    assert built
 
 
 def pool_model(data: Steps, result: Steps) -> onnx.ModelProto:

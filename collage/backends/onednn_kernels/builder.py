@@ -119,18 +119,22 @@ class Builder:
         return tuple(made), arguments
 
     def operand(self, step: Combine, where: Range | None) -> tuple[Description, Buffer]:
-        """What a share needs of the tensor that its part of the result is combined with."""
-        if self.flat and step.shape != self.shape:
-            raise UnsupportedError(f"an operand of {step.shape} does not lie like the result")
-        cuts = where is not None and (self.flat or step.shape[where.axis] > 1)
-        layout = self._operand_layout(step.shape)
+        """What a share needs of the tensor that its part of the result is combined with.
+
+        A single number has one axis, as oneDNN has no tensors without any.
+        """
+        shape = step.shape or (1,)
+        if self.flat and shape != self.shape:
+            raise UnsupportedError(f"an operand of {shape} does not lie like the result")
+        cuts = where is not None and (self.flat or shape[where.axis] > 1)
+        layout = self._operand_layout(shape)
         array = self.chain.constant(step.operand)
         if array is not None:
-            return self._constant_operand(array.reshape(step.shape), layout, where if cuts else None)
+            return self._constant_operand(array.reshape(shape), layout, where if cuts else None)
         given = self.input_layout(step.operand)
-        if given != layout and not _same_bytes(step.shape, given, layout):
+        if given != layout and not _same_bytes(shape, given, layout):
             raise UnsupportedError(f"an operand is in {given} layout, not {layout}")
-        description, offset = self._part(step.shape, layout, where if cuts else None)
+        description, offset = self._part(shape, layout, where if cuts else None)
         return description, Input(self.chain.inputs.index(step.operand), offset)
 
     def _operand_layout(self, shape: tuple[int, ...]) -> Storage:

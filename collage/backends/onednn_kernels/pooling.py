@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ def variants(task: PoolTask, threads: int) -> list[Variant]:
     chain, pool = task.chain, task.pool
     found = []
     for layout in STORAGES:
+        if _is_misread(task, layout, pool.dst):
+            continue
         target = layout
         if pool.to_points and (layout != BLOCKED or pool.dst[1] % BLOCK == 0):
             target = PLAIN  # the bytes are the same in all layouts
@@ -79,9 +82,37 @@ def plan(task: PoolTask, variant: Variant, threads: int) -> Draft:
         if src_range is not None and dst_range is not None:
             src, offset = part(pool.src, layout, src_range.axis, src_range.start, src_range.stop)
             dst, at = part(pool.dst, layout, dst_range.axis, dst_range.start, dst_range.stop)
+        if _is_misread(task, layout, dst.dims):
+            raise UnsupportedError("oneDNN misreads a tensor that is combined with a pooling")
         operation = Pooling(pool.algorithm, src, dst, pool.kernel, pool.strides, pool.dilation, *pads)
         builder.add(operation, [(SRC, Input(index, offset)), (DST, Output(0, at))], dst_range)
     return builder.draft()
+
+
+def _is_misread(task: PoolTask, layout: Storage, share: tuple[int, ...]) -> bool:
+    """Whether oneDNN 3.2 reads other elements than it should of a tensor that a ``share`` is combined with.
+
+    Of one with the shape of the share it does so in plain layout, where there are several channels of several axes. In
+    the others it takes such a tensor to lie as the share does, although it is plain where it has not the whole result's
+    shape. Numbers for each channel are taken to lie side by side, which those of one row of several do not.
+    """
+    whole = task.pool.dst
+    channels, pixels = share[1], math.prod(share[2:])
+    wrong = {
+        PLAIN: channels > 1 and len(share) > 3,
+        CHANNELS_LAST: channels > 1 and pixels > 1,
+        BLOCKED: channels == 1,
+    }
+    for each in task.chain.epilogue:
+        if not isinstance(each, Combine) or len(each.shape) != len(whole):
+            continue
+        pairs = zip(each.shape, whole, share, strict=True)
+        read = tuple(piece if extent == full else extent for extent, full, piece in pairs)
+        if read == share and wrong[layout] and (layout == PLAIN or each.shape != whole):
+            return True
+        if read[1] > 1 and math.prod(read[2:]) == 1 < math.prod(each.shape[2:]):
+            return True
+    return False
 
 
 _Share = tuple[Range | None, Range | None, tuple[tuple[int, ...], tuple[int, ...]]]

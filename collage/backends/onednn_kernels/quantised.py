@@ -142,13 +142,13 @@ def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
             raise UnsupportedError("there is padding of several items, and zero is another number than 0")
         seen = _seen_sums(conv, taps)
     inner, after = _inside(subgraph, root)
-    chain = _weighted_chain(subgraph, root, (data, weights, after), inner, seen[None])
+    chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, seen[None])
     dtypes: list[tuple[int | PostOpOperand, str]] = [
         (SRC, DTYPES[data.dtype]),
         (WEIGHTS, INT8),
         *_result(after),
     ]
-    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, None, chain.epilogue)), tuple(dtypes))
+    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, shift, chain.epilogue)), tuple(dtypes))
 
 
 def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
@@ -156,7 +156,7 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
     inner, after = _inside(subgraph, root)
     _refuse_overflow(weights.numbers.T)
     sums = weights.numbers.sum(0).reshape(*[1] * (len(inner.shape) - 1), -1)
-    chain = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
+    chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
     known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}
     chain = ProductChain(
         *(replace(chain.graph, constants=known), chain.operators, chain.inputs, chain.root, chain.base),
@@ -167,16 +167,19 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
         (WEIGHTS, INT8),
         *_result(after),
     ]
-    return QuantisedTask(chain, WholeProduct(chain, read_product(chain.graph, chain.root)), tuple(dtypes))
+    product = WholeProduct(chain, read_product(chain.graph, chain.root), shift)
+    return QuantisedTask(chain, product, tuple(dtypes))
 
 
 @dataclass(frozen=True)
 class WholeProduct(ProductTask):
-    """A product of whole numbers, into which no factors are folded."""
+    """A product of whole numbers, into which no factors are folded; ``shift`` is added to the sums of each column."""
+
+    shift: Floats | None = None
 
     @cached_property
     def folded(self) -> Folded:
-        return Folded(None, None, self.chain.epilogue)
+        return Folded(None, self.shift, self.chain.epilogue)
 
 
 def _seen_sums(conv: Conv, taps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -197,10 +200,12 @@ def _weighted_chain(
     about: tuple[Steps, QuantisedWeights, Steps | None],
     inner: Chain,
     sums: npt.NDArray[np.int64],
-) -> Chain:
+) -> tuple[Chain, Floats | None]:
     """The chain of sums of whole numbers: their factors, the bias, what follows in the model, and its steps.
 
-    ``sums`` of the weights broadcast to the result. They tell what the zero point of the data adds.
+    ``sums`` of the weights broadcast to the result. They tell what the zero point of the data adds. It is taken away
+    before anything is rounded, so that the result is the bias exactly where the data is its zero point. Where it is one
+    number for each channel, it is returned as the bias of the sums, and else the chain begins with it.
     """
     data, weights, after = about
     if len(subgraph.inputs) != 1:
@@ -210,19 +215,22 @@ def _weighted_chain(
     scale = weights.scale * data.scale * (1.0 if folded.scale is None else folded.scale.astype(np.float64))
     shape = [1] * len(dst)
     shape[axis] = len(scale)
-    bias = -data.zero * sums * scale.reshape(shape)
-    if folded.bias is not None:
-        bias = bias + folded.bias.astype(np.float64).reshape(shape)
     own = [*inner.own]
-    epilogue: list[EpilogueOp] = [_constant_step(Algorithm.MULTIPLY, scale.reshape(shape), own)]
-    if bias.any():
-        epilogue.append(_constant_step(Algorithm.ADD, bias, own))
+    epilogue: list[EpilogueOp] = []
+    shift = (-data.zero * sums).astype(np.float64)
+    per_channel = shift.size == len(scale)
+    if shift.any() and not per_channel:
+        epilogue.append(_constant_step(Algorithm.ADD, shift, own))
+    epilogue.append(_constant_step(Algorithm.MULTIPLY, scale.reshape(shape), own))
+    if folded.bias is not None and folded.bias.any():
+        epilogue.append(_constant_step(Algorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
-    return Chain(
+    chain = Chain(
         *(inner.graph, inner.operators, subgraph.inputs, node, root.outputs[0], tuple(epilogue)),
         *(subgraph.outputs[0], tuple(own)),
     )
+    return chain, shift.reshape(-1).astype(np.float32) if shift.any() and per_channel else None
 
 
 def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
