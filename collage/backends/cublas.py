@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 _ALGORITHM = "algorithm "
+_WIDE = "wide sums, "
+"""What the splits of variants in 16 bits begin with. Algorithms that were measured without it had narrow sums."""
 
 
 class Cublas(CudaLibrary):
@@ -56,6 +58,7 @@ class Cublas(CudaLibrary):
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The heuristic's first algorithms in each precision. There are none for a subgraph that it does not take."""
         from collage.backends.cublas_kernels.task import PRECISIONS, storage_of, task_of
+        from collage.backends.cuda_kernels.precisions import is_stored_narrow
 
         try:
             task = task_of(subgraph)
@@ -65,9 +68,10 @@ class Cublas(CudaLibrary):
         found = []
         for precision in ("", *(each for each in reduced if each in options.precisions)):
             stored = storage_of(precision)
+            split = (_WIDE if is_stored_narrow(precision or task.own) else "") + _ALGORITHM
             ends = (stored,) * len(subgraph.inputs), (stored,) * len(subgraph.outputs)
             for number in range(1, 1 + self.most_algorithms):
-                found.append(Variant(*ends, f"{_ALGORITHM}{number}", precision))
+                found.append(Variant(*ends, f"{split}{number}", precision))
         return found
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
@@ -85,7 +89,8 @@ class Cublas(CudaLibrary):
                 1 << 12
             )  # any address, as long as it is none: the heuristic looks whether there is one
         chosen = self.chosen(
-            int(variant.split.removeprefix(_ALGORITHM)), handles.algorithms(self.most_algorithms)
+            int(variant.split.removeprefix(_WIDE).removeprefix(_ALGORITHM)),
+            handles.algorithms(self.most_algorithms),
         )
         return pack(
             CublasArtifact(

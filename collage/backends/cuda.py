@@ -137,7 +137,7 @@ class CudaLibrary(CudaBackend):
         return (
             Availability(found)
             if found
-            else Availability(reason="not installed: pip install 'collage[cuda]'")
+            else Availability(reason="not installed: pip install '.[cuda]' in Collage's checkout")
         )
 
     def chosen(self, number: int, offered: Sequence[T]) -> T:

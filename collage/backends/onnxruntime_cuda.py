@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.cuda import NEVER_RUN
 from collage.backends.cuda_engine import CudaEngine
-from collage.backends.onnx_engine import serialised
+from collage.backends.onnx_engine import EXACT_QUOTIENTS, serialised
 from collage.backends.onnxruntime import ModelSession
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 _GRAPH = "CUDA graph"
 """ONNX Runtime captures its launches and replays them. It refuses models of which the CPU has to run a part."""
+
+_BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
+"""Fusions that multiply by the rounded reciprocal of a divisor. Models that round quotients do without."""
 
 
 class OnnxRuntimeCuda(CudaEngine):
@@ -72,8 +75,8 @@ class OnnxRuntimeCuda(CudaEngine):
         return True
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The serialised model. Raises UnsupportedError when it is too large."""
-        return serialised(model)
+        """The serialised model, with a note where it rounds quotients. Raises UnsupportedError when it is too large."""
+        return serialised(_noted(model))
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A kernel that makes a session for each binding. Raises UnsupportedError where the provider is not loaded."""
@@ -81,6 +84,10 @@ class OnnxRuntimeCuda(CudaEngine):
 
     def session(self, model: bytes, options: BuildOptions) -> Session:
         """A session on values of the host."""
+        import onnx
+
+        if b"Div" in model:
+            model = serialised(_noted(onnx.load_model_from_string(model)))
         loaded = self.opened(model, options, 0)
         return ModelSession(
             [each.name for each in loaded.get_inputs()], lambda feeds: loaded.run(None, feeds)
@@ -101,7 +108,12 @@ class OnnxRuntimeCuda(CudaEngine):
             log.debug("ONNX Runtime: %s", said.getvalue())
         settings = session_options()
         settings.intra_op_num_threads = options.threads
-        found = ort.InferenceSession(model, settings, providers=self.providers(options, stream))
+        found = ort.InferenceSession(
+            model,
+            settings,
+            providers=self.providers(options, stream),
+            disabled_optimizers=[*_BY_RECIPROCALS] if EXACT_QUOTIENTS.encode() in model else None,
+        )
         if self.provider not in found.get_providers():
             raise UnsupportedError(
                 f"ONNX Runtime does not load its {self.provider}: it needs CUDA's libraries and cuDNN, in versions of "
@@ -179,6 +191,19 @@ class _Run(DeviceCall):
     def run(self) -> None:
         """Run the session, on the host too as far as it has to be."""
         self._run(self._binding, self._settings)
+
+
+def _noted(model: ModelProto) -> ModelProto:
+    """The model, or a copy of it with a note where it rounds or compares quotients."""
+    from collage.frontend.bounds import Types
+    from collage.frontend.rounded_quotients import rounded_quotients
+
+    if not rounded_quotients(model.graph, Types.of(model.graph)):
+        return model
+    noted = type(model)()
+    noted.CopyFrom(model)
+    noted.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
+    return noted
 
 
 def _has_provider() -> bool:

@@ -10,9 +10,10 @@ from importlib.metadata import entry_points
 from inspect import isfunction
 from typing import Any
 
-from collage.backends.base import BUILT_IN, Availability, Backend
+from collage.backends.base import BUILT_IN, Availability, Backend, BackendKind
 from collage.backends.engine import Engine
 from collage.backends.tuner import Tuner
+from collage.core.library_text import raised
 from collage.errors import RegistrationError, unknown_names
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import FORMATS
@@ -52,6 +53,10 @@ class Registry:
             raise RegistrationError(
                 f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another."
             )
+        kind = getattr(backend, "kind", None)
+        if not isinstance(kind, BackendKind):
+            valid = ", ".join(f"collage.BackendKind.{each.name}" for each in BackendKind)
+            raise RegistrationError(f"backend {name}: kind is {kind!r}; it must be one of {valid}.")
         _check_methods(name, type(backend))
         self._check_formats(name, backend.formats())
         self._backends[name] = backend
@@ -113,8 +118,29 @@ class Registry:
         return chosen
 
     def sources(self, name: str, options: BuildOptions) -> tuple[MatchSource, ...]:
-        """A backend's own patterns and rules, then those added to it."""
-        return (*self[name].sources(options), *self.patterns.sources(name))
+        """A backend's own patterns and rules, then those added to it.
+
+        What ``sources`` of a plug-in raises, and what it gives that finds nothing, is left out, with a warning.
+        """
+        own: list[MatchSource] = []
+        try:
+            for each in self[name].sources(options):
+                if isinstance(each, type) or not callable(getattr(each, "find", None)):
+                    what = f"the class {each.__name__}" if isinstance(each, type) else repr(each)
+                    log.warning("backend %s: sources() has %s, which is no instance of a rule", name, what)
+                else:
+                    own.append(each)
+        except Exception as error:  # a plug-in's own code
+            log.warning(
+                "backend %s: its patterns and rules are left out; sources() has to return a list of them: %s",
+                name,
+                raised(error),
+            )
+        return (*own, *self.patterns.sources(name))
+
+    def strangers(self) -> tuple[str, ...]:
+        """Names that patterns or rules were added for, and that no backend has."""
+        return tuple(name for name in self.patterns.backends if name not in self._backends)
 
     def copy(self) -> Registry:
         """An independent copy."""
@@ -140,7 +166,10 @@ def _check_methods(name: str, kind: type[Backend]) -> None:
 
 def _probe(backend: Backend) -> Availability:
     try:
-        return backend.available()
+        found = backend.available()
+        if isinstance(found, Availability):
+            return found
+        return Availability(reason=f"its available() returned {found!r}, which is no collage.Availability")
     except Exception as error:  # a plug-in's own code may raise anything, and must not take the listing down
         return Availability(reason=f"its probe failed: {type(error).__name__}: {error}")
 
@@ -178,8 +207,7 @@ def _register_entry_point(registry: Registry, point: Any) -> None:
         loaded = point.load()
         backend = loaded() if isinstance(loaded, type) else loaded
         _check_methods(point.name, type(backend))
+        registry.register(backend)
     except Exception as error:  # the plug-in's own code: a broken one costs itself only
         registry.problems[point.name] = f"{point.value}: {type(error).__name__}: {error}"
         log.warning("backend entry point %s cannot be loaded: %s", point.name, error)
-        return
-    registry.register(backend)

@@ -31,6 +31,8 @@ _CHANNELS_LAST = "channels last"
 _INDUCTOR = "inductor"
 """PyTorch's compiler, which tries its own kernels against those of libraries."""
 _KIND = "torch"
+_GRAPHS = "graphs 2"
+"""This is counted up when graphs compute otherwise than before, for which old measurements do not hold."""
 
 
 class TorchCuda(CudaEngine):
@@ -49,7 +51,7 @@ class TorchCuda(CudaEngine):
         try:
             version = metadata.version("torch")
         except metadata.PackageNotFoundError:
-            return Availability(reason="not installed: pip install 'collage[torch]'")
+            return Availability(reason="not installed: pip install '.[torch]' in Collage's checkout")
         if not _built_for():
             return Availability(
                 reason=f"PyTorch {version} computes on the CPU only: install one that is built for CUDA"
@@ -59,6 +61,10 @@ class TorchCuda(CudaEngine):
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """PyTorch's own kernels in both formats, and its compiler."""
         return ("", _CHANNELS_LAST, _INDUCTOR)
+
+    def settings(self, options: BuildOptions) -> str:
+        """The version of our graphs."""
+        return _GRAPHS
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
         """True, since cuDNN may choose Winograd's algorithm."""
@@ -72,6 +78,8 @@ class TorchCuda(CudaEngine):
         from collage.backends.torch_graph.convert import simplified
 
         simple = simplified(model)
+        if options.profile == _INDUCTOR:
+            _refuse_inexact(simple)
         data, compiled = serialised(simple), b""
         with _recorded():
             self._loaded(simple, options)
@@ -125,6 +133,24 @@ class TorchCuda(CudaEngine):
         if self.runs_on == CUDA:
             torch.cuda.synchronize()  # weights are made on PyTorch's own stream, and kernels run on another one
         return TorchKernel(module, types, self.runs_on)
+
+
+def _refuse_inexact(model: ModelProto) -> None:
+    """Raises UnsupportedError for what PyTorch's compiler computes otherwise than its own kernels.
+
+    Its quotients are approximate on a GPU, and numbers that are rounded to 16 bits on the way stay as they were.
+    """
+    from collage.frontend.bounds import Types
+    from collage.frontend.narrow_patterns import rewritten
+    from collage.frontend.rounded_quotients import rounded_quotients
+    from collage.frontend.rounding_sums import rounding_sums
+
+    graph, types = model.graph, Types.of(model.graph)
+    found = {**rounded_quotients(graph, types), **rounding_sums(graph), **rewritten(graph, types)}
+    for index, reason in found.items():
+        raise UnsupportedError(
+            f"PyTorch's compiler may change the last bit, and {graph.node[index].op_type} {reason}"
+        )
 
 
 def _recorded() -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from collage.backends.base import Availability, BackendKind, UnsupportedError
 from collage.backends.cuda import CudaBackend, architecture
 from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
+from collage.backends.tvm_codegen.refused import refusal
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.storage import CUDA, Storage
@@ -29,6 +30,11 @@ ARCHITECTURE = "sm_90"
 """The architecture that kernels are compiled for where no GPU tells its own: that of the H100 and H200."""
 
 _ON_GPU = Storage(CUDA)
+
+_KERNELS = "kernels 2"
+"""This is counted up when kernels become other ones than before, for which old measurements do not hold.
+
+Those that are tuned stay as they are."""
 
 TUNED = "tuned"
 """The split of the variant whose schedule was searched for."""
@@ -53,7 +59,7 @@ class TvmCuda(Tuner, CudaBackend):
                 f"{metadata.version('apache-tvm')}, NVRTC {metadata.version('nvidia-cuda-nvrtc')}"
             )
         except metadata.PackageNotFoundError:
-            return Availability(reason="NVRTC is not installed: pip install 'collage[gpu]'")
+            return Availability(reason="NVRTC is not installed: pip install '.[gpu]' in Collage's checkout")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """TVM's fusion rules over the operators that it lowers to loops."""
@@ -68,8 +74,8 @@ class TvmCuda(Tuner, CudaBackend):
         return (Variant(*ends), *([Variant(*ends, TUNED)] if tuned else []))
 
     def settings(self, options: BuildOptions) -> str:
-        """The number of trials of a tuned variant."""
-        return f"{options.tune_trials} trials" if _is_tuned(options) else ""
+        """The number of trials of a tuned variant, and the version of the kernels of the other one."""
+        return f"{options.tune_trials} trials" if _is_tuned(options) else _KERNELS
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Whether there is a convolution or a matmul among the operators."""
@@ -109,6 +115,8 @@ class TvmCuda(Tuner, CudaBackend):
         from collage.backends.tvm_codegen.lower import LoweringError, lower
         from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 
+        if problem := refusal(subgraph.model.graph, subgraph.operators):
+            raise UnsupportedError(problem)
         part = subgraph.to_relax()
         try:
             return lower(part.function, part.prim_funcs, WIDE_SUMS)

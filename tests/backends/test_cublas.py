@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,29 @@ def test_models_in_float16(name: str, kernels: Mapping[str, Mapping[str, Any]]) 
     right = [each for each in found.values() if "failed" not in each]
     assert len(right) == 2, found
     assert all(each["error"] < 1e-3 for each in right), found
+
+
+SUMS = """
+import json
+import numpy as np
+from scripts.lib.gpu.checks import one_kernel
+from tests.frontend.test_to_onnx import Net
+net = Net(20)
+model = net.build(net.op("MatMul", net.input(2, 4096), net.random(4096, 3)))
+print(json.dumps(one_kernel("cublas", model, "fp16", "bf16")))
+"""
+
+
+def test_sums_of_many_parts_are_float32(tmp_path: Path) -> None:
+    """cuBLASLt's heuristic offers algorithms that add up in 16 bits, too, as long as nobody forbids that."""
+    found = json.loads(Gpu.build(tmp_path, "libcublasLt.so.13").run(SUMS).splitlines()[-1])
+    narrow = {
+        name: each["error"] for name, each in found.items() if "wide sums" in name and "failed" not in each
+    }
+    assert len(narrow) == 4, found
+    assert all(error < LARGEST["fp16" if "fp16" in name else "bf16"] for name, error in narrow.items()), (
+        narrow
+    )
 
 
 def test_constants_of_models_in_float16() -> None:

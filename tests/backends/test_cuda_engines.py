@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,6 +28,8 @@ from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.options import BuildOptions
 from tests.backends.engines_on_cpu import OnnxRuntimeOnCpu, TorchOnCpu
 from tests.cuda_driver import Driver, no_driver, pretend
+from tests.frontend.test_to_onnx import Net
+from tests.frontend.test_to_onnx import run as run_onnx
 from tests.models import conv_net, elementwise_net, make_model
 
 ENGINES = [TorchCuda, OnnxRuntimeCuda]
@@ -70,7 +74,7 @@ def test_without_a_gpu(
     pretend(monkeypatch, load)
     found = engine().available()
     assert not found and found.reason.startswith(f"{reason}; it needs an NVIDIA GPU")
-    assert f"pip install 'collage[{engine.extra}]'" in found.reason and "\n" not in found.reason
+    assert f"pip install '.[{engine.extra}]'" in found.reason and "\n" not in found.reason
     assert ("has never run on a GPU" in found.reason) == (engine is OnnxRuntimeCuda)
 
 
@@ -130,20 +134,99 @@ def test_pytorch_on_given_arrays(profile: str) -> None:
         np.testing.assert_allclose(found, expected(conv_net(), image()), rtol=1e-4, atol=1e-5)
 
 
-def test_pytorch_leaves_its_settings_as_they_are() -> None:
-    torch = pytest.importorskip("torch")
-    before = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-    )
-    ran(TorchOnCpu(), conv_net(), BuildOptions(), image())
-    after = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-    )
-    assert before == after and torch.is_grad_enabled()
+CHANGES = {
+    "nothing": "",
+    "all by the new interface": "torch.backends.fp32_precision = 'tf32'",
+    "products by the new interface": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "cuDNN by the new interface": "torch.backends.cudnn.fp32_precision = 'tf32'",
+    "convolutions by the new interface": "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+    "the CPU by the new interface": "torch.backends.mkldnn.fp32_precision = 'bf16'",
+    "products by the old interface": "torch.set_float32_matmul_precision('high')",
+    "cuDNN by the old interface": "torch.backends.cudnn.allow_tf32 = False",
+    "sums": "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)",
+}
+SETTINGS = """
+import torch
+from collage.backends.torch_graph.kernel import exactly
+
+def told(read):
+    try:
+        return read()
+    except RuntimeError:
+        return "PyTorch does not tell"
+
+def settings():
+    backends, products, convolutions = torch.backends, torch.backends.cuda.matmul, torch.backends.cudnn
+    new = [convolutions, convolutions.conv, convolutions.rnn, products, backends, backends.mkldnn.matmul]
+    old = [torch.get_float32_matmul_precision, lambda: convolutions.allow_tf32, lambda: products.allow_tf32]
+    sums = ["allow_fp16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction_split_k"]
+    return [
+        *(each.fp32_precision for each in new), *map(told, old), convolutions.benchmark, torch.is_grad_enabled(),
+        *(getattr(products, each) for each in sums),
+    ]
+
+CHANGE
+before = settings()
+with exactly():
+    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    assert torch.backends.cudnn.benchmark and not torch.is_grad_enabled()
+    torch.nn.functional.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
+after = settings()
+assert before == after, (before, after)
+"""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_pytorch_leaves_its_settings_as_they_are(change: str) -> None:
+    """Whichever of its interfaces somebody has used before. They are those of a process, so each has its own here."""
+    pytest.importorskip("torch")
+    code = SETTINGS.replace("CHANGE", CHANGES[change], 1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+INEXACT: dict[str, Callable[[Net], str]] = {
+    "decides by the last bit": lambda net: net.op(
+        "Floor", net.op("Div", net.input(256), net.weight(np.float32(41)))
+    ),
+    "sum that rounds": lambda net: net.op(
+        "Sub",
+        net.op("Add", net.input(256), net.weight(np.float32(12582912))),
+        net.weight(np.float32(12582912)),
+    ),
+    "rounds to 16 bits": lambda net: net.op("Cast", net.op("Cast", net.input(256), to=10), to=1),
+}
+
+
+@pytest.mark.parametrize("words", INEXACT)
+def test_what_pytorchs_compiler_would_change(words: str) -> None:
+    """It is not compiled, and PyTorch's own kernels are right."""
+    pytest.importorskip("torch")
+    net = Net(18)
+    model = net.build(INEXACT[words](net))
+    options = BuildOptions(profile="inductor")
+    with pytest.raises(UnsupportedError, match=f"PyTorch's compiler may change the last bit, .* {words}"):
+        TorchOnCpu().codegen_model(model, options)
+    x = np.arange(-128, 128, dtype=np.float32) * np.float32(4.1)
+    (wanted,) = run_onnx(model, [x], False)
+    for found in ran(TorchOnCpu(), model, BuildOptions(), x):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_onnxruntime_divides_where_quotients_are_rounded() -> None:
+    """1 / 41 * 41 is less than 1, and 41 / 41 is not."""
+    x = np.arange(1, 257, dtype=np.float32)
+    net = Net(18)
+    given = net.input(256)
+    model = net.build(net.op("Floor", net.op("Mul", net.op("Div", net.weight(np.float32(1)), given), given)))
+    (wanted,) = run_onnx(model, [x], False)
+    for found in ran(OnnxRuntimeOnCpu(), model, BuildOptions(), x):
+        np.testing.assert_array_equal(found, wanted)
+    session = OnnxRuntimeOnCpu().session(model.SerializeToString(), BuildOptions())
+    np.testing.assert_array_equal(session.run([x])[0], wanted)
 
 
 def test_buffers_that_do_not_fit_are_refused() -> None:
@@ -229,7 +312,8 @@ def test_a_compile_hands_them_over(tmp_path: Path) -> None:
         for backend, settings, us, _ in rows
         if us
     }
-    assert {("torch_on_cpu", each) for each in ("", "channels last", "inductor")} <= whole, rows
+    profiles = ("graphs 2", "graphs 2 channels last", "graphs 2 inductor")
+    assert {("torch_on_cpu", each) for each in profiles} <= whole, rows
     module.save(tmp_path / "m.collage")
     again = collage.load(tmp_path / "m.collage", registry=registry)
     np.testing.assert_array_equal(again(x[::-1].copy()), module(x[::-1].copy()))

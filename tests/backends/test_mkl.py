@@ -191,7 +191,7 @@ def test_a_path_that_is_wrong_is_said(search: Any, monkeypatch: pytest.MonkeyPat
 def test_a_missing_library_says_how_to_install_it(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(library.PATH_VARIABLE, raising=False)
     monkeypatch.setattr(library, "_NAMES", ("libmkl-of-nobody.so.2",))
-    assert search() == "not installed: pip install 'collage[mkl]'"
+    assert search() == "not installed: pip install '.[mkl]' in Collage's checkout"
 
 
 @needs_mkl
@@ -214,7 +214,7 @@ def test_an_incomplete_installation_does_not_end_the_process(tmp_path: Path) -> 
         cwd=Path(__file__).resolve().parents[2],
     )
     assert "libmkl_core" in found.stdout
-    assert "is missing: pip install 'collage[mkl]'" in found.stdout
+    assert "is missing: pip install '.[mkl]'" in found.stdout
 
 
 @needs_mkl

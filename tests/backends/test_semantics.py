@@ -38,6 +38,7 @@ FLOATS = [
     "ArgMax18--axis=-1-keepdims=0(float32;2x3x67)",
     "ArgMin18--axis=1-keepdims=0-select_last_index=0(float64;4x3x5x7)",
     "Mul18--(float64,float64;3x37,37)",
+    "CumSum18--exclusive=1-reverse=1(float32,c;2x3x4,)",
 ]
 INTEGERS = [
     "Mul18--(int64,int64;3x37,37)",
@@ -47,6 +48,7 @@ INTEGERS = [
     "Greater18--(uint64,uint64;3x37,37)",
     "ReduceSum18--keepdims=0(int64,c;4x3x5x7,1)",
     "ReduceMax18--keepdims=0(int32,c;4x3x5x7,1)",
+    "CumSum18--(int64,c;4x3x5x7,)",
     "Transpose18--(int64;4x3x5x7)",
     "Concat18--axis=0(uint16,uint16;3x37,3x37)",
     "Cast18--to=7(uint32;3x37)",

@@ -55,7 +55,9 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "_DISTRIBUTIONS", ("no-such-distribution",))
     probe = TensorRt().available()
     assert not probe
-    assert probe.reason == "not installed: pip install 'collage[tensorrt]'; needs an NVIDIA GPU"
+    assert (
+        probe.reason == "not installed: pip install '.[tensorrt]' in Collage's checkout; needs an NVIDIA GPU"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_no_gpu(
     assert found.startswith(
         f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install"
     )
-    assert "collage[tensorrt]" in found and "has never run on a GPU" in found
+    assert "'.[tensorrt]'" in found and "has never run on a GPU" in found
 
 
 @pytest.mark.parametrize("distribution", ["tensorrt", "tensorrt_cu13", "tensorrt_cu12"])

@@ -183,6 +183,60 @@ def test_special_values(tmp_path: Path) -> None:
     assert np.isnan(softmax[[0, 2, 3]]).all()
 
 
+def test_products_are_rounded_before_they_are_added() -> None:
+    """NVRTC fuses none of them, though it fuses all that it may. Sums along an axis are fused."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    from collage.backends.tvm_cuda_codegen.nvrtc import _STANDARD_HEADERS
+
+    headers = [[text.encode() for text in side] for side in zip(*_STANDARD_HEADERS.items(), strict=True)]
+
+    def build(e: Any, x: Any, y: Any) -> Any:
+        return op.sqrt(e(op.subtract(e(op.multiply(x, x)), e(op.multiply(y, y)))))
+
+    def instructions(lowered: LoweredKernel) -> str:
+        (source,) = sources_of(lowered, "sm_90")
+        _, program = nvrtc.nvrtcCreateProgram(
+            source.text.encode(), b"kernel.cu", len(headers[0]), headers[1], headers[0]
+        )
+        options = [b"--gpu-architecture=compute_90", b"--device-int128"]
+        nvrtc.nvrtcCompileProgram(program, len(options), options)
+        _, size = nvrtc.nvrtcGetPTXSize(program)
+        nvrtc.nvrtcGetPTX(program, text := bytearray(size))
+        return text.decode()
+
+    rounded = instructions(lower(function(build, f32(64), f32(64))))
+    assert "mul.rn.f32" in rounded and "fma" not in rounded
+    assert "fma.rn.f32" in instructions(
+        lower(function(lambda e, x, y: op.matmul(x, y), f32(8, 8), f32(8, 8)))
+    )
+    half = ((64,), "float16")
+    (source,) = sources_of(lower(function(build, half, half)), "sm_90")
+    assert source.text.count("__hmul_rn(") == 2
+    assert compile_cubin(source.text, "sm_90")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_softplus_of_small_numbers(dtype: str, tmp_path: Path) -> None:
+    """By log1p: it is exp(x) there, whose logarithm is not infinite."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    x = np.array([-80.0, -20.5, -17.0, -3.0, 0.0, 3.0, 17.0, 90.0, np.inf, -np.inf, np.nan], dtype)
+    lowered = lower(function(lambda e, x: op.nn.softplus(x), (x.shape, dtype)))
+    assert compile_kernel(lowered, "sm_90")
+    threads = CpuThreads(tmp_path)
+    (found,) = threads.run(threads.add(lowered), [x])
+    wanted = np.array([np.log1p(np.exp(-abs(each))) + max(each, 0) for each in x.astype(np.float64)])
+    wanted[-3:] = np.inf, 0, np.nan
+    np.testing.assert_allclose(found, wanted.astype(dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
+def test_grids_that_no_gpu_has_are_left_to_another_schedule() -> None:
+    """A grid has 65535 blocks along y and z at most, and rules for products have one for each of a batch."""
+    lowered = lower(function(lambda e, x, y: op.matmul(x, y), f32(70000, 4, 8), f32(70000, 8, 4)))
+    (source,) = sources_of(lowered, "sm_90")
+    assert all(each.grid[0] < 1 << 31 and max(each.grid[1:]) < 1 << 16 for each in source.kernels)
+    assert all(np.prod(each.grid) * np.prod(each.block) >= 70000 for each in source.kernels)
+
+
 def test_buffers_between_kernels(tmp_path: Path) -> None:
     """What one kernel writes and the next one reads is memory of the artifact."""
     threads = CpuThreads(tmp_path)
@@ -316,7 +370,7 @@ def test_the_gpu_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UnsupportedError, match=r"NVRTC is not installed: pip install 'collage\[gpu\]'"):
+    with pytest.raises(UnsupportedError, match=r"NVRTC is not installed: pip install '\.\[gpu\]'"):
         TvmCuda().codegen(chain(), BuildOptions())
 
 
@@ -327,6 +381,7 @@ def test_artifacts_of_others_are_refused() -> None:
         b'"architecture"': (b'"archaeologist"', "architecture"),
         b'"kind":"output","index":0': (b'"kind":"output","index":7', "takes buffers that there are not"),
         b'"cubin":0': (b'"cubin":3', "is in machine code that there is not"),
+        b'"grid":[4,1,1]': (b'"grid":[4,70000,1]', "has grids of 4x70000x1 blocks"),
         b'"block":[256,1,1]': (b'"block":[256,9,1]', "has blocks of 256x9x1 threads"),
     }
     for old, (new, words) in changes.items():

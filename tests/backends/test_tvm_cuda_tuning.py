@@ -142,7 +142,7 @@ def test_tuned_is_a_variant_of_its_own() -> None:
     both = backend.variants(subgraph, BuildOptions(tune_trials=8))
     assert both == (usual, replace(usual, split=TUNED))
     options = [BuildOptions(tune_trials=8, variant=each) for each in both]
-    assert [backend.settings(each) for each in options] == ["", "8 trials"]
+    assert [backend.settings(each) for each in options] == ["kernels 2", "8 trials"]
     assert backend.tune(subgraph, options[0]) == ""
     with pytest.raises(UnsupportedError, match="no tuned schedule"):
         backend.codegen(subgraph, options[1])

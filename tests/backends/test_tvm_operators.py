@@ -467,3 +467,26 @@ def test_random_chains(
         return results if steps[-1][2] else [*results, x]
 
     check(build, reference, f32(*shape), threads=threads, rtol=2e-4, atol=2e-4)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# -------- Running sums
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 8), 0), ((4, 8), 1), ((3, 40, 17), 1), ((1, 8, 16, 4), 2), ((17,), 0), ((1,), 0)]
+)
+def test_running_sums(shape: tuple[int, ...], axis: int, exclusive: bool) -> None:
+    for threads in (1, 2):
+        check(
+            lambda e, x: op.cumsum(x, axis, exclusive=exclusive),
+            lambda x: np.cumsum(x, axis) - (x if exclusive else 0),
+            f32(*shape),
+            threads=threads,
+            atol=1e-5,
+        )
+
+
+def test_running_sums_of_integers() -> None:
+    check(lambda e, x: op.cumsum(x, 1), lambda x: np.cumsum(x, 1), ((3, 40), "int64"))

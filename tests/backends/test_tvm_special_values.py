@@ -10,6 +10,13 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from collage.backends.base import UnsupportedError
+from collage.backends.tvm import Tvm
+from collage.backends.tvm_cuda import TvmCuda
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions, Variant
+from tests.frontend.test_to_onnx import Net
 from tests.tvm_functions import const, f32, function, op, run
 
 NAN, INF = np.nan, np.inf
@@ -115,3 +122,119 @@ def test_a_relu_is_still_one_instruction() -> None:
     (func,) = lower(function(lambda e, x: op.nn.relu(x), f32(64))).funcs.values()
     text = str(keep_nan(func))
     assert "isnan" not in text and "T.max" not in text
+
+
+@pytest.mark.parametrize(
+    "square", [op.square, lambda x: op.multiply(x, x), lambda x: op.power(x, const(2.0))]
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_are_rounded_before_they_are_added(square: Callable[[Any], Any], threads: int) -> None:
+    """A fused multiply-add makes a little less than 0 of the difference of equal products in half of the places."""
+    x = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
+
+    def build(e: Any, a: Any, b: Any) -> Any:
+        return op.sqrt(e(op.subtract(e(square(a)), e(square(b)))))
+
+    (found,) = run(function(build, f32(*x.shape), f32(*x.shape)), x, x, threads=threads)
+    np.testing.assert_array_equal(found, np.zeros_like(x))
+
+
+def test_products_beside_a_sum_are_rounded_too() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
+
+    def build(e: Any, a: Any, b: Any) -> Any:
+        return op.sum(e(op.sqrt(e(op.subtract(e(op.multiply(a, a)), e(op.multiply(b, b)))))), [1])
+
+    (found,) = run(function(build, f32(64, 48), f32(64, 48)), x, x)
+    np.testing.assert_array_equal(found, np.zeros(64, np.float32))
+
+
+def test_sums_of_products_are_fused() -> None:
+    """They are nearer to the sum then, and half as many instructions."""
+    from tvm import tirx
+
+    from collage.backends.tvm_codegen.lower import lower
+    from collage.backends.tvm_codegen.products import rounded_by_llvm, with_rounded_products
+
+    (func,) = lower(function(lambda e, x, y: op.matmul(x, y), f32(4, 8), f32(8, 4))).funcs.values()
+    assert "llvm" not in str(with_rounded_products(func, rounded_by_llvm))
+    (func,) = lower(function(lambda e, x, y: op.multiply(x, y), f32(4, 8), f32(4, 8))).funcs.values()
+    assert isinstance(func, tirx.PrimFunc) and "llvm" in str(with_rounded_products(func, rounded_by_llvm))
+
+
+SIMPLIFIED = {
+    "x + 0": lambda net, x: net.op("Add", x, net.weight(np.float32(0))),
+    "x - -0": lambda net, x: net.op("Sub", x, net.weight(np.float32(-0.0))),
+    "x * 0": lambda net, x: net.op("Mul", x, net.weight(np.float32(0))),
+    "0 / x": lambda net, x: net.op("Div", net.weight(np.float32(0)), x),
+    "x - x": lambda net, x: net.op("Sub", x, x),
+}
+KEPT = {
+    "x + -0": lambda net, x: net.op("Add", x, net.weight(np.float32(-0.0))),
+    "x - 0": lambda net, x: net.op("Sub", x, net.weight(np.float32(0))),
+    "0 - x": lambda net, x: net.op("Sub", net.weight(np.float32(0)), x),
+    "x * 0 of one element": lambda net, x: net.op("Mul", x, net.weight(np.zeros(1, np.float32))),
+    "x + 0 of one element": lambda net, x: net.op("Add", x, net.weight(np.zeros(1, np.float32))),
+}
+ROUNDING = np.float32(12582912)
+
+
+def whole(net: Net, output: str) -> Subgraph:
+    model = import_model(net.build(output), halves=True)
+    return Subgraph(model, tuple(range(len(model.graph.nodes))))
+
+
+@pytest.mark.parametrize("backend", [Tvm(), TvmCuda()], ids=["tvm", "tvm_cuda"])
+@pytest.mark.parametrize("name", [*SIMPLIFIED, "x + c - c"])
+def test_what_tvm_simplifies_is_refused(backend: Tvm | TvmCuda, name: str) -> None:
+    """TVM makes x of x + 0, which changes -0, and 0 of x * 0, which may be NaN."""
+    net = Net(18)
+    x = net.input(16)
+    if name in SIMPLIFIED:
+        subgraph, words = whole(net, SIMPLIFIED[name](net, x)), "TVM simplifies"
+    else:
+        constant = net.weight(ROUNDING)
+        subgraph = whole(net, net.op("Sub", net.op("Add", x, constant), constant))
+        words = "TVM leaves out a large constant"
+    with pytest.raises(UnsupportedError, match=words):
+        backend.codegen(subgraph, BuildOptions())
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_zeros_that_tvm_keeps(name: str) -> None:
+    from collage.backends.tvm_codegen.lower import lower
+    from tests.frontend.test_to_onnx import run as run_onnx
+
+    x = np.array([0.0, -0.0, NAN, INF, -INF, 1.0, -1.0, 1e-30], np.float32)
+    net = Net(18)
+    output = KEPT[name](net, net.input(*x.shape))
+    subgraph = whole(net, output)
+    Tvm().codegen(subgraph, BuildOptions())
+    part = subgraph.to_relax()
+    assert lower(part.function, part.prim_funcs).outputs
+    (found,), (wanted,) = run(part.function, x), run_onnx(net.build(output), [x], False)
+    np.testing.assert_array_equal(found, wanted)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(found)[numbers], np.signbit(wanted)[numbers])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_softplus_of_small_numbers(dtype: str) -> None:
+    """It is exp(x) there, whose logarithm is not infinite."""
+    x = np.array([-80.0, -20.5, -17.0, -3.0, 0.0, 3.0, 17.0, 90.0, INF, -INF, NAN] * 5, dtype)
+    net = Net(18)
+    subgraph = whole(net, net.op("Softplus", net.input(*x.shape, dtype=dtype)))
+    assert subgraph.ops == ("softplus",)
+    part = subgraph.to_relax()
+    (found,) = run(part.function, x)
+    with np.errstate(invalid="ignore"):
+        wanted = np.logaddexp(0, x.astype(np.float64))
+    np.testing.assert_allclose(found, wanted.astype(dtype), rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
+def test_old_measurements_of_kernels_that_have_changed_are_not_used() -> None:
+    """Tuned ones have stayed as they were."""
+    assert Tvm().settings(BuildOptions(2)) == "schedules 7"
+    assert Tvm().settings(BuildOptions(2, 8)) == "schedules 6, 8 trials"
+    assert TvmCuda().settings(BuildOptions()) == "kernels 2"
+    assert TvmCuda().settings(BuildOptions(tune_trials=8, variant=Variant(split="tuned"))) == "8 trials"

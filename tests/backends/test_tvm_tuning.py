@@ -216,7 +216,7 @@ def test_convolutions_are_offered_with_trials_only() -> None:
 
 def test_settings_name_the_trials_and_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "")
-    assert Tvm().settings(BuildOptions(2)) == "schedules 6"
+    assert Tvm().settings(BuildOptions(2)) == "schedules 7"
     assert Tvm().settings(BuildOptions(2, 8)) == "schedules 6, 8 trials"
     monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "not built")
-    assert Tvm().settings(BuildOptions(2)) == "schedules 6, TVM's threads"
+    assert Tvm().settings(BuildOptions(2)) == "schedules 7, TVM's threads"

@@ -42,6 +42,7 @@ struct Layout {
 };
 struct Preference {
   uint64_t workspace = 0;
+  uint32_t reductions = 7;
   uint32_t alignments[4] = {256, 256, 256, 256};
 };
 struct Result {
@@ -101,6 +102,7 @@ API cublasLtMatmulPreferenceCreate(void** made) { return *made = new Preference,
 API cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, const void* value, size_t size) {
   auto found = static_cast<Preference*>(preference);
   if (attribute == 1 && size == 8) return memcpy(&found->workspace, value, size), SUCCESS;
+  if (attribute == 3 && size == 4) return memcpy(&found->reductions, value, size), SUCCESS;
   if (attribute >= 5 && attribute <= 8 && size == 4)
     return memcpy(&found->alignments[attribute - 5], value, size), SUCCESS;
   return INVALID_VALUE;
@@ -115,7 +117,7 @@ static bool fits(const Operation& o, const Layout& a, const Layout& b, const Lay
          has_bias(o.epilogue) == (o.bias != nullptr);
 }
 
-// Two algorithms, the second of which takes a workspace.
+// Two algorithms, the second of which takes a workspace. Both add up as results are stored where that is allowed.
 API cublasLtMatmulAlgoGetHeuristic(void*, void* operation, void* a, void* b, void* c, void* d, void* preference, int most,
                                    Result* results, int* count) {
   if (c != d || !fits(*static_cast<Operation*>(operation), *static_cast<Layout*>(a), *static_cast<Layout*>(b),
@@ -127,6 +129,7 @@ API cublasLtMatmulAlgoGetHeuristic(void*, void* operation, void* a, void* b, voi
   for (int i = 0; i < *count; ++i) {
     results[i] = {};
     results[i].algorithm[0] = 4711 + i;
+    results[i].algorithm[1] = static_cast<Preference*>(preference)->reductions & 4;
     results[i].workspace = 1024 * i;
   }
   return SUCCESS;
@@ -138,6 +141,7 @@ API cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, vo
   Layout A = *static_cast<Layout*>(layout_a), B = *static_cast<Layout*>(layout_b), D = *static_cast<Layout*>(layout_d);
   if (!fits(o, A, B, D) || algorithm[0] - 4711 > 1 || size < 1024 * (algorithm[0] - 4711)) return INVALID_VALUE;
   float scale = *alpha, old = *beta;
+  bool narrow = algorithm[1] && D.type != 0;
   std::function<void()> run = [=] {
     auto depth = o.transposed_a ? A.rows : A.columns;
     if (size) memset(workspace, 0xFF, size);
@@ -150,6 +154,7 @@ API cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, vo
             auto y = get(b, B.type, batch * B.stride + (o.transposed_b ? i * B.leading + column : column * B.leading + i));
             if (o.compute == 77) x = rounded(x, 11, -125, 128), y = rounded(y, 11, -125, 128);
             sum += x * y;
+            if (narrow) sum = from_bits(to_bits(sum, dtype_of(D.type)), dtype_of(D.type));
           }
           auto at = batch * D.stride + column * D.leading + row;
           sum = scale * sum + (old ? old * get(c, D.type, at) : 0) + (has_bias(o.epilogue) ? get(o.bias, D.type, row) : 0);

@@ -61,6 +61,9 @@ COLLAGE_LIMITS(unsigned)
 COLLAGE_LIMITS(long)
 COLLAGE_LIMITS(long long)
 COLLAGE_LIMITS(unsigned long)
+// Tests are compiled so that no product is fused with a sum.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __int_as_float(int bits) {

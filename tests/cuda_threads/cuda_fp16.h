@@ -51,6 +51,7 @@ inline half2 make_half2(half x, half y) { return {x, y}; }
 inline half operator+(half a, half b) { return float(a) + float(b); }
 inline half operator-(half a, half b) { return float(a) - float(b); }
 inline half operator*(half a, half b) { return float(a) * float(b); }
+inline half __hmul_rn(half a, half b) { return a * b; }
 inline half operator/(half a, half b) { return float(a) / float(b); }
 inline bool __hgt(half a, half b) { return float(a) > float(b); }
 inline bool __hlt(half a, half b) { return float(a) < float(b); }

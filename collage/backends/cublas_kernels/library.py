@@ -42,7 +42,11 @@ _EPILOGUES = {
     ("gelu", False): 32,
     ("gelu", True): 36,
 }
-_WORKSPACE = 1
+_WORKSPACE, _REDUCTIONS = 1, 3
+_WIDE_SUMS = 2
+"""CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: sums of several parts are added in float32, and not as results are stored.
+
+Algorithms that sum in one part are offered with every mask."""
 _ALIGNMENTS = (5, 6, 7, 8)
 _NOT_SUPPORTED = 15
 WORKSPACE_BYTES = 32 << 20
@@ -149,6 +153,10 @@ class Handles:
             _set_attribute(
                 "cublasLtMatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES)
             )
+            if self.description.dtype != "float32":
+                _set_attribute(
+                    "cublasLtMatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_WIDE_SUMS)
+                )
             for attribute, alignment in zip(_ALIGNMENTS, self._alignments(), strict=True):
                 _set_attribute("cublasLtMatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
             results, count = (_Result * most)(), ctypes.c_int()

@@ -66,6 +66,7 @@ class _Conversion:
             each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer
         }
         self._weights: dict[str, Any] = {}
+        self._read = {each.name for each in model.graph.output}.union(*(n.input for n in model.graph.node))
 
     def module(self, *, writing: bool) -> Any:
         """The graph as a module, once all nodes are in it."""
@@ -102,6 +103,8 @@ class _Conversion:
         operator = self._table.get(node.op_type)
         if operator is None:
             raise UnsupportedError(f"{node.op_type} has no form in PyTorch here")
+        if node.op_type == "TopK":
+            attributes["places"] = node.output[1] in self._read
         taken = tuple(self._taken(node, operator, at) for at in range(len(node.input)))
         _check_signature(operator, node, taken, attributes)
         made = self._graph.call_function(operator.run, taken, attributes)

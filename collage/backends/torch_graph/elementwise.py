@@ -19,7 +19,7 @@ def _functions() -> Table:
     """Functions that PyTorch has under another name, or with the same one."""
     import torch
 
-    same = "abs acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log neg reciprocal relu round sigmoid sign"
+    same = "abs acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log neg reciprocal relu round sigmoid"
     found = {name.capitalize(): getattr(torch, name) for name in same.split()}
     found |= {name.capitalize(): getattr(torch, name) for name in "sin sinh sqrt tan tanh".split()}
     return plain(
@@ -44,6 +44,7 @@ def _functions() -> Table:
             "Div": _divide,
             "Pow": _power,
             "Mod": _modulo,
+            "Sign": _sign,
             "CastLike": _cast_like,
             "BitwiseAnd": torch.bitwise_and,
             "BitwiseOr": torch.bitwise_or,
@@ -105,6 +106,14 @@ def _modulo(a: Any, b: Any, *, fmod: int = 0) -> Any:
     import torch
 
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
+
+
+def _sign(x: Any) -> Any:
+    """The sign: NaN for NaN, but 0 for that of fewer bits, as in ONNX Runtime. PyTorch's is 0 for each NaN."""
+    import torch
+
+    sign = torch.sign(x)
+    return torch.where(torch.isnan(x), x, sign) if x.dtype in (torch.float32, torch.float64) else sign
 
 
 def _is_infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> Any:

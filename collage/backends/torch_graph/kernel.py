@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from collage.backends.base import UnsupportedError
+from collage.backends.torch_graph.precision import whole_float32
 from collage.backends.torch_graph.tensors import array_of, tensor_of, tensor_on
 from collage.core.cuda_driver import lost_context
 from collage.graph.dataflow import Array
@@ -32,20 +33,28 @@ def exactly() -> Iterator[None]:
     """
     import torch
 
-    before = torch.get_float32_matmul_precision()
     products = torch.backends.cuda.matmul
-    sums = {name: getattr(products, name) for name in _NARROW_SUMS}
+    sums = {name: _with_split(products, name) for name in _NARROW_SUMS}
+    narrow = products.allow_fp16_accumulation
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
-    torch.set_float32_matmul_precision("highest")
-    try:
-        for name in _NARROW_SUMS:
-            setattr(products, name, False)
-        with torch.no_grad(), flags:
-            yield
-    finally:
-        for name, value in sums.items():
-            setattr(products, name, value)
-        torch.set_float32_matmul_precision(before)
+    with whole_float32():
+        try:
+            for name in _NARROW_SUMS:
+                setattr(products, name, False)
+            products.allow_fp16_accumulation = False
+            with torch.no_grad(), flags:
+                yield
+        finally:
+            for name, value in sums.items():
+                setattr(products, name, value)
+            products.allow_fp16_accumulation = narrow
+
+
+def _with_split(products: Any, name: str) -> Any:
+    """The setting, with its second half where this version of PyTorch has one: about sums in several parts."""
+    split = getattr(products, f"{name}_split_k", None)
+    value = getattr(products, name)
+    return value if split is None else (value, split)
 
 
 class TorchKernel(Kernel):

@@ -53,7 +53,7 @@ def _concatenated(*values: Any, axis: int) -> Any:
 
 def _flattened(x: Any, *, axis: int = 1) -> Any:
     rows = 1
-    for extent in x.shape[: axis % (x.dim() + 1) if axis < 0 else axis]:
+    for extent in x.shape[: axis + x.dim() if axis < 0 else axis]:
         rows *= extent
     return x.reshape(rows, -1 if x.numel() else x.numel() // max(rows, 1))
 

@@ -197,21 +197,46 @@ def _flat_log_softmax(x: Any, *, axis: int = 1) -> Any:
 
 
 def _arg_max(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Any:
-    if not select_last_index:
-        return x.argmax(dim=axis, keepdim=bool(keepdims))
-    return x.shape[axis] - 1 - x.flip(axis).argmax(dim=axis, keepdim=bool(keepdims))
+    return _arg_best(x, axis, bool(keepdims), most=True, last=bool(select_last_index))
 
 
 def _arg_min(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Any:
-    if not select_last_index:
-        return x.argmin(dim=axis, keepdim=bool(keepdims))
-    return x.shape[axis] - 1 - x.flip(axis).argmin(dim=axis, keepdim=bool(keepdims))
+    return _arg_best(x, axis, bool(keepdims), most=False, last=bool(select_last_index))
 
 
-def _top_k(x: Any, k: Sequence[int], *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
+def _arg_best(x: Any, axis: int, keep: bool, *, most: bool, last: bool) -> Any:
+    """The first or last place of the best number. NaN is passed over, unless it comes first of all.
+
+    PyTorch gives the place of the first NaN, and ONNX Runtime does it so.
+    """
     import torch
 
-    return tuple(torch.topk(x, k[0], axis, bool(largest), bool(sorted)))
+    floats = x.is_floating_point()
+    known = torch.where(torch.isnan(x), -torch.inf if most else torch.inf, x) if floats else x
+    best = (known.amax if most else known.amin)(dim=axis, keepdim=True)
+    equal = (x == best).to(torch.uint8)
+    place = equal.flip(axis) if last else equal
+    found = place.argmax(dim=axis, keepdim=True)
+    if last:
+        found = x.shape[axis] - 1 - found
+    if floats:
+        found = torch.where(torch.isnan(x.narrow(axis, 0, 1)), 0, found)
+    return found if keep else found.squeeze(axis)
+
+
+def _top_k(
+    x: Any, k: Sequence[int], *, axis: int = -1, largest: int = 1, sorted: int = 1, places: bool = False
+) -> Any:
+    """The best numbers and their places. Of equal ones the first comes first, which matters where ``places`` are read.
+
+    PyTorch's own ``topk`` takes any of them, but is faster.
+    """
+    import torch
+
+    if not places:
+        return tuple(torch.topk(x, k[0], axis, bool(largest), bool(sorted)))
+    found = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
+    return tuple(each.narrow(axis, 0, k[0]) for each in found)
 
 
 def _cumulated(x: Any, axis: Sequence[int], *, exclusive: int = 0, reverse: int = 0) -> Any:

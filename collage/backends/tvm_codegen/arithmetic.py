@@ -21,20 +21,22 @@ _LEAST = 1e-30
 """Reciprocals between this and its own reciprocal are no denormals, and not infinite."""
 
 
-def vector_math(func: Any) -> Any:
+def vector_math(func: Any, products: Callable[[Any], Any] = lambda func: func) -> Any:
     """Make arithmetic of transcendental calls on float32 and float16. The error is below 1e-6, relative for exp.
 
     What such a call reads, and the results of a softmax, are multiplied by reciprocals instead of divided, since no
-    whole numbers are expected of them.
+    whole numbers are expected of them. ``products`` changes the function before there are polynomials in it.
     """
+
+    def power(call: Any) -> Any:
+        if op_name(call) != "pow" or str(call.ty.dtype) not in ("float32", "float64"):
+            return call
+        x, exponent = call.args
+        rule = POWERS.get(float(exponent.value)) if isinstance(exponent, tirx.FloatImm) else None
+        return call if rule is None else let(x, rule)
 
     def rewrite(call: Any) -> Any:
         name, dtype = op_name(call), str(call.ty.dtype) if hasattr(call.ty, "dtype") else ""
-        if name == "pow":
-            x, exponent = call.args
-            known = isinstance(exponent, tirx.FloatImm) and dtype in ("float32", "float64")
-            rule = POWERS.get(float(exponent.value)) if known else None
-            return call if rule is None else let(x, rule)
         if name not in _MATH or dtype not in ("float32", "float16"):
             return call
         if dtype == "float32":
@@ -47,6 +49,7 @@ def vector_math(func: Any) -> Any:
         return tvm_ffi.structural_map(block, (tirx.Div, _times_inverse), order="post")
 
     func = tvm_ffi.structural_map(func, (s_tir.SBlock, multiply), order="post")
+    func = products(tvm_ffi.structural_map(func, (tvm.ir.Call, power), order="post"))
     return tvm_ffi.structural_map(func, (tvm.ir.Call, rewrite), order="post")
 
 
@@ -166,9 +169,25 @@ _ERF_Q = [-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -
 
 def _log(x: Any) -> Any:
     """Cephes' logf: mantissa in [sqrt(1/2), sqrt(2)) by bit arithmetic. Subnormals are scaled up first."""
-    tiny = _f32(1.17549435e-38)
+    small = x < _f32(1.17549435e-38)
+    scaled = tirx.Select(small, x * _f32(8388608.0), x)
+    value = _log_of_bits(scaled, tirx.Select(small, _f32(23.0), _f32(0.0)), lambda f: f)
+    inf = tirx.infinity("float32")
+    special = tirx.Select(x < _f32(0.0), _f32(math.nan), tirx.Select(x == _f32(0.0), -inf, value))
+    return tirx.Select(x < inf, special, x)  # the comparison is false for inf and NaN
 
-    def from_bits(bits: Any, shift: Any) -> Any:
+
+def _log1p(x: Any) -> Any:
+    """The logarithm of 1 + x for numbers from 0 on: that of the sum, whose mantissa is x itself where it is near 1."""
+    inf, low = tirx.infinity("float32"), x < _f32(0.41421353)
+    value = _log_of_bits(x + _f32(1.0), _f32(0.0), lambda f: tirx.Select(low, x, f))
+    return tirx.Select(x < inf, value, x)  # the comparison is false for inf and NaN
+
+
+def _log_of_bits(x: Any, shift: Any, exactly: Callable[[Any], Any]) -> Any:
+    """The logarithm of a normal number divided by 2**shift. ``exactly`` improves how far the mantissa is from 1."""
+
+    def from_bits(bits: Any) -> Any:
         mantissa = tirx.reinterpret(
             "float32", (bits & tirx.IntImm("int32", 0x007FFFFF)) | tirx.IntImm("int32", 0x3F000000)
         )
@@ -180,7 +199,7 @@ def _log(x: Any) -> Any:
     def split(m: Any, e: Any) -> Any:
         low = m < _f32(0.707106781186547524)
         return let(
-            tirx.Select(low, m + m, m) - _f32(1.0),
+            exactly(tirx.Select(low, m + m, m) - _f32(1.0)),
             lambda f: let(tirx.Select(low, e - _f32(1.0), e), lambda e: series(f, e)),
         )
 
@@ -193,12 +212,7 @@ def _log(x: Any) -> Any:
         y = _fma(_f32(-0.5), z, _fma(e, _f32(-2.12194440e-4), _horner(f, p) * f * z))
         return _fma(e, _f32(0.693359375), f + y)
 
-    small = x < tiny
-    scaled = tirx.Select(small, x * _f32(8388608.0), x)
-    value = from_bits(tirx.reinterpret("int32", scaled), tirx.Select(small, _f32(23.0), _f32(0.0)))
-    inf = tirx.infinity("float32")
-    special = tirx.Select(x < _f32(0.0), _f32(math.nan), tirx.Select(x == _f32(0.0), -inf, value))
-    return tirx.Select(x < inf, special, x)  # the comparison is false for inf and NaN
+    return from_bits(tirx.reinterpret("int32", x))
 
 
 def _inverse(x: Any) -> Any:
@@ -219,6 +233,7 @@ POWERS: Mapping[float, Callable[[Any], Any]] = {
 _MATH: dict[str, Callable[[Any], Any]] = {
     "exp": _exp,
     "log": _log,
+    "log1p": _log1p,
     "tanh": lambda x: _rational(x, 9.0, _TANH_P, _TANH_Q),
     "erf": lambda x: _rational(x, 4.0, _ERF_P, _ERF_Q),
     "sigmoid": lambda x: _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x)),

@@ -1,4 +1,4 @@
-"""Lowering of operators for which TVM's own is wrong for some numbers, or differs from ONNX Runtime."""
+"""Lowering of operators for which TVM's own is wrong for some numbers, differs from ONNX Runtime, or is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tvm
 from tvm import te, tirx, topi
 
 from collage.backends.tvm_codegen.arithmetic import POWERS, let
+from collage.backends.tvm_codegen.running_sums import cumsum
 
 __all__ = ["OPERATORS"]
 
@@ -138,12 +139,37 @@ def _power(builder: Any, call: Any) -> Any:
     )
 
 
+def _softplus(builder: Any, call: Any) -> Any:
+    """log(1 + exp(x)), which is exp(x) for small numbers. TVM adds 1 before it takes the logarithm: that makes 0."""
+    (x,) = call.args
+    dtype, beta = str(x.ty.dtype), float(call.attrs.beta)
+    wide = "float32" if dtype == "float16" else dtype
+    zero, slope = tirx.const(0, wide), tirx.const(beta, wide)
+
+    def positive(value: Any) -> Any:
+        rest = tirx.log1p(tirx.exp(zero - tirx.abs(value)))
+        return tirx.Max(value, zero) + rest
+
+    def element(value: Any) -> Any:
+        value = tirx.Cast(wide, value) if wide != dtype else value
+        found = let(value, positive) if beta == 1 else let(value * slope, positive) / slope
+        return tirx.Cast(dtype, found) if wide != dtype else found
+
+    return builder.call_te(
+        lambda data: te.compute(data.shape, lambda *i: element(data(*i)), name="softplus"),
+        x,
+        primfunc_name_hint="softplus",
+    )
+
+
 OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.argmax": lambda builder, call: _arg_reduce(builder, call, True),
     "relax.argmin": lambda builder, call: _arg_reduce(builder, call, False),
     "relax.astype": _cast,
+    "relax.cumsum": cumsum,
     "relax.sign": _sign,
     "relax.equal": _equal,
     "relax.power": _power,
+    "relax.nn.softplus": _softplus,
 }
 """Lowerings by the Relax names of their operators."""

@@ -15,7 +15,7 @@ from collage.graph.read_type import read_type
 from collage.kernel import frames
 from collage.kernel.frames import frame, unframe
 
-__all__ = ["CudaArtifact", "Launch", "pack", "unpack"]
+__all__ = ["CudaArtifact", "Extent", "Launch", "is_grid", "pack", "unpack"]
 
 _KIND = "tvm-cuda"
 _MOST_THREADS = 1024
@@ -23,6 +23,14 @@ _MOST_THREADS = 1024
 
 Extent = tuple[int, int, int]
 """Numbers of blocks in a grid, or of threads in a block, along x, y and z."""
+
+_MOST_BLOCKS: Extent = (2**31 - 1, 65535, 65535)
+"""The most blocks of a grid along each axis."""
+
+
+def is_grid(grid: Extent) -> bool:
+    """Whether a kernel can be launched on so many blocks."""
+    return all(1 <= each <= most for each, most in zip(grid, _MOST_BLOCKS, strict=True))
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,11 @@ def _check(found: CudaArtifact) -> None:
             raise MalformedError(f"{shown(launch.function)} is in machine code that there is not")
         if any(not 0 <= slot.index < counts[slot.kind] for slot in launch.args):
             raise MalformedError(f"{shown(launch.function)} takes buffers that there are not")
+        x, y, z = launch.grid
+        if not is_grid(launch.grid):
+            raise MalformedError(f"{shown(launch.function)} has grids of {x}x{y}x{z} blocks")
         x, y, z = launch.block
-        if min(*launch.grid, x, y, z) < 1 or x * y * z > _MOST_THREADS:
+        if min(x, y, z) < 1 or x * y * z > _MOST_THREADS:
             raise MalformedError(f"{shown(launch.function)} has blocks of {x}x{y}x{z} threads")
 
 

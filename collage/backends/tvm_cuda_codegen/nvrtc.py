@@ -84,7 +84,9 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # the library is loaded by the first call
     except (ImportError, OSError, RuntimeError) as error:
-        raise UnsupportedError("NVRTC is not installed: pip install 'collage[gpu]'") from error
+        raise UnsupportedError(
+            "NVRTC is not installed: pip install '.[gpu]' in Collage's checkout"
+        ) from error
     return nvrtc
 
 

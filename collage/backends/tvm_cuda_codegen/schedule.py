@@ -11,6 +11,7 @@ from tvm import s_tir
 from tvm.s_tir.dlight import gpu
 
 from collage.backends.tvm_codegen.lower import first_line
+from collage.backends.tvm_codegen.products import rounded_in_cuda, with_rounded_products
 from collage.backends.tvm_codegen.tidy import drop_dead_blocks
 
 __all__ = ["cuda_target", "schedules"]
@@ -35,9 +36,11 @@ def schedules(func: Any, target: Any) -> Iterator[Any]:
     """The PrimFunc as each rule that takes it schedules it. The last one takes every function.
 
     A rule may take a function, and yet code generation may refuse what it makes of it. So the caller tries the next.
+    Products are rounded before they are added to others.
     """
     if isinstance(func.body, s_tir.SBlockRealize):
         func = drop_dead_blocks(func)
+    func = with_rounded_products(func, rounded_in_cuda)
     rules = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Transpose(), gpu.Fallback()
     for rule in rules:
         try:

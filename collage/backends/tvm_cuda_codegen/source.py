@@ -19,7 +19,7 @@ from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from collage.backends.tvm_codegen.artifact import TensorSpec
 from collage.backends.tvm_codegen.blocks import collect, shape_of
-from collage.backends.tvm_cuda_codegen.artifact import Extent
+from collage.backends.tvm_cuda_codegen.artifact import Extent, is_grid
 from collage.backends.tvm_cuda_codegen.source_only import source_only
 from collage.backends.tvm_cuda_codegen.special_values import keep_special_values
 
@@ -53,7 +53,7 @@ class CudaSource:
 def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     """The source of a scheduled PrimFunc, whose kernels' names begin with ``name``.
 
-    Raises RuntimeError or ValueError where TVM refuses the schedule.
+    Raises RuntimeError or ValueError where TVM refuses the schedule, and ValueError for more blocks than a grid has.
     """
     func, between = _with_all_buffers(func)
     func = func.with_attrs({"global_symbol": name, "tirx.noalias": True})
@@ -67,6 +67,9 @@ def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     kernels = {
         str(var.name_hint): _kernel(str(var.name_hint), each) for var, each in device.functions.items()
     }
+    for each in kernels.values():
+        if not is_grid(each.grid):
+            raise ValueError(f"{each.name} needs a grid of {'x'.join(map(str, each.grid))} blocks")
     return CudaSource(text, tuple(kernels[each] for each in _launched(host, kernels)), between)
 
 
