@@ -102,6 +102,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, model: onnx.ModelProto, force_opaque: Mapping[int, str]) -> None:
         super().__init__({}, None, keep_params_in_input=False, sanitize=True)
         self._types = _declared_types(model)
+        self._texts = _texts(model)
         self._force_opaque = force_opaque
         self._marks: dict[Any, int] = {}
         self._shapeless: set[str] = set()
@@ -235,8 +236,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         """The outputs of a call that only engines can run, or None where a shape is not known."""
         unknown = [name for name in node.output if name and name not in self._types]
         if unknown:
+            what = f"the shape of output {unknown[0]} depends on data or is unknown"
+            if unknown[0] in self._texts:
+                what = f"output {unknown[0]} is text"
             self.problem = self.problem or (
-                f"node {node.name} ({node.op_type}): the shape of output {unknown[0]} depends on data or is unknown, "
+                f"node {node.name} ({node.op_type}): {what}, "
                 f"and TVM cannot convert it ({self.reasons[index]})."
             )
             return None
@@ -277,10 +281,12 @@ def tensor_type(ty: Any) -> TensorType | None:
 
 
 def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
-    """The static tensor type of an ONNX value, or None."""
+    """The static tensor type of an ONNX value, or None, as for texts, which TVM does not know."""
     if info.type.WhichOneof("value") != "tensor_type":
         return None
     tensor = info.type.tensor_type
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        return None
     if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
         return None
     try:
@@ -293,3 +299,9 @@ def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
 def _declared_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     infos: Collection[onnx.ValueInfoProto] = [*model.graph.value_info, *model.graph.output]
     return {info.name: found for info in infos if (found := declared_type(info)) is not None}
+
+
+def _texts(model: onnx.ModelProto) -> frozenset[str]:
+    """The values that hold texts."""
+    infos: Collection[onnx.ValueInfoProto] = [*model.graph.value_info, *model.graph.output]
+    return frozenset(i.name for i in infos if i.type.tensor_type.elem_type == onnx.TensorProto.STRING)

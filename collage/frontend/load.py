@@ -80,10 +80,11 @@ def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mo
             model = moved_out(model, files, path.parent)
         load_beside(model, path.parent)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        text = str(error).splitlines()[0]
-        raise ModelError(
-            f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
-        ) from error
+        text = str(error).splitlines()[0].rstrip(".")
+        way_out = "Put the external data file next to the model."
+        if "exceeds available data" in text:
+            way_out = "The external data file is cut short: export or download it again."
+        raise ModelError(f"the weights beside {path} cannot be read: {text}. {way_out}") from error
     return model
 
 

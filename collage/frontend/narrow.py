@@ -24,6 +24,7 @@ from collage.frontend.rounding_sums import rounding_sums
 from collage.frontend.scales_of_zeros import scale_shows
 from collage.frontend.scopes import bodies, captures
 from collage.frontend.shapes import infer_types
+from collage.frontend.square_attention import square_attention
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,12 @@ def whole_problem(model: onnx.ModelProto) -> str:
 def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
     found = integer_bounds(graph, types, known)
     indices = _only_indices(graph)
-    exact = {**rounded_quotients(graph, types), **rounding_sums(graph), **rewritten(graph, types)}
+    exact = {
+        **rounded_quotients(graph, types),
+        **rounding_sums(graph),
+        **rewritten(graph, types),
+        **square_attention(graph, types),
+    }
     read = {each.name for each in graph.output}
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):

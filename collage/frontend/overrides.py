@@ -272,6 +272,11 @@ def _dynamic_quantize(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     return relax.Tuple([quantised, scale, zero_point])
 
 
+def _softplus(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM takes it to pieces, and adds 1 to exp(-|x|) before the logarithm: for numbers below -17 that makes 0."""
+    return relax.op.nn.softplus(inputs[0], threshold=math.inf)
+
+
 _KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
@@ -328,6 +333,7 @@ OVERRIDES: Mapping[str, Converter] = {
     "Mod": _mod,
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
     "Hardmax": _hardmax,
+    "Softplus": _softplus,
     "MeanVarianceNormalization": _mean_variance,
     "DynamicQuantizeLinear": _dynamic_quantize,
 }

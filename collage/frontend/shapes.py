@@ -36,7 +36,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     inputs = model_inputs(model)
     unknown = set(shapes) - {each.name for each in inputs}
     if unknown:
-        raise unknown_names("input in --shape", unknown, [each.name for each in inputs])
+        raise unknown_names("input in the given shapes", unknown, [each.name for each in inputs])
     for each in inputs:
         if each.name in shapes:
             _write(each, tuple(shapes[each.name]))
@@ -46,7 +46,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
         flags = " ".join(f"--shape {each.name}:{_guess(each)}" for each in symbolic)
         raise UsageError(
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
-            "(sizes to be replaced by yours)."
+            "(sizes to be replaced by yours; shapes={name: sizes} in Python)."
         )
     _refuse_huge(model)
 
@@ -85,7 +85,8 @@ def _refuse_huge(model: onnx.ModelProto) -> None:
         if size > most:
             raise ModelError(
                 f"{printable(info.name)} has the shape {shape_text(info)}: that is more than this machine's "
-                f"{most >> 30} GiB of memory. Fix smaller shapes with --shape, or export the model with smaller ones."
+                f"{most >> 30} GiB of memory. Fix smaller shapes with --shape (shapes= in Python), or export the model "
+                "with smaller ones."
             )
 
 
@@ -102,8 +103,9 @@ def _write(info: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
         for dim, extent in zip(proto.dim, shape, strict=True):
             if dim.HasField("dim_value") and dim.dim_value > 0 and dim.dim_value != extent:
                 raise UsageError(
-                    f"input {info.name} is {shape_text(info)} in the model; "
-                    f"{'x'.join(map(str, shape))} does not fit its fixed dimensions."
+                    f"input {info.name} is {shape_text(info)} in the model; {'x'.join(map(str, shape))} does not fit "
+                    "its fixed dimensions. --shape (shapes= in Python) gives sizes to symbolic dimensions only; for "
+                    "another size, export the model again."
                 )
     del proto.dim[:]
     for extent in shape:

@@ -22,6 +22,7 @@ from collage.frontend.quantised_views import views_first
 from collage.frontend.recurrent import steps_spelt_out
 from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.scopes import all_nodes
+from collage.frontend.settle import settle
 from collage.frontend.shapes import infer_types, model_inputs
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto
     Before that, operators that only engines could run are replaced by those that define them (see ``expand`` and
     ``spelt_out``). After it, recurrent operators over one step are written out (see ``steps_spelt_out``), casts of
     64-bit integers move to where the integers come from (see ``casts_first``), and views of what is quantised are taken
-    of the integers (see ``views_first``).
+    of the integers (see ``views_first``). Shapes that onnx has no rule for are taken from runs (see ``settle``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
     example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
@@ -48,7 +49,7 @@ def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto
     expanded = spelt_out(expand(model))
     simple = folded_in_float16(expanded, _folded) if halves else _folded(expanded)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return infer_types(casts_first(views_first(steps_spelt_out(simple))))
+    return settle(infer_types(casts_first(views_first(steps_spelt_out(simple)))))
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -53,7 +53,9 @@ class ValueType:
         else:
             array = given_array(value, np_dtype(self.dtype))
             if array.dtype != np_dtype(self.dtype):
-                raise MismatchError(f"has dtype {array.dtype}, the model takes {self.dtype}")
+                raise MismatchError(
+                    f"has dtype {array.dtype}, the model takes {self.dtype}: convert it with .astype({self.dtype!r})"
+                )
         if self.shape is not None and not (
             len(self.shape) == array.ndim
             and all(e in (None, found) for e, found in zip(self.shape, array.shape, strict=True))
