@@ -34,14 +34,17 @@ from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes, model_inputs
 from collage.frontend.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.weights import WeightFiles
+from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.effort import QUICK
 from collage.measure_db.gpu_now import gpu_now
+from collage.measure_db.machine import memory_for_worker
 from collage.measure_db.process import Workers
 from collage.measure_db.quiet import quiet_now
+from collage.measure_db.settings import Limits
 from collage.measure_db.speeds import machine_speeds
 from collage.module.module import CompiledModule
 
@@ -66,6 +69,12 @@ def compile_model(
     started = time.perf_counter()
     course: Course[Compilation] = Course(progress)
     backends = backends_on(options.device, registry, options.backends)
+    if strangers := registry.strangers():
+        log.warning(
+            "patterns or rules are registered for %s, and no backend has that name. Backends are: %s",
+            ", ".join(strangers),
+            ", ".join(registry.names),
+        )
     target = _target(options.threads)
     versions = {name: backend.available().version for name, backend in backends.items()}
     name = printable(Path(source).stem) if isinstance(source, (str, Path)) else "model"
@@ -92,7 +101,14 @@ def compile_model(
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
-        database.doubt(Doubt(partial(quiet_now, kept.calibration_us), gpu_now, options.time_limit_s))
+        database.doubt(
+            Doubt(
+                partial(quiet_now, kept.calibration_us),
+                gpu_now,
+                partial(memory_for_worker, Limits().worker_memory()),
+                [name for name, backend in backends.items() if backend.device == CUDA],
+            )
+        )
         context = Context(
             registry,
             backends,
@@ -127,7 +143,7 @@ def compile_model(
 
 def _target(threads: int | None) -> Target:
     if threads is not None and threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {threads}.")
+        raise UsageError(f"threads must be at least 1, not {threads}.")
     target = host(threads)
     allowed = cores()
     if target.threads > allowed.usable:

@@ -33,6 +33,8 @@ class Course(Generic[State]):
     """The most seconds that a short comparison with the best engine has taken; None before there was one."""
     expected_us: float | None = None
     """The predicted time of the placement that is being worked on, in microseconds."""
+    told_of_going_on: bool = False
+    """Whether the user was told that the compile goes on past its budget, until there is a placement."""
     _engine: tuple[str, float] | None = None
 
     def begin(self, state: State) -> None:

@@ -45,7 +45,7 @@ class OnEngines:
 
 def mark(context: Context, *about: str) -> str:
     """A database key for a fact about a model on the engines of this compile; ``about`` identifies the model."""
-    used = ", ".join(f"{name} {context.versions[name]}" for name in sorted(context.engines))
+    used = ", ".join(f"{name} {context.keyed_versions[name]}" for name in sorted(context.engines))
     hardware, threads = context.target.measured_on, context.target.threads
     effort, limit_s = context.options.effort.mark, context.options.time_limit_s
     limit = "" if limit_s == CompileOptions.time_limit_s else f" within {limit_s:g} s"

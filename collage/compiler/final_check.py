@@ -24,7 +24,7 @@ from collage.frontend.random_inputs import indexed_rows, random_inputs
 from collage.frontend.session import Reference, reference_run
 from collage.graph.dataflow import Array, OpKind
 from collage.measure_db.compare import Expected, difference, of_shared_digits, region_tolerance
-from collage.measure_db.input_kinds import KINDS, free_integers
+from collage.measure_db.input_kinds import WHOLE_KINDS, free_integers
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.precise import precise_run
 
@@ -204,7 +204,7 @@ def _samples(
     indices = [indexed_rows(model, value) is not None for value in graph.inputs]
     free = free_integers(graph, graph.inputs, range(len(graph.nodes)), indices)
     started = time.monotonic()
-    for kind in KINDS:
+    for kind in WHOLE_KINDS:
         inputs = kind.inputs(usual, free, rng)
         if inputs is None:
             continue

@@ -77,7 +77,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     )
     settings = MeasureSettings(
         context.backends,
-        context.versions,
+        context.keyed_versions,
         context.build,
         context.target.measured_on,
         options.effort,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from collage.backends.base import Backend
+from collage.backends.source import source_digest
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type
@@ -80,6 +82,11 @@ class PieceMaker:
     measurer: Measurer
     backends: Mapping[str, Backend]
 
+    @cached_property
+    def _sources(self) -> Mapping[str, str]:
+        """A digest of the source of each backend from outside of the package, "" for the others."""
+        return {name: source_digest(type(each)) for name, each in self.backends.items()}
+
     def kernel(self, candidate: Candidate, options: BuildOptions, buffers: Buffers) -> Piece:
         """The piece that runs a candidate's kernel, built with ``options``."""
         model = self.measurer.model
@@ -112,6 +119,8 @@ class PieceMaker:
         # Such as the edition of its kernels, which its library's version does not tell.
         if settings := backend.settings(replace(options, tune_trials=0)):
             about.append(settings)
+        if source := self._sources[candidate.backend]:
+            about.append(source)
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
         return Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 

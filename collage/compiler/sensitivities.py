@@ -12,6 +12,7 @@ import onnxruntime
 
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.state import Compilation, Context
+from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import DatabaseError
 from collage.frontend.subgraph import edges
@@ -45,7 +46,7 @@ def error_model(context: Context, compilation: Compilation, accuracy: Accuracy) 
     nodes = {o.request.nodes for o in compilation.offers if o.request.variant.precision}
     taken = (value for each in nodes for ports in edges(model, each) for value in ports)
     values = sorted({value for value in taken if model.graph.values[value].producer is not None})
-    look = partial(_measured, compilation, values, accuracy)
+    look = partial(_measured, compilation, values, accuracy, context.course.deadline)
     key = _key(context, compilation, values, accuracy)
     try:
         return ErrorModel(look() if key is None else context.database.remember(_SENSITIVITIES.at(key), look))
@@ -66,7 +67,13 @@ def _key(context: Context, compilation: Compilation, values: list[int], accuracy
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
-def _measured(compilation: Compilation, values: list[int], accuracy: Accuracy) -> Mapping[int, float]:
-    """Measure the sensitivities. Raises what ONNX Runtime raises where it does not run the model with noise."""
-    found = sensitivities(compilation.imported, values, accuracy.inputs[:_SAMPLES], accuracy.of_floats)
+def _measured(
+    compilation: Compilation, values: list[int], accuracy: Accuracy, deadline: Deadline
+) -> Mapping[int, float]:
+    """Measure the sensitivities. Raises BudgetOverError after the deadline.
+
+    Raises what ONNX Runtime raises where it does not run the model with noise.
+    """
+    samples = accuracy.inputs[:_SAMPLES]
+    found = sensitivities(compilation.imported, values, samples, accuracy.of_floats, deadline.check)
     return {value: float(f"{share:.4g}") for value, share in found.items()}

@@ -6,6 +6,8 @@ import math
 
 LEAST_S = 1e-3
 """The share of a compile that has only time for its first module, in seconds."""
+_WORTH_TELLING_S = 0.1
+"""A share of fewer seconds is what others have left, who were told of it."""
 
 
 class Share(float):
@@ -36,8 +38,13 @@ def was_interrupted(budget_s: float | None) -> bool:
     return isinstance(budget_s, Share) and budget_s.interrupted
 
 
+def is_used_up(budget_s: float) -> bool:
+    """Whether the compiles before this one have left nothing of the budget that it shares with them."""
+    return isinstance(budget_s, Share) and budget_s < _WORTH_TELLING_S
+
+
 def budget_words(budget_s: float) -> str:
     """The budget of a compile in words."""
     if isinstance(budget_s, Share) and budget_s.whole_s is not None:
-        return f"{budget_s:g} s, its share of the budget of {budget_s.whole_s:g} s"
+        return f"{budget_s:.3g} s, its share of the budget of {budget_s.whole_s:g} s"
     return f"the budget of {budget_s:g} s"

@@ -11,6 +11,7 @@ import onnx
 
 from collage.backends.base import VIEW, Backend, BackendKind
 from collage.backends.registry import Registry
+from collage.backends.source import keyed_versions
 from collage.compiler.course import Course
 from collage.compiler.events import Event
 from collage.compiler.options import CompileOptions
@@ -96,6 +97,11 @@ class Context:
     def halves(self) -> bool:
         """Whether models in float16 are computed in it, as GPUs do: whether a backend for one is among the chosen."""
         return any(each.device == CUDA for each in self.backends.values())
+
+    @cached_property
+    def keyed_versions(self) -> Mapping[str, str]:
+        """``versions`` as keys of measurements have them: those of backends from outside tell their source, too."""
+        return keyed_versions(self.backends, self.versions)
 
     @property
     def build(self) -> BuildOptions:

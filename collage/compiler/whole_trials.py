@@ -44,7 +44,7 @@ def _fastest(context: Context, form: WholeForm) -> tuple[WholeModel, Measured]:
     """The fastest engine on this form. Raises ModelError."""
     if not fits_an_artifact(form.original):
         raise ModelError(
-            f"{form.reason} Engines cannot take it whole: its constants exceed protobuf's 2 GiB."
+            f"{form.reason.rstrip('.')}. Engines cannot take it whole: its constants exceed protobuf's 2 GiB."
         )
     key = mark(context, form.digest)
     asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model", form.data)
@@ -55,7 +55,7 @@ def _fastest(context: Context, form: WholeForm) -> tuple[WholeModel, Measured]:
     if not ranked:
         reasons = "; ".join(f"{n}: {library_text(text)}" for n, text in trial.refused.items())
         raise ModelError(
-            f"{form.reason} And no engine can run the model whole: "
+            f"{form.reason.rstrip('.')}. And no engine can run the model whole: "
             + (reasons or "there is none among the backends")
         )
     return WholeModel(form, ranked[0], trial), measured

@@ -69,6 +69,10 @@ class Stats:
     facts: int
 
 
+Limit: TypeAlias = Callable[[KernelKey], float]
+"""The most seconds that a candidate may take."""
+
+
 class Key(Protocol[T]):
     """Where a value is in a database (see ``collage.measure_db.keys``)."""
 
@@ -119,19 +123,19 @@ class Database(DatabaseFile):
     def _doubts(self, busy: float | None, created: float) -> bool:
         return self._doubt is not None and self._doubt(busy, created)
 
-    def _doubts_outcome(self, outcome: Outcome, hardware: str, created: float) -> bool:
-        """The same for the outcome of a kernel, which is also doubted for what a GPU was like."""
+    def _doubts_outcome(self, outcome: Outcome, key: KernelKey, created: float, limit_s: Limit) -> bool:
+        """The same for the outcome of a kernel, which is also doubted for other circumstances."""
         if self._doubt is None or self._trusts_kernels:
             return False
         if isinstance(outcome, Rejection):
-            return self._doubt.short(outcome.free_bytes, created) or self._doubt.hurried(outcome, created)
+            return self._doubt.rejected(outcome, key.backend, created, limit_s(key))
         if self._doubt(outcome.busy, created):
             return True
         if outcome.clocks is None or self._best is None:
             return False
-        if hardware not in self._best:
-            self._best[hardware] = self.best_clocks(hardware)
-        return self._doubt.slow(outcome.clocks, self._best[hardware], created)
+        if key.hardware not in self._best:
+            self._best[key.hardware] = self.best_clocks(key.hardware)
+        return self._doubt.slow(outcome.clocks, self._best[key.hardware], created)
 
     def best_clocks(self, hardware: str) -> Mapping[str, Clocks]:
         """The highest clocks that kernels were measured at on the GPUs of that hardware, by the GPU's name."""
@@ -145,11 +149,11 @@ class Database(DatabaseFile):
         except (TypeError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
-    def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
+    def get(self, keys: Iterable[KernelKey], limit_s: Limit = lambda _: 0.0) -> dict[KernelKey, Outcome]:
         """The outcomes known for these keys, in one query; keys never measured are left out.
 
         Outcomes that an earlier edition of the numerics gate made are left out, too (see ``results.GATE``), and those
-        that are doubted (see ``doubt``).
+        that are doubted (see ``doubt``). ``limit_s`` tells the most seconds that a candidate may take now.
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
@@ -162,7 +166,7 @@ class Database(DatabaseFile):
         return {
             key: outcome
             for key, (outcome, created) in found.items()
-            if not self._doubts_outcome(outcome, key.hardware, created)
+            if not self._doubts_outcome(outcome, key, created, limit_s)
         }
 
     def put(self, key: KernelKey, outcome: Outcome, description: str = "") -> None:
@@ -175,7 +179,7 @@ class Database(DatabaseFile):
             found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.busy)
             found = (*found, _clocks_text(outcome.clocks), outcome.rival_us, None, None, None)
         else:
-            found = (None, None, None, None, None, "", False, None, None, None)
+            found = (None, None, None, None, None, "", False, outcome.busy, None, None)
             found = (*found, outcome.kind.value, outcome.message, outcome.free_bytes)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
@@ -322,9 +326,8 @@ def _outcome(row: Sequence[Any]) -> Outcome:
             *(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only)),
             *(_busy(busy), read_clocks(clocks)),
         )
-    return Rejection(
-        RejectionKind(rejection), message, None if free_bytes is None else int(_numbers([free_bytes])[0])
-    )
+    free_bytes = None if free_bytes is None else int(_numbers([free_bytes])[0])
+    return Rejection(RejectionKind(rejection), message, free_bytes, _busy(busy))
 
 
 def read_clocks(text: Any) -> Clocks | None:

@@ -23,6 +23,7 @@ Migration: TypeAlias = Callable[[sqlite3.Connection], None]
 Opened = TypeVar("Opened", bound="DatabaseFile")
 
 _BUSY_S = 30.0
+_MAGIC = b"SQLite format 3\0"
 _WAITS = (5, 6)
 """SQLite's results where another process has locked the file (``SQLITE_BUSY``, ``SQLITE_LOCKED``)."""
 
@@ -117,9 +118,9 @@ class DatabaseFile:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Record what is put inside the block all at once at its end, or not at all."""
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        try:  # Ctrl-C while it waits for another process comes after the transaction has begun
+            with self._errors():
+                self._connection.execute("BEGIN IMMEDIATE")
             yield
             with self._errors():
                 self._connection.execute("COMMIT")
@@ -228,10 +229,20 @@ class DatabaseFile:
 
     def _damaged(self, detail: str) -> DatabaseError:
         """The error for a file that does not hold what it should."""
+        if not self._is_sqlite():
+            return DatabaseError(f"{self.path} is no database of measurements; give another path with --db.")
         return DatabaseError(
             f"the measurement database {self.path} is damaged or no database. Delete it to start afresh, or give "
             f"another path with --db ({detail})."
         )
+
+    def _is_sqlite(self) -> bool:
+        """Whether the file begins as those of SQLite do; also where it cannot be read."""
+        try:
+            with open(self.path, "rb") as stream:
+                return stream.read(len(_MAGIC)) == _MAGIC
+        except OSError:
+            return True
 
 
 def _refuse_to_wait(status: int, remaining: int, total: int) -> None:

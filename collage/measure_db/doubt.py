@@ -1,4 +1,4 @@
-"""What a busy machine, a slow GPU or a lack of its memory has decided is decided again when that is over.
+"""What a busy machine, a slow GPU or a lack of memory has decided is decided again when that is over.
 
 It is decided again only where somebody needs it.
 """
@@ -6,7 +6,7 @@ It is decided again only where somebody needs it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 
 from collage.core.nvml import Clocks
@@ -19,6 +19,8 @@ _SHARE = 0.93
 _MORE, _MORE_BYTES = 1.05, 64 << 20
 """So many times the memory, and so many bytes more, have to be free before a kernel is tried again that had too little.
 A worker that has measured others before it holds some of their memory, which is no reason."""
+_MORE_OF_HOST = 1.25
+"""The same of the host's memory, of which other programs have more at one time and less at another."""
 
 
 class Doubt:
@@ -26,8 +28,8 @@ class Doubt:
 
     - What was measured while the machine was busy, if it is quiet now.
     - What was measured on a GPU with low clocks, if they are high now.
-    - That a GPU has too little memory for a kernel, if much more is free now.
-    - That a candidate took more than a limit, if the limit is higher now.
+    - That there is too little memory for a kernel, on a GPU or on the host, if much more is free now.
+    - That a candidate took more than a limit, if the limit is higher now, or if the machine was busy and is quiet now.
 
     What the machine is like now is asked once, and only if there is such a row. What is recorded from now on is not
     doubted, so that nothing is measured twice in one compile.
@@ -37,10 +39,12 @@ class Doubt:
         self,
         quiet_now: Callable[[], bool],
         gpu_now: Callable[[], GpuNow] = GpuNow,
-        limit_s: float = 0.0,
+        host_bytes_now: Callable[[], int | None] = lambda: None,
+        on_gpu: Collection[str] = (),
     ) -> None:
-        """``limit_s`` is the most seconds that a candidate may take now."""
-        self._ask, self._ask_gpu, self._limit_s = quiet_now, gpu_now, limit_s
+        """``host_bytes_now`` tells the memory that a worker may take, and ``on_gpu`` are the backends for GPUs."""
+        self._ask, self._ask_gpu, self._ask_host = quiet_now, gpu_now, host_bytes_now
+        self._on_gpu = on_gpu
         self._since = time.time()
 
     def __call__(self, busy: float | None, created: float) -> bool:
@@ -54,19 +58,22 @@ class Doubt:
         now = self._gpu.clocks
         return now is not None and now.gpu == clocks.gpu and not held_back(now, best)
 
-    def short(self, free_bytes: int | None, created: float) -> bool:
-        """Whether it is doubted that a kernel finds too little memory, which did so with so many bytes free."""
-        if free_bytes is None or created >= self._since:
+    def rejected(self, rejection: Rejection, backend: str, created: float, limit_s: float) -> bool:
+        """Whether it is doubted that a backend's candidate is of no use, which may take ``limit_s`` seconds now."""
+        if created >= self._since:
             return False
-        now = self._gpu.free_bytes
-        return now is not None and now > _MORE * free_bytes + _MORE_BYTES
+        if rejection.kind is RejectionKind.TIMEOUT:
+            told = limit_in(rejection.message)
+            return (told is not None and limit_s > told) or self(rejection.busy, created)
+        if rejection.free_bytes is None:
+            return False
+        gpu = backend in self._on_gpu
+        now, more = (self._gpu.free_bytes, _MORE) if gpu else (self._host_bytes, _MORE_OF_HOST)
+        return now is not None and now > more * rejection.free_bytes + _MORE_BYTES
 
-    def hurried(self, rejection: Rejection, created: float) -> bool:
-        """Whether a candidate was rejected because of a limit that is higher now."""
-        if rejection.kind is not RejectionKind.TIMEOUT or created >= self._since:
-            return False
-        told = limit_in(rejection.message)
-        return told is not None and self._limit_s > told
+    @cached_property
+    def _host_bytes(self) -> int | None:
+        return self._ask_host()
 
     @cached_property
     def _quiet(self) -> bool:

@@ -1,4 +1,7 @@
-"""How much memory a GPU had left before a kernel that found too little there, so that it is tried again with more."""
+"""How much memory there was for a kernel that found too little, so that it is tried again with more.
+
+On a GPU it is what was left before. On the host it is what the worker could have.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collage.backends.base import Backend
 from collage.core.cuda_driver import free_memory
 from collage.graph.storage import CUDA
 from collage.measure_db.gpu_now import gpu_now
+from collage.measure_db.machine import memory_for_worker, memory_limit
 from collage.measure_db.results import Rejection, RejectionKind
 
 __all__ = ["after_death", "with_free_memory"]
@@ -18,18 +22,19 @@ Result = TypeVar("Result")
 
 
 def with_free_memory(backend: Backend, work: Callable[[], Result]) -> Result | Rejection:
-    """The result of the work, with the GPU's free memory before it where a backend for GPUs has found too little."""
-    free_bytes = free_memory() if backend.device == CUDA else None
+    """The result of the work, with the memory that there was before it where the backend has found too little."""
+    free_bytes = free_memory() if backend.device == CUDA else memory_limit()
     found = work()
     if isinstance(found, Rejection) and found.kind is RejectionKind.MEMORY:
         return replace(found, free_bytes=free_bytes)
     return found
 
 
-def after_death(backend: Backend, outcome: Result) -> Result | Rejection:
-    """The same for what has ended the worker: in the parent, with what is free now."""
-    if not isinstance(outcome, Rejection) or backend.device != CUDA or outcome.free_bytes is not None:
+def after_death(backend: Backend, outcome: Result, limit: int | None = None) -> Result | Rejection:
+    """The same for what has ended the worker: in the parent, with what is free now, or the worker's ``limit``."""
+    if not isinstance(outcome, Rejection) or outcome.free_bytes is not None:
         return outcome
     if outcome.kind is not RejectionKind.MEMORY:
         return outcome
-    return replace(outcome, free_bytes=gpu_now().free_bytes)
+    on_gpu = backend.device == CUDA
+    return replace(outcome, free_bytes=gpu_now().free_bytes if on_gpu else memory_for_worker(limit))

@@ -10,7 +10,6 @@ import numpy as np
 from collage.backends.base import BackendKind
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import can_be_infinite
 from collage.graph.storage import PLAIN, from_layout, to_layout
 from collage.kernel.buffers import as_bytes
 from collage.kernel.device_array import poison, put, to_host
@@ -75,15 +74,25 @@ class Gate:
                 different = different or rejected.rejection.message
             else:
                 worst = max(worst, error if sample.ordinary and not self._precision else 0.0)
-        if not changed and not self._kernel.source.backend.keeps_nan and self._reads_floats():
-            different = "not tried on NaN and infinities"
+        different = different or self._not_tried()
         if changed:
             self._fill(self._usual)
         self._run(self._usual, "after other inputs, " if changed else "in a later run, ")
         return Checked(worst, different)
 
-    def _reads_floats(self) -> bool:
-        return any(can_be_infinite(each.dtype) for each in self._subgraph.input_types)
+    def _not_tried(self) -> str:
+        """What the kernel was not tried on, though it may be wrong there; "" where that is nothing.
+
+        Where it cannot be tried at all, backends that keep NaN are trusted, since others may have no kernel. Where
+        there was no time, engines among them are: on a whole model, which takes the longest, scans would not make up
+        for it.
+        """
+        backend, left_out = self._kernel.source.backend, self._samples.left_out(self._subgraph)
+        if not backend.keeps_nan:
+            kinds = (*left_out.late, *left_out.refused)
+        else:
+            kinds = () if backend.kind is BackendKind.ENGINE else left_out.late
+        return f"not tried on {', '.join(kinds)}" if kinds else ""
 
     def check_again(self, about: str) -> None:
         """Compare one more run on the usual inputs. Raises RejectedError, whose message begins with ``about``."""

@@ -38,6 +38,11 @@ class InputKind:
     """Makes the changed array of an array, a source of random numbers, and the array's number among the inputs."""
     of_integers: bool = False
     """Whether integers are changed, instead of floating-point numbers."""
+    smaller: bool | None = None
+    """Whether only arrays that are smaller than the largest one are changed, or only those that are as large as it.
+
+    NaN in a small operand, which belongs to many numbers of a large one, would hide that of the large one.
+    """
 
     def inputs(
         self, usual: Sequence[Array], free: Sequence[bool], rng: np.random.Generator
@@ -47,17 +52,28 @@ class InputKind:
         ``usual`` are arrays in any order. ``free`` tells of each of them whether its integers may have any value (see
         ``free_integers``).
         """
-        wanted = [
-            _is_integer(a) and f if self.of_integers else _is_float(a)
-            for a, f in zip(usual, free, strict=True)
-        ]
-        wanted = [each and a.size > 0 for each, a in zip(wanted, usual, strict=True)]
+        wanted = self._changed(usual, free)
         if not any(wanted):
             return None
         return tuple(
             self.change(array, rng, number) if each else array
             for number, (array, each) in enumerate(zip(usual, wanted, strict=True))
         )
+
+    def applies(self, usual: Sequence[Array], free: Sequence[bool]) -> bool:
+        """Whether ``inputs`` would change any of these."""
+        return any(self._changed(usual, free))
+
+    def _changed(self, usual: Sequence[Array], free: Sequence[bool]) -> list[bool]:
+        """Which of the arrays are changed."""
+        found = [
+            a.size > 0 and (_is_integer(a) and f if self.of_integers else _is_float(a))
+            for a, f in zip(usual, free, strict=True)
+        ]
+        if self.smaller is None:
+            return found
+        largest = max((a.size for a, each in zip(usual, found, strict=True) if each), default=0)
+        return [each and (a.size < largest) == self.smaller for a, each in zip(usual, found, strict=True)]
 
 
 def free_integers(
@@ -147,6 +163,23 @@ def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
     return np.asarray(array * factors.astype(array.dtype), array.dtype)
 
 
+def _growing(array: Array, rng: np.random.Generator, number: int) -> Array:
+    """Positions have magnitudes that grow: columns of images, and rows of what has fewer axes.
+
+    A kernel that takes the numbers of one position for those of another one shows here. Numbers that all have one
+    magnitude hide it where they are averaged, or added to what is much larger.
+    """
+    axis = array.ndim - 1 if array.ndim >= 4 else array.ndim - 2
+    if axis < 0 or (axis == 0 and array.shape[0] == 1):
+        axis = array.ndim - 1
+    shape = [1] * array.ndim
+    if array.ndim:
+        shape[axis] = array.shape[axis]
+    low, high = np.log2(_UNEVEN) if np_dtype(array.dtype.name).itemsize >= 4 else (-4, 2)
+    factors: Any = np.exp2(np.round(np.linspace(low, high, shape[axis] if array.ndim else 1))).reshape(shape)
+    return np.asarray(array * factors.astype(array.dtype), array.dtype)
+
+
 def _ties(array: Array, rng: np.random.Generator, number: int) -> Array:
     """Multiples of one half, or of another power of two where that would leave nothing or too many different ones."""
     wide = np.asarray(array, np.float64)
@@ -173,8 +206,10 @@ def _infinite(array: Array, rng: np.random.Generator, number: int) -> Array:
 def _masked(array: Array, rng: np.random.Generator, number: int) -> Array:
     """A whole row or channel of the first item is negative infinity, as scores are that a mask hides everywhere.
 
-    A maximum that begins at the least finite number finds that number there.
+    A maximum that begins at the least finite number finds that number there. A single number is a row.
     """
+    if array.size == 1:
+        return np.full_like(array, -np.inf)
     if array.ndim < 2:
         return array
     found = np.array(array)
@@ -184,27 +219,35 @@ def _masked(array: Array, rng: np.random.Generator, number: int) -> Array:
 
 
 def _planted(array: Array, number: int, values: Sequence[float]) -> Array:
-    """The array with each of the values once, in its first item.
+    """The array with each of the values once, in its first item, or in several ones where that has too few places.
 
-    The places differ from input to input, since NaN from one would hide that of another.
+    A single number becomes the first value. The places differ from input to input, since NaN from one would hide that
+    of another.
     """
     found = np.array(array)
     flat = found.reshape(-1)
     first = flat.size // array.shape[0] if array.ndim >= 2 else flat.size
+    if first < len(values):
+        first = flat.size
     start = int(first * _GOLDEN * (number + 1))
-    for offset, value in enumerate(values):
+    for offset, value in enumerate(values[:first]):
         flat[(start + offset) % first] = value
     return found
 
 
 KINDS: Sequence[InputKind] = (
-    InputKind("NaN", False, _nan),
+    InputKind("NaN", False, _nan, smaller=False),
     InputKind("outliers", True, _outliers),
     InputKind("integers of many sizes", True, _integers, of_integers=True),
     InputKind("large integers", False, _large_integers, of_integers=True),
-    InputKind("infinities", False, _infinite),
+    InputKind("infinities", False, _infinite, smaller=False),
     InputKind("masked rows", False, _masked),
     InputKind("equal numbers", True, _ties),
+    InputKind("NaN in small operands", False, _nan, smaller=True),
+    InputKind("infinities in small operands", False, _infinite, smaller=True),
     InputKind("uneven channels", True, _uneven),
 )
 """The kinds that show most come first: where the reference takes long, the last ones are left out."""
+
+WHOLE_KINDS: Sequence[InputKind] = (*KINDS, InputKind("growing magnitudes", True, _growing))
+"""The kinds that whole models are checked on."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from collage.measure_db.contenders import Charges, Contenders, Field
 from collage.measure_db.crew import Worker
 from collage.measure_db.protocol import Measure, MeasureTransform
-from collage.measure_db.results import Outcome, Rejection
+from collage.measure_db.results import Outcome, Rejection, RejectionKind
+
+_ENDED = (RejectionKind.CRASHED, RejectionKind.MEMORY)
+"""What a process is told that ends in the reference by itself."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,14 @@ class TransformJob:
 def ask_fairly(worker: Worker, message: Measure, what: str, threads: int) -> Outcome:
     """The outcome of a candidate. It is asked for again where the reference has ended the process, not the candidate.
 
-    The next process leaves out the inputs that the reference did not survive.
+    The next process leaves out the inputs that the reference did not survive. That the time was over while the
+    reference computed says nothing of it.
     """
     while True:
         known = worker.fatal_samples()
         outcome: Outcome = worker.ask(message, what, threads)
-        if not isinstance(outcome, Rejection) or worker.fatal_samples() == known:
+        new = worker.fatal_samples() - known
+        if not (new and isinstance(outcome, Rejection) and outcome.kind in _ENDED):
+            for note in new:
+                note.unlink(missing_ok=True)
             return outcome

@@ -27,6 +27,11 @@ def spare_memory() -> int | None:
     return max(_LEAST_BYTES, min(found) - max(_MARGIN_BYTES, min(found) // 10))
 
 
+def memory_for_worker(limit: int | None) -> int | None:
+    """Bytes that a worker which starts now may take: the limit, and without one ``spare_memory``."""
+    return spare_memory() if limit is None else limit
+
+
 def _available() -> int | None:
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     return int(match[1]) << 10 if match else None
@@ -49,6 +54,16 @@ def limit_memory(limit: int | None) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         within = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_DATA, (within, most))
+
+
+def memory_limit() -> int | None:
+    """The bytes that ``limit_memory`` has set, or None where there is no limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 @cache

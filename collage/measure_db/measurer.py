@@ -176,8 +176,13 @@ class Measurer:
     def known(self, requests: Collection[Request]) -> dict[Request, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
-        found = self._database.get(keys.values())
+        found = self._recorded(keys)
         return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
+
+    def _recorded(self, keys: Mapping[Request, KernelKey]) -> dict[KernelKey, Outcome]:
+        """The recorded outcomes that are not doubted, looked up in one query."""
+        request_of = {key: request for request, key in keys.items()}
+        return self._database.get(request_of, lambda key: self._limit_s(request_of[key]))
 
     def recorded(self, requests: Collection[Request]) -> dict[Request, Outcome]:
         """What ``known`` gives where no outcome is doubted for the circumstances that it was measured in."""
@@ -240,7 +245,7 @@ class Measurer:
         if unknown:
             raise unknown_names("backends", unknown, self.backends)
         keys = {request: self.key(request) for request in requests}
-        outcomes = self._database.get(keys.values())
+        outcomes = self._recorded(keys)
         contenders = Contenders() if races is None else races
         for request, key in keys.items():
             if key in outcomes:
@@ -269,10 +274,10 @@ class Measurer:
             text = self.measured.describe(request)
             contenders.note(request, outcome)
             key = key_of.pop(request)
-            self._record(key, outcome, text)
+            recorded = self._record(key, outcome, text)
             done += 1
             show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
-            yield key, outcome
+            yield key, recorded
         # Without a crew, or where it has lost a job, the session's worker measures.
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
         regions = _regions(key_of)
@@ -293,8 +298,7 @@ class Measurer:
                 message, what = self._asked(request, rival_us)
                 outcome = ask_fairly(self.session, message, what, self.settings.threads)
                 contenders.note(request, outcome)
-                self._record(key_of[request], outcome, text)
-                yield key_of[request], outcome
+                yield key_of[request], self._record(key_of[request], outcome, text)
         if missing:
             show(Progress("measure", len(missing), len(missing)))
 
@@ -309,10 +313,14 @@ class Measurer:
             return None
         return Ahead(builder, regions, contenders, self.backends, self._keys.options)
 
-    def _record(self, key: KernelKey, outcome: Outcome, text: str) -> None:
-        self._database.put(key, after_death(self.backends[key.backend], outcome), text)
+    def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
+        """Record the outcome, with the memory that there was where it tells none; and return it."""
+        limit = self.settings.limits.worker_memory()
+        outcome = after_death(self.backends[key.backend], outcome, limit)
+        self._database.put(key, outcome, text)
         self._progress.note(outcome)
         self.measurements_made += 1
+        return outcome
 
     def _by_crew(
         self, requests: Sequence[Request], contenders: Contenders, *, to_the_end: bool
@@ -338,13 +346,17 @@ class Measurer:
 
     def _asked(self, request: Request, rival_us: float) -> tuple[Measure, str]:
         """The message about a candidate, and the candidate in words."""
-        options, settings = self._keys.options(request), self.settings
-        limit_s = settings.limits.time_s + TRIAL_LIMIT_S * options.tune_trials
-        if request.original:
-            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
+        options, settings, limit_s = self._keys.options(request), self.settings, self._limit_s(request)
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
         enough = Enough(settings.effort.worth * self.network_us)
         return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us, enough), what
+
+    def _limit_s(self, request: Request) -> float:
+        """The most seconds that a candidate may take."""
+        limit_s = self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
+        if request.original:
+            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
+        return limit_s
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.
@@ -358,8 +370,7 @@ class Measurer:
         for done, (transform, outcome) in enumerate(self._transformed(missing)):
             key, text = missing[transform], str(transform)
             self._progress(Progress("measure", done, len(missing), f"{key.backend}: {text}"))
-            known[key] = outcome
-            self._record(key, outcome, text)
+            known[key] = self._record(key, outcome, text)
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
         return _costs_us(keys, known)
@@ -374,7 +385,7 @@ class Measurer:
         """The keys of the transforms that some backend makes, and the recorded outcomes."""
         made = [each for each in transforms if self.transform_backend(each) is not None]
         keys = {transform: self._keys.transform_key(transform) for transform in made}
-        return keys, self._database.get(keys.values())
+        return keys, self._database.get(keys.values(), lambda _: self.settings.limits.time_s)
 
     def _transformed(
         self, missing: Mapping[LayoutTransform, KernelKey]
@@ -409,14 +420,20 @@ class Measurer:
         """The ONNX nodes (by index) that TVM's importer converted to something else, with the reasons.
 
         ``from_simplified(model.onnx, model.name, {**model.opaque, **wrong})`` makes them opaque; measure that model
-        with a new Measurer. The measured model is told of its extraordinary values, too. What was found is remembered
-        for the model and the libraries' versions.
+        with a new Measurer. The measured model is told of its extraordinary values, too, where they are guarded. What
+        was found is remembered for the model and the libraries' versions.
         """
         key, evaluated = self._keys.conversions_key(), self.session.evaluated
         found = self._database.remember(_WRONG_CONVERSIONS.at(key), lambda: evaluated().wrong)
-        values = self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
-        self.measured.extraordinary.update(values)
+        if self.measured.guards:
+            self.measured.extraordinary.update(self._extraordinary())
         return dict(found)
+
+    def _extraordinary(self) -> Collection[int]:
+        key, evaluated = self._keys.values_key(), self.session.evaluated
+        if key is None:
+            return evaluated().extraordinary
+        return self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
 
     def epsilon_us(self, requests: Sequence[Request]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""

@@ -151,6 +151,7 @@ class ModelWorker:
         request = message.request
         source = self._source(request, message.options)
         ready = self._ahead.take(PlanKernel(request, message.options).key)
+        self._samples.keep_within(message.limit_s)
 
         def keep(options: BuildOptions, artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the candidate's fault

@@ -14,6 +14,8 @@ from collage.core.deadline import BudgetOverError
 from collage.errors import MeasurementError
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import VALUES, Evaluate, Evaluated, Init, TellSpent
+from collage.measure_db.quiet import busy_now
+from collage.measure_db.results import RejectionKind
 from collage.measure_db.samples import fatal_samples
 
 log = logging.getLogger(__name__)
@@ -66,13 +68,16 @@ class ModelWorkers:
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The reply of the worker on that many threads, or the Rejection that its death means.
 
-        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds.
+        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. Where that was over,
+        the rejection tells how busy the machine is.
         """
         try:
             return self.worker(threads).ask(message, message.limit_s)
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
-            return died.rejection
+            if died.rejection.kind is not RejectionKind.TIMEOUT:
+                return died.rejection
+            return replace(died.rejection, busy=busy_now(self._workers.calibration_us))
 
     def spent(self) -> Mapping[str, float]:
         """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""

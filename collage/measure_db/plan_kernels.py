@@ -50,7 +50,7 @@ class PlanKernels:
                 keys[kernel] = on_threads[threads].transform_key(what)
             elif what.backend != VIEW:
                 keys[kernel] = on_threads[threads].key(what)
-        found = self._database.get(keys.values())
+        found = self._database.get(keys.values(), lambda _: self._settings.limits.time_s)
         return {
             kernel: found[key]
             if isinstance(kernel.what, LayoutTransform)

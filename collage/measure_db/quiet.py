@@ -181,6 +181,26 @@ def timed_quietly(work: Callable[[float], list[float]]) -> Timing:
     return replace(found, repeats=len(samples), busy=watch.busy)
 
 
+class _TakenError(Exception):
+    """Another process has the machine."""
+
+
+@contextmanager
+def _not_waiting() -> Iterator[None]:
+    raise _TakenError
+    yield
+
+
+def busy_now(best_us: float | None) -> float:
+    """How busy the machine is without our own work, which takes 0.3 s to find out; 1 where others measure just now."""
+    machine = Machine(best_us=best_us)
+    try:
+        with machine_lock(_not_waiting), standing_still():
+            return machine.probe()
+    except _TakenError:
+        return 1.0
+
+
 def quiet_now(best_us: float | None) -> bool:
     """Whether the machine is quiet, which takes 0.3 s to find out."""
     return not is_busy(Machine(best_us=best_us).probe())

@@ -120,6 +120,11 @@ class RequestKeys:
         versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__} comparison {_COMPARISON}"
         return f"{model_digest(model)}{_digest(model.example_inputs)} {versions}"
 
+    def values_key(self) -> str | None:
+        """The key of what depends on the content of the model's weights, too; None where that is not hashed."""
+        content = self._measured.serialised_digest
+        return None if content is None else f"{self.conversions_key()} of {content}"
+
 
 def _digest(example_inputs: Mapping[str, Array]) -> str:
     """A hash of the example inputs' content, or "" without any: on other inputs other conversions may be wrong."""

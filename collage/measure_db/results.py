@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 from collage.core.nvml import Clocks
 
-GATE = 4
+GATE = 5
 """The edition of the numerics gate that makes outcomes. Outcomes of earlier editions are kept in the database, and what
 they are about is measured again when it is needed. Edition 1 compared outputs for the usual inputs only, edition 2 had
-no equal numbers, and edition 3 no rows of negative infinities."""
+no equal numbers, edition 3 no rows of negative infinities, and in edition 4 NaN of small operands hid that of large
+ones."""
 IN_NETWORK = "in the network"
 """The beginning of the message about a kernel that is right by itself, and fails in a network."""
 
@@ -57,13 +58,15 @@ class Measurement:
 class Rejection:
     """A candidate that cannot be used, and why.
 
-    ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there. Where much
-    more is free at another time, the candidate is tried again.
+    ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there, or what the
+    worker could have of the host's. ``busy`` says how busy the machine was when a candidate had taken too long. Where
+    much more is free at another time, or the machine is quiet, the candidate is tried again.
     """
 
     kind: RejectionKind
     message: str
     free_bytes: int | None = None
+    busy: float | None = None
 
 
 _LATE = "took more than {:g} s"
@@ -105,7 +108,9 @@ class Slower:
         if not self.repeats:
             return "not measured: it had no chance against another kernel, by what is known"
         percent = (self.least_us / self.rival_us - 1) * 100 if self.rival_us > 0 else 0.0
-        return f"slower by at least {percent:.0f} % than another kernel of the same operators"
+        if percent < 1:
+            return "not faster than another kernel of the same operators"
+        return f"at least {percent:.0f} % slower than another kernel of the same operators"
 
 
 Outcome: TypeAlias = Measurement | Rejection | Slower

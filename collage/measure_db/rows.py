@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from collage.backends.source import plain_version
 from collage.core.temporary import TemporaryFolder
 from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.database import Database, read_clocks
@@ -137,11 +138,15 @@ class Row:
 
 
 def missing_version(row: Row, versions: Mapping[str, str]) -> str:
-    """A library and its version that made the kernel or network, where ``versions`` has another or none; else ""."""
+    """A library and its version that made the kernel or network, where ``versions`` has another or none; else "".
+
+    ``versions`` are those of ``keyed_versions``. Networks have plain ones.
+    """
     if row.table is KERNELS:
         used = [(row["backend"], row["backend_version"])]
     else:
         used = _VERSION.findall(row["versions"])
+        versions = {name: plain_version(version) for name, version in versions.items()}
     return next((f"{name} {version}" for name, version in used if versions.get(name) != version), "")
 
 

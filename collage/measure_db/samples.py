@@ -37,8 +37,9 @@ from collage.measure_db.store import ValueStore
 log = logging.getLogger(__name__)
 
 USUAL = "usual"
-_BUDGET_S = 15.0
-"""Seconds for the reference runs of one region on changed inputs. Kinds of inputs that come too late are left out."""
+_BUDGET_S, _SHARE = 15.0, 0.25
+"""Seconds for the reference runs of one region on changed inputs, and the most of them as a share of the limit of the
+candidate that waits for them. Kinds of inputs that come too late are left out."""
 _LARGEST_BYTES = 1 << 30
 """A region with larger constants gets no changed inputs, unless they are in files: ONNX Runtime needs the constants in
 one protobuf."""
@@ -93,6 +94,18 @@ class Sample:
         return error <= _ROUNDING or self.outputs[position].dtype.kind in "iub"
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """The kinds of extraordinary inputs that would change a region's inputs, and that no sample is of.
+
+    There was no time for those that are ``late``, or ONNX Runtime did not survive them. Those that are ``refused``
+    cannot be tried at all: ONNX Runtime gives no answer for the region, or none of its shapes.
+    """
+
+    late: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
 def fatal_samples(folder: Path) -> set[Path]:
     """The notes in a folder of reference values. Each is about inputs that were tried when the process ended."""
     return set(folder.glob(f"*{_NOTE}"))
@@ -106,14 +119,20 @@ class Samples:
     """
 
     def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
-        """A reference run of a region may take ``limit_s`` seconds."""
+        """A reference run that judges a kernel's outputs may take ``limit_s`` seconds."""
         self.store = store
         self._limit_s = limit_s
+        self._budget_s = _BUDGET_S
         self._nodes: tuple[int, ...] | None = None
         self._usual: Sample | None = None
         self._changed: list[Sample] | None = None
+        self._left_out = LeftOut()
         self._model: onnx.ModelProto | None = None
         self._session: PartSession | None = None
+
+    def keep_within(self, limit_s: float) -> None:
+        """Take a part of the seconds of a candidate that waits for the samples, so that it has the others itself."""
+        self._budget_s = min(_BUDGET_S, _SHARE * limit_s)
 
     def usual(self, subgraph: Subgraph) -> Sample:
         """The region in the model's reference run. Raises KeyError (value id) for a value without one."""
@@ -130,8 +149,25 @@ class Samples:
         self._turn_to(subgraph)
         if self._changed is None:
             with spent(REFERENCE):
-                self._changed = list(self._make(subgraph))
+                usual = self.usual(subgraph).inputs
+                indices = [indexed_rows(subgraph.model, value) is not None for value in subgraph.inputs]
+                free = free_integers(subgraph.model.graph, subgraph.inputs, subgraph.nodes, indices)
+                kinds = [kind for kind in KINDS if kind.applies(usual, free)]
+                late: list[str] = []
+                found = list(self._make(subgraph, kinds, free, late))
+            known = {*late, *(sample.kind for sample in found)}
+            wanted = [kind.name for kind in kinds if not kind.ordinary]
+            self._left_out = LeftOut(
+                tuple(name for name in wanted if name in late),
+                tuple(name for name in wanted if name not in known),
+            )
+            self._changed = found
         return self._changed
+
+    def left_out(self, subgraph: Subgraph) -> LeftOut:
+        """The kinds of inputs that ``changed`` has no samples of."""
+        self.changed(subgraph)
+        return self._left_out
 
     def tolerates(
         self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float, precision: str
@@ -200,31 +236,37 @@ class Samples:
             any(map(is_convolution, ops)),
         )
 
-    def _make(self, subgraph: Subgraph) -> Iterator[Sample]:
+    def _make(
+        self, subgraph: Subgraph, kinds: Sequence[InputKind], free: Sequence[bool], late: list[str]
+    ) -> Iterator[Sample]:
+        """The samples of these kinds; the names of those that come too late are added to ``late``."""
         model, usual = subgraph.model, self.usual(subgraph)
         constants = sum(array.nbytes for array in subgraph.weights.values())
         if constants > _LARGEST_BYTES and not has_files(model.onnx):
             return
         if any(node.op in _CONTROL_FLOW for node in subgraph.operators):
             return  # a changed number of iterations may be one that never ends
-        indices = [indexed_rows(model, value) is not None for value in subgraph.inputs]
-        free = free_integers(model.graph, subgraph.inputs, subgraph.nodes, indices)
-        started = time.monotonic()
-        for kind in KINDS:
+        names = [f"v{value}" for value in subgraph.inputs]
+        end = time.monotonic() + self._budget_s
+        for kind in kinds:
+            if time.monotonic() > end:
+                log.info("%s: no time is left for %s", subgraph, kind.name)
+                late.append(kind.name)
+                continue
             rng = np.random.default_rng([len(kind.name), int(subgraph.digest[:12], 16)])
             inputs = kind.inputs(usual.inputs, free, rng)
-            if inputs is None:
-                continue
-            if time.monotonic() - started > _BUDGET_S:
-                log.info("%s: no time is left for %s", subgraph, kind.name)
-                return
+            assert inputs is not None
             try:
                 with self._noted(subgraph, kind) as again:
                     if not again:
+                        late.append(kind.name)
                         continue
-                    names = [f"v{value}" for value in subgraph.inputs]
                     feeds = dict(zip(names, inputs, strict=True))
-                    outputs = self._reference(subgraph).run(feeds, self._limit_s)
+                    outputs = self._reference(subgraph).run(feeds, self._budget_s)
+            except TimeoutError as error:
+                log.info("%s on %s: %s", subgraph, kind.name, error)
+                late.append(kind.name)
+                continue
             except Exception as error:  # ORT's exceptions share no base class but Exception
                 log.debug("%s on %s: %s", subgraph, kind.name, library_text(error))
                 if self._session is None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from collage.core.deadline import Check, endless
 from collage.frontend.model import Model
 from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array
@@ -57,12 +58,17 @@ class _Named:
 
 
 def sensitivities(
-    model: Model, values: Collection[int], samples: Sequence[Sequence[Array]], compare: Compare
+    model: Model,
+    values: Collection[int],
+    samples: Sequence[Sequence[Array]],
+    compare: Compare,
+    check: Check = endless,
 ) -> dict[int, float]:
     """The outputs' error for each unit of error in the values, by value; the largest one of the samples.
 
     ``samples`` are inputs in the model's order. A value that is inside an ONNX node has the sensitivity of what the
-    node makes of it. Values about which nothing can be found out are left out. Raises whatever ONNX Runtime raises.
+    node makes of it. Values about which nothing can be found out are left out. Raises whatever ONNX Runtime raises, and
+    what ``check`` raises, which is called before each run.
     """
     named = _named(model, values)
     if not named:
@@ -73,11 +79,14 @@ def sensitivities(
     for number in range(max(_RUNS, len(samples)) if samples else 0):
         inputs, make = samples[number % len(samples)], _KINDS[number % len(_KINDS)]
         feeds = dict(zip(model.input_names, inputs, strict=True))
+        check()
         expected = noisy.run(feeds, {})
         rng = np.random.default_rng(number)
         for groups in batches:
+            check()
             exact = noisy.values(feeds, [each for group in groups for each in group])
             for group in groups:
+                check()
                 noise = {each.name: make(exact.pop(each.name), rng) for each in group}
                 error = compare(noisy.run(feeds, noise), expected)
                 if not math.isfinite(error):

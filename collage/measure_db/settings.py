@@ -38,8 +38,8 @@ class Limits:
 class MeasureSettings:
     """How the candidates of a compile are built and measured.
 
-    ``backends`` are by name, and ``versions`` gives the library version of each. ``build`` is what kernels are built
-    for. ``hardware`` is Target.measured_on. ``effort`` says how long samples are taken.
+    ``backends`` are by name, and ``versions`` gives the version of each as ``keyed_versions`` makes it. ``build`` is
+    what kernels are built for. ``hardware`` is Target.measured_on. ``effort`` says how long samples are taken.
     """
 
     backends: Mapping[str, Backend]

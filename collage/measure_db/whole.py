@@ -22,6 +22,8 @@ from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.no_room import no_room
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
+from collage.measure_db.quiet import busy_now
+from collage.measure_db.results import RejectionKind
 from collage.measure_db.serialisation import pickle_backend
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole_protocol import (
@@ -85,6 +87,7 @@ class WholeMeasurer:
         self._open: set[str] = set()
         self._unchecked: set[str] = set()
         self._modules: dict[str, OpenParts] = {}
+        self._late_busy: float | None = None
 
     def __enter__(self) -> WholeMeasurer:
         with no_room("the files of the model"):
@@ -101,6 +104,10 @@ class WholeMeasurer:
 
     def trial(self) -> EngineTrial:
         """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
+        found = self._compared()
+        return replace(found, late_busy=self._late_busy)
+
+    def _compared(self) -> EngineTrial:
         assert self._folder is not None
         file = self._folder.path / "model.onnx"
         with no_room("the files of the model"):
@@ -282,6 +289,8 @@ class WholeMeasurer:
         try:
             return self._worker.ask(message, message.limit_s)
         except WorkerDiedError as died:
+            if died.rejection.kind is RejectionKind.TIMEOUT:
+                self._late_busy = max(self._late_busy or 0.0, busy_now(self._workers.calibration_us))
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )

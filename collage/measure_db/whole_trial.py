@@ -15,7 +15,8 @@ class EngineTrial:
     """Timings and errors of the engines that are right, and why the others are not, each by engine.
 
     ``errors`` are the largest absolute and relative error. ``loaded`` are engines that load the model, but fail on the
-    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities.
+    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities. ``late_busy``
+    says how busy the machine was when an engine had taken too long, and is None where none had.
     """
 
     timings: Mapping[str, Timing] = field(default_factory=dict)
@@ -24,10 +25,12 @@ class EngineTrial:
     loaded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     finite_only: tuple[str, ...] = ()
+    late_busy: float | None = None
 
     def busy(self) -> float | None:
-        """How busy the machine was, or None where nothing was timed."""
-        return busiest(self.timings)
+        """How busy the machine was, or None where nothing was timed, and nothing took too long."""
+        found = (busiest(self.timings), self.late_busy)
+        return max((each for each in found if each is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the database."""
@@ -43,4 +46,5 @@ class EngineTrial:
             tuple(data["loaded"]),
             tuple(data["notes"]),
             tuple(data["finite_only"]),
+            data.get("late_busy"),
         )

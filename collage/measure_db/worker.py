@@ -33,7 +33,7 @@ from collage.core.cuda_driver import lost_context
 from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
-from collage.measure_db.machine import limit_memory, spare_memory
+from collage.measure_db.machine import limit_memory, memory_for_worker
 from collage.measure_db.plan_protocol import BuildAhead, Make
 from collage.measure_db.protocol import Init, Measure, MeasureSpeeds, MeasureTransform, Ready
 from collage.measure_db.quiet import Machine, use_machine
@@ -116,7 +116,7 @@ def without_limits(sink: int) -> Iterator[None]:
 
 
 def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:
-    limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
+    limit_memory(memory_for_worker(init.memory_bytes))
     if isinstance(init, InitWhole):
         return WholeWorker(init)
     if init.background:

@@ -20,6 +20,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from collage.core.deadline import Check, endless
 from collage.errors import NoPlacementError
@@ -107,6 +108,17 @@ class _Limits:
     most: int
     weight: int | None
     price: float
+
+
+class _Least(NamedTuple):
+    """The least weight of any placement within the budget. It is an estimate where states were dropped (not exact)."""
+
+    weight: float
+    exact: bool
+
+    def reached(self, weight: int, gap: float = 0.0) -> bool:
+        """Whether a placement weighs no more, but for a share."""
+        return weight <= self.weight * (1 + gap)
 
 
 @dataclass(frozen=True)
@@ -200,8 +212,8 @@ def place_within(
     known, price, least = _by_prices(problem, budget)
     price_us = price / weight(1.0)
     limit = None if known is None else problem.weight(known)
-    if known is not None and limit is not None and limit <= least * (1 + budget.gap):
-        return replace(known, exact=limit <= least, price_us=price_us)
+    if known is not None and limit is not None and least.reached(limit, budget.gap):
+        return replace(known, exact=least.exact and least.reached(limit), price_us=price_us)
     options = problem.options(budget.error)
     labels = budget.labels
     while True:
@@ -239,21 +251,21 @@ def least_within(
     return problem.weight(found) / weight(1.0) + budget.price_us * (found.error - budget.error)
 
 
-def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, float, float]:
+def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, float, _Least]:
     """A cheap placement within the budget, or None, the weight of a unit of error, and the least weight of any.
 
     The price at which the best placement within the budget that is known costs as much as the best one beyond it is
     tried, and the placement that comes of it replaces one of the two. Where none comes of it that is cheaper at that
-    price, the price is the right one.
+    price, the price is the right one. Where states were dropped, the one within may cost no more to begin with.
     """
     within, beyond, price, least = _around(problem, budget)
-    if within is not None and problem.weight(within) <= least * (1 + budget.gap):
+    if within is not None and least.reached(problem.weight(within), budget.gap):
         return within, price, least
     if beyond is None:
         beyond = problem.at_price(0.0)
         if budget.keeps(beyond.error):
-            return beyond, 0.0, float(problem.weight(beyond))
-        least = max(least, problem.weight(beyond))
+            return beyond, 0.0, _Least(problem.weight(beyond), beyond.exact)
+        least = max(least, _Least(problem.weight(beyond), beyond.exact))
     if within is None:
         with suppress(NoPlacementError):
             within = problem.without_errors()
@@ -263,7 +275,10 @@ def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, flo
         if not budget.keeps(within.error):
             return None, problem.weight(beyond) / beyond.error, least
     for _ in range(_PRICES):
-        price = (problem.weight(within) - problem.weight(beyond)) / (beyond.error - within.error)
+        dearer = problem.weight(within) - problem.weight(beyond)
+        if dearer <= 0:
+            break
+        price = dearer / (beyond.error - within.error)
         found = problem.at_price(price / weight(1.0))
         least = max(least, _left(problem, found, price, budget))
         if _priced(problem, found, price) >= _priced(problem, beyond, price) * (1 - 1e-9):
@@ -272,19 +287,19 @@ def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, flo
             within = found
         else:
             beyond = found
-        if problem.weight(within) <= least * (1 + budget.gap):
+        if least.reached(problem.weight(within), budget.gap):
             break
     return within, price, least
 
 
-def _around(problem: _Problem, budget: Budget) -> tuple[Placement | None, Placement | None, float, float]:
+def _around(problem: _Problem, budget: Budget) -> tuple[Placement | None, Placement | None, float, _Least]:
     """A placement within the budget and one beyond it, or None, the last price tried, and the least weight of any.
 
     The prices are about that which was right for a similar problem, at growing distances from it.
     """
     within: Placement | None = None
     beyond: Placement | None = None
-    price, step, least = budget.price_us * weight(1.0), _STEP, 0.0
+    price, step, least = budget.price_us * weight(1.0), _STEP, _Least(0.0, exact=True)
     for _ in range(_STEPS if price else 0):
         found = problem.at_price(price / weight(1.0))
         least = max(least, _left(problem, found, price, budget))
@@ -292,7 +307,7 @@ def _around(problem: _Problem, budget: Budget) -> tuple[Placement | None, Placem
             within = found
         else:
             beyond = found
-        done = within is not None and problem.weight(within) <= least * (1 + budget.gap)
+        done = within is not None and least.reached(problem.weight(within), budget.gap)
         if done or (within is not None and beyond is not None):
             break
         price = price / step if within is not None else price * step
@@ -305,12 +320,12 @@ def _priced(problem: _Problem, placement: Placement, price: float) -> float:
     return problem.weight(placement) + price * placement.error
 
 
-def _left(problem: _Problem, cheapest: Placement, price: float, budget: Budget) -> float:
+def _left(problem: _Problem, cheapest: Placement, price: float, budget: Budget) -> _Least:
     """The least weight of a placement within the budget, where one is the cheapest at a price.
 
     No cover costs less at this price, so one within the budget costs at least what is left without its error.
     """
-    return _priced(problem, cheapest, price) - price * budget.error
+    return _Least(_priced(problem, cheapest, price) - price * budget.error, cheapest.exact)
 
 
 def _walk(

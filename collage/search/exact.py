@@ -119,4 +119,6 @@ def _scipy() -> tuple[Any, Any]:
     try:
         return import_module("scipy.optimize"), import_module("scipy.sparse")
     except ImportError as error:
-        raise CollageError("the exact solver needs scipy: pip install 'collage[exact]'") from error
+        raise CollageError(
+            "the exact solver needs scipy: pip install '.[exact]' in Collage's checkout"
+        ) from error

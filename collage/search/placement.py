@@ -23,6 +23,15 @@ _NAMED = 20
 """The most nodes that an error message names; it counts the others."""
 
 
+class UncoveredError(NoPlacementError):
+    """There are ``nodes`` that no candidate covers."""
+
+    def __init__(self, graph: Graph, nodes: tuple[int, ...]) -> None:
+        named = ", ".join(_name(graph, node) for node in nodes[:_NAMED])
+        super().__init__(f"no candidate that can run as one kernel covers {named}{_and_more(nodes)}")
+        self.nodes = nodes
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Candidates that cover each node once, in launch order, and the layout transforms between them.
@@ -102,7 +111,7 @@ def contenders(
 
     One that costs more than another of the same nodes and storages is kept where it adds less error. Of equal
     candidates the one with less noise is kept, then the one with the first backend name. The order of the result does
-    not depend on the order of ``candidates``. Raises ``NoPlacementError`` with the nodes that none of them covers.
+    not depend on the order of ``candidates``. Raises ``UncoveredError`` with the nodes that none of them covers.
     """
     alike: dict[_Interface, list[Candidate]] = {}
     for candidate in candidates:
@@ -121,10 +130,7 @@ def contenders(
             for node in nodes:
                 missing.pop(node, None)
     if missing:
-        names = [_name(graph, node) for node in list(missing)[:_NAMED]]
-        raise NoPlacementError(
-            f"no candidate that can run as one kernel covers {', '.join(names)}{_and_more(list(missing))}"
-        )
+        raise UncoveredError(graph, tuple(missing))
     return tuple(kept)
 
 

@@ -218,6 +218,18 @@ def test_without_a_module_the_budget_is_exceeded(
     assert "the compile goes on until there is a placement" in caplog.text
 
 
+@pytest.mark.usefixtures("no_first_module")
+def test_a_compile_says_once_that_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no placement either, the engines are tried once more, in what is left of the budget."""
+    each, start = made()
+    each = with_budget(each, 60.0)
+    start = replace(start, first=None)
+    with pytest.raises(NoPlacementError, match="nothing covers"):
+        Anytime((Slow(start), NOTHING), NOTHING)(each.context, start)
+    Anytime((Slow(DONE),), NOTHING)(each.context, start)
+    assert caplog.text.count("the compile goes on until there is a placement") == 1
+
+
 def test_passes_that_come_to_their_end_are_left_alone() -> None:
     each, start = made()
     assert Anytime((Hand(start),), Stop(AssertionError()))(each.context, start) is start

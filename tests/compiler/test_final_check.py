@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,3 +67,23 @@ def test_modules_in_bfloat16_may_be_far_off_on_outliers_only() -> None:
     assert everywhere.complaint.startswith("outputs differ from ONNX Runtime's: output 0 by 0.5")
     nan = check.of_reduced([BF16]).look(spoiled(lambda largest: np.nan if 1e3 < largest < 1e30 else 1.0))
     assert "outliers" in nan.complaint
+
+
+def test_positions_that_change_places_are_found_where_averages_hide_them() -> None:
+    """Weights of columns are in the wrong order, and an average of magnitudes is taken."""
+    branch = np.linspace(1, 1.002, 16, dtype=np.float32).reshape(1, 1, 1, 16)
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"]),
+        helper.make_node("Mul", ["a", "w"], ["b"]),
+        helper.make_node("GlobalAveragePool", ["b"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [1, 3, 16, 16]}, {"y": [1, 3, 1, 1]}, {"w": branch})
+    check = FinalCheck.of(model, import_model(model), 0, Deadline())
+
+    def run(inputs: Sequence[Any]) -> tuple[list[Any], bool]:
+        y = (np.abs(inputs[0]) * branch[..., ::-1]).mean((2, 3), keepdims=True, dtype=np.float64)
+        return [y.astype(np.float32)], False
+
+    usual, *_, growing = check.samples
+    assert replace(check, samples=(usual,)).look(run).complaint == ""
+    assert "growing magnitudes" in replace(check, samples=(usual, growing)).look(run).complaint

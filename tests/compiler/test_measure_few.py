@@ -33,6 +33,17 @@ def test_a_quick_compile_measures_the_whole_on_engines_and_the_largest_pieces_of
     assert made.measurer.switched == [()]
 
 
+def test_what_nothing_takes_in_the_plain_format_is_measured_in_others() -> None:
+    """Without engines a depthwise convolution has kernels for blocked layouts only."""
+    made = Made(each_node("lib", 1.0), LIBRARY)
+    start = made.measured()
+    others = [Offer(Request((node,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern") for node in (2, 3)]
+    plain = [offer for offer in start.offers if offer.request.nodes != (3,)]
+    start = replace(start, offers=(*plain, *others), outcomes={})
+    asked = {offer.request for offer in (*plain, others[1])}
+    assert {offer.request for offer in MeasureFew()(made.context, start).offers} == asked
+
+
 def test_every_plain_offer_is_measured_where_a_few_do_not_do() -> None:
     costs = {**each_node("lib", 1.0, 3), ("lib", (0, 1)): 1.0, **each_node("engine", 1.0)}
     made = Made(costs, LIBRARY, ENGINE)

@@ -47,7 +47,8 @@ def test_a_budget_is_its_own_share() -> None:
 @pytest.mark.parametrize(
     ("share", "ended", "text"),
     [
-        (Share(0.0, 60.0), "budget", "more than 0.001 s, its share of the budget of 60 s"),
+        (Share(0.51234, 60.0), "budget", "more than 0.512 s, its share of the budget of 60 s"),
+        (Share(0.0, 60.0), "budget", ""),
         (Share(0.0, 60.0, interrupted=True), "interrupt", ""),
     ],
 )

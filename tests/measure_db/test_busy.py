@@ -250,6 +250,35 @@ def test_a_process_that_keeps_a_core_busy_is_noticed() -> None:
         child.communicate()
 
 
+def test_a_machine_that_others_measure_on_is_busy(
+    calibrated: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for them, and what we build meanwhile stands still."""
+    still: list[bool] = []
+
+    @contextmanager
+    def standing_still() -> Iterator[None]:
+        still.append(True)
+        yield
+        still.append(False)
+
+    def probe(_: Machine) -> float:
+        assert still == [True]
+        return 0.25
+
+    monkeypatch.setattr(Machine, "probe", probe)
+    monkeypatch.setattr(quiet, "standing_still", standing_still)
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    assert quiet.busy_now(50.0) == 0.25
+    found: list[float] = []
+    with machine_lock():
+        other = threading.Thread(target=lambda: found.append(quiet.busy_now(50.0)))
+        other.start()
+        other.join(10)
+    assert found == [1.0]
+    assert still == [True, False]
+
+
 def test_the_limit_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_busy(0.2) and not is_busy(0.05) and not is_busy(None)
     monkeypatch.setenv(BUSY_VARIABLE, "0.3")

@@ -157,9 +157,9 @@ def test_default_path_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tm
 def test_no_database(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"these are notes, no database, and long enough to be looked at as one" * 100)
-    with pytest.raises(DatabaseError, match=r"db\.sqlite is damaged or no database.*--db") as caught:
+    with pytest.raises(DatabaseError, match=r"db\.sqlite is no database of measurements.*--db") as caught:
         Database(path)
-    assert "Delete it" in str(caught.value)
+    assert "Delete" not in str(caught.value)
 
 
 def test_damaged_file(path: Path) -> None:
@@ -267,6 +267,33 @@ def test_together_is_all_or_nothing(path: Path) -> None:
                 database.put(key, MEASURED)
     with Database(path) as database:
         assert set(database.get(keys)) == set(keys)
+
+
+def test_together_is_over_where_it_is_interrupted_before_it_begins(path: Path) -> None:
+    """Ctrl-C while SQLite waits for another process is raised when it has begun the transaction."""
+
+    class Interrupted:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self.connection = connection
+
+        def execute(self, query: str, *values: Any) -> sqlite3.Cursor:
+            found = self.connection.execute(query, *values)
+            if query == "BEGIN IMMEDIATE":
+                raise KeyboardInterrupt
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.connection, name)
+
+    with Database(path) as database, Database(path, busy_s=0.05) as other:
+        connection = database._connection
+        database._connection = Interrupted(connection)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            _put_together(database, [KEY])
+        database._connection = connection
+        database.put(KEY, MEASURED)
+        assert other.get([KEY]) == {KEY: MEASURED}
+        _put_together(database, [KEY])
 
 
 @pytest.mark.parametrize("count", [1, 3000])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from collage.backends.base import BackendKind
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
@@ -20,12 +23,13 @@ from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8, BuildOptions, Variant
+from collage.measure_db import samples
 from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.input_kinds import KINDS, free_integers, integers
-from collage.measure_db.reference import evaluate
+from collage.measure_db.input_kinds import KINDS, WHOLE_KINDS, free_integers, integers
+from collage.measure_db.reference import PartSession, evaluate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.samples import Samples
+from collage.measure_db.samples import LeftOut, Samples
 from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
@@ -208,11 +212,115 @@ def test_what_is_wrong_on_extraordinary_numbers_only_is_marked(
 
 def test_what_cannot_be_tried_on_nan_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions with loops, or with weights of more than 1 GiB, have no changed inputs."""
-    monkeypatch.setattr(Samples, "changed", lambda *_: [])
+    monkeypatch.setattr(samples, "_LARGEST_BYTES", 0)
     for keeps in (True, False):
         monkeypatch.setattr(Planted, "keeps_nan", keeps)
         outcome = measured(product(), right, tmp_path)
         assert isinstance(outcome, Measurement) and outcome.finite_only == (not keeps)
+
+
+def test_what_onnx_runtime_does_not_answer_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = PartSession.run
+
+    def refusing(session: PartSession, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+        if not all(np.isfinite(each).all() for each in feeds.values()):
+            raise RuntimeError("no such numbers")
+        return run(session, feeds, limit_s)
+
+    monkeypatch.setattr(PartSession, "run", refusing)
+    for keeps in (True, False):
+        monkeypatch.setattr(Planted, "keeps_nan", keeps)
+        outcome = measured(product(), right, tmp_path)
+        assert isinstance(outcome, Measurement) and outcome.finite_only == (not keeps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keeps", "trusted"),
+    [
+        (BackendKind.ENGINE, True, True),
+        (BackendKind.COMPILER, True, False),
+        (BackendKind.LIBRARY, False, False),
+    ],
+)
+def test_kinds_of_inputs_for_which_there_was_no_time_do_not_count_as_passed(
+    kind: BackendKind, keeps: bool, trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first kind of inputs, NaN, is tried, and no other one."""
+    run = PartSession.run
+
+    def slow(session: PartSession, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+        time.sleep(0.1)
+        return run(session, feeds, limit_s)
+
+    monkeypatch.setattr(PartSession, "run", slow)
+    monkeypatch.setattr(samples, "_BUDGET_S", 0.05)
+    monkeypatch.setattr(Planted, "keeps_nan", keeps)
+    monkeypatch.setattr(Planted, "kind", kind)
+    outcome = measured(maximum(), without_infinity, tmp_path)
+    assert isinstance(outcome, Measurement) and outcome.finite_only == (not trusted)
+    outcome = measured(maximum(), without_nan, tmp_path)
+    assert isinstance(outcome, Measurement) and outcome.finite_only
+
+
+def test_what_onnx_runtime_did_not_survive_does_not_count_as_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = import_model(maximum())
+    store = ValueStore(tmp_path)
+    evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
+    region, fatal = Subgraph(model, (0,)), KINDS[0]
+    with suppress(KeyboardInterrupt), Samples(store)._noted(region, fatal):
+        monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # the process ends
+        raise KeyboardInterrupt
+    monkeypatch.undo()
+    tried = Samples(store)
+    assert fatal.name not in [each.kind for each in tried.changed(region)]
+    assert tried.left_out(region) == LeftOut(late=(fatal.name,))
+
+
+def test_what_changes_nothing_is_not_left_out(tmp_path: Path) -> None:
+    for number, model in enumerate(map(import_model, (maximum(), whole_numbers()))):
+        store = ValueStore(tmp_path / str(number))
+        evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
+        tried = Samples(store)
+        region = Subgraph(model, tuple(range(len(model.graph.nodes))))
+        kinds = [each.kind for each in tried.changed(region)]
+        assert ("NaN" in kinds) != ("large integers" in kinds)
+        assert tried.left_out(region) == LeftOut()
+
+
+def test_the_reference_leaves_a_candidate_most_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = import_model(maximum())
+    store = ValueStore(tmp_path)
+    evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
+    asked: list[float] = []
+    run = PartSession.run
+
+    def noted(session: PartSession, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+        asked.append(limit_s)
+        if len(asked) == 1:
+            raise TimeoutError("took more than 1 s")
+        return run(session, feeds, limit_s)
+
+    monkeypatch.setattr(PartSession, "run", noted)
+    tried = Samples(store)
+    tried.keep_within(4.0)
+    assert tried.left_out(Subgraph(model, (0,))) == LeftOut(late=(KINDS[0].name,))
+    assert {*asked} == {1.0}
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (1, 1), (1,), (), (2, 1, 1), (3, 2)])
+def test_both_infinities_are_tried_where_an_item_has_one_number(shape: tuple[int, ...]) -> None:
+    array, found = np.ones(shape, np.float32), set()
+    for kind in KINDS:
+        changed = None if kind.ordinary else kind.inputs((array,), (False,), np.random.default_rng(0))
+        for each in changed or ():
+            found.update(each[np.isinf(each)].tolist())
+    assert found == {np.inf, -np.inf}
 
 
 def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +344,24 @@ def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch
     assert isinstance(measured(model, wrong, tmp_path / "b"), Rejection)
     monkeypatch.setattr("collage.measure_db.samples.Samples.tolerates", lambda *_: False)
     assert isinstance(measured(model, precisely, tmp_path / "c"), Rejection)
+
+
+@pytest.mark.parametrize("shape", [[], [1], [4, 1], [64], [4, 64]])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_nan_of_an_operand_is_not_hidden_by_that_of_another(
+    lost: int, shape: list[int], tmp_path: Path
+) -> None:
+    """Maxima of libraries give the second one of two numbers where one of them is NaN."""
+    node = helper.make_node("Max", ["x", "c"], ["y"])
+    model = make_model([node], {"x": [4, 64], "c": shape}, {"y": [4, 64]})
+
+    def other_one(inputs: Sequence[Any], output: Any, calls: int) -> None:
+        output[...] = np.where(np.isnan(inputs[lost]), inputs[1 - lost], output)
+
+    outcome = measured(model, other_one, tmp_path / "a")
+    assert isinstance(outcome, Measurement) and outcome.finite_only
+    outcome = measured(model, right, tmp_path / "b")
+    assert isinstance(outcome, Measurement) and not outcome.finite_only
 
 
 def in_bf16(array: Any) -> Any:
@@ -342,12 +468,18 @@ def test_pictures_of_bytes_use_the_whole_range() -> None:
     assert picture.max() > 250
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", WHOLE_KINDS, ids=lambda kind: kind.name)
 def test_kinds_of_inputs_change_one_item_and_leave_shapes_alone(kind: Any) -> None:
     rng = np.random.default_rng(0)
     floats = rng.standard_normal((3, 4, 5, 5)).astype(np.float32)
     whole = rng.integers(0, 2, (3, 8))
-    changed = kind.inputs((floats, whole, whole), (True, True, False), rng)
+    if kind.smaller:
+        assert kind.inputs((floats, floats, whole), (True, True, True), rng) is None
+        _, *changed = kind.inputs(
+            (np.ones(999, np.float32), floats, whole, whole), (True, True, True, False), rng
+        )
+    else:
+        changed = kind.inputs((floats, whole, whole), (True, True, False), rng)
     for before, after in zip((floats, whole, whole), changed, strict=True):
         assert (before.shape, before.dtype) == (after.shape, after.dtype)
     assert np.array_equal(changed[2], whole)
@@ -355,10 +487,28 @@ def test_kinds_of_inputs_change_one_item_and_leave_shapes_alone(kind: Any) -> No
     assert np.array_equal(changed[1], whole) == (not kind.of_integers)
     if not kind.of_integers:
         assert np.isfinite(changed[0]).all() == kind.ordinary
-    if kind.name in ("NaN", "infinities", "outliers"):
+    if kind.name in ("NaN", "infinities", "outliers") or kind.smaller:
         assert np.array_equal(changed[0][1:], floats[1:])
     if kind.name == "equal numbers":
         assert set(np.unique(changed[0] * 2 % 2)) == {0, 1}
         small = kind.inputs((floats * np.float32(1e-4),), (False,), rng)[0]
         assert 4 < len(np.unique(small)) < 40
     assert kind.inputs((whole,), (False,), rng) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((9,), 0), ((1, 9), 1), ((9, 4), 0), ((2, 9, 4), 1), ((2, 3, 5, 9), 3), ((1, 3, 5, 9), 3)],
+)
+def test_magnitudes_grow_along_positions(shape: tuple[int, ...], axis: int) -> None:
+    (growing,) = (kind for kind in WHOLE_KINDS if kind not in KINDS)
+    rng = np.random.default_rng(0)
+    changed = growing.inputs((np.ones(shape, np.float32),), (False,), rng)
+    assert changed is not None
+    factors = np.moveaxis(changed[0], axis, 0)
+    assert np.array_equal(factors[1:] > factors[:-1], np.ones_like(factors[1:], bool))
+    assert factors.min() == 2.0**-6 and factors.max() == 2.0**6
+    half = growing.inputs((np.ones(shape, np.float16),), (False,), rng)
+    assert half is not None and half[0].max() == 4
+    single = growing.inputs((np.ones((), np.float32),), (False,), rng)
+    assert single is not None and single[0].shape == ()

@@ -1,4 +1,4 @@
-"""What a slow GPU has timed, and what it had no memory for, is kept with the reason and decided again later."""
+"""What a slow GPU has timed, and what had too little memory or time, is kept with the reason and decided again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from collage.backends.cudnn_kernels import library as cudnn
 from collage.compiler.passes.recall import _of_the_day
 from collage.core.nvml import Clocks
 from collage.errors import DatabaseError
-from collage.measure_db import free_memory
+from collage.measure_db import free_memory, machine
+from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.free_memory import after_death, with_free_memory
@@ -37,6 +38,11 @@ KEYS = [replace(KEY, digest=f"d{number}") for number in range(7)]
 NOTED = [FAST, SLOW, NEAR, COOL, CAPPED, OTHER]
 
 
+@pytest.fixture(autouse=True)
+def usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BUSY_VARIABLE, raising=False)
+
+
 def never() -> bool:
     raise AssertionError("no measurement was made on a busy machine")
 
@@ -45,7 +51,7 @@ def known(path: Path, now: GpuNow, rows: dict[object, Outcome]) -> set[str]:
     """The digests that a compile knows which finds such a GPU."""
     filled(path, rows)
     with Database(path) as database:
-        database.doubt(Doubt(never, lambda: now))
+        database.doubt(Doubt(never, lambda: now, on_gpu=[KEY.backend]))
         return {key.digest for key in database.get(KEYS)}
 
 
@@ -66,7 +72,7 @@ def test_a_lost_race_at_low_clocks_is_run_again(tmp_path: Path) -> None:
 def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None:
     slow = replace(SURE, clocks=SLOW)
     with Database(filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: slow})) as database:
-        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST)))
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST), on_gpu=[KEY.backend]))
         assert KEYS[1] not in database.get(KEYS)
         database.put(KEYS[1], slow)
         database.put(KEYS[2], SHORT)
@@ -87,7 +93,7 @@ def test_the_gpu_is_asked_once_and_only_where_something_depends_on_it(tmp_path: 
         KEYS[3]: SHORT,
     }
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(Doubt(never, ask))
+        database.doubt(Doubt(never, ask, on_gpu=[KEY.backend]))
         assert len(database.get(KEYS[:2])) == 2 and not asked
         assert database.get(KEYS) == {KEYS[0]: SURE, KEYS[1]: rows[KEYS[1]]}
         assert len(asked) == 1
@@ -111,11 +117,41 @@ def test_what_took_too_long_is_tried_again_with_a_higher_limit(
     slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
     rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(Doubt(never, limit_s=limit_s))
-        assert (KEYS[0] not in database.get(KEYS)) is again
-        assert KEYS[1] in database.get(KEYS)
+        database.doubt(Doubt(never))
+        assert (KEYS[0] not in database.get(KEYS, lambda _: limit_s)) is again
+        assert KEYS[1] in database.get(KEYS, lambda _: limit_s)
         database.put(KEYS[0], slow)
-        assert KEYS[0] in database.get(KEYS)
+        assert KEYS[0] in database.get(KEYS, lambda _: limit_s)
+
+
+@pytest.mark.parametrize(
+    ("busy", "quiet", "again"), [(0.5, True, True), (0.5, False, False), (0.01, True, False)]
+)
+def test_what_took_too_long_on_a_busy_machine_is_tried_again_on_a_quiet_one(
+    busy: float, quiet: bool, again: bool, tmp_path: Path
+) -> None:
+    hung = Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit", busy=busy)
+    rows = {KEYS[0]: replace(hung, message=late(60.0)), KEYS[1]: hung}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        assert database.get(KEYS) == rows
+        database.doubt(Doubt(lambda: quiet))
+        assert database.get(KEYS, lambda _: 60.0) == ({} if again else rows)
+        database.put(KEYS[0], hung)
+        assert database.get(KEYS[:1]) == {KEYS[0]: hung}
+    assert len(merged(tmp_path, tmp_path / "db")) == 2
+
+
+@pytest.mark.parametrize(
+    ("now", "again"), [(None, False), (4 << 30, False), (11 << 30, False), (16 << 30, True)]
+)
+def test_a_kernel_for_the_host_is_tried_again_where_more_of_its_memory_is_free(
+    now: int | None, again: bool, tmp_path: Path
+) -> None:
+    """That of a GPU does not count."""
+    rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40), lambda: now))
+        assert {*database.get(KEYS)} == ({KEYS[1]} if again else {*rows})
 
 
 def test_what_is_recorded_is_read_and_merged(tmp_path: Path) -> None:
@@ -160,9 +196,11 @@ class OnGpu(NumpyBackend):
     device = "cuda"
 
 
-def test_only_a_lack_of_memory_on_a_gpu_has_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_lack_of_memory_has_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "free_memory", lambda: 5 << 30)
     monkeypatch.setattr(free_memory, "gpu_now", lambda: GpuNow(6 << 30))
+    monkeypatch.setattr(free_memory, "memory_limit", lambda: 7 << 30)
+    monkeypatch.setattr(machine, "spare_memory", lambda: 8 << 30)
     short, wrong = Rejection(RejectionKind.MEMORY, "x"), Rejection(RejectionKind.INACCURATE, "x")
 
     def noted(backend: Backend, outcome: Outcome) -> list[int | None]:
@@ -170,8 +208,10 @@ def test_only_a_lack_of_memory_on_a_gpu_has_what_was_free(monkeypatch: pytest.Mo
         return [each.free_bytes if isinstance(each, Rejection) else None for each in results]
 
     assert noted(OnGpu(), short) == [5 << 30, 6 << 30]
-    assert noted(NumpyBackend(), short) == noted(OnGpu(), wrong) == noted(OnGpu(), SURE) == [None, None]
+    assert noted(NumpyBackend(), short) == [7 << 30, 8 << 30]
+    assert noted(NumpyBackend(), wrong) == noted(OnGpu(), wrong) == noted(OnGpu(), SURE) == [None, None]
     assert after_death(OnGpu(), SHORT) == SHORT
+    assert after_death(NumpyBackend(), short, 9 << 30) == replace(short, free_bytes=9 << 30)
 
 
 class NoMemory:
@@ -210,6 +250,8 @@ def test_a_compile_with_such_outcomes_is_no_finished_one() -> None:
     def of_the_day(outcome: Outcome) -> bool:
         return _of_the_day(replace(compilation, outcomes={first: outcome}), best)
 
+    late_then = Rejection(RejectionKind.TIMEOUT, "x", busy=0.5)
+    assert of_the_day(late_then) and not of_the_day(replace(late_then, busy=0.01))
     assert of_the_day(SHORT) and of_the_day(replace(SURE, clocks=SLOW))
     assert not of_the_day(replace(SURE, clocks=CAPPED)) and not of_the_day(replace(SHORT, free_bytes=None))
     fast = dict.fromkeys(rest[:4], replace(SURE, clocks=FAST))
@@ -230,7 +272,7 @@ def test_db_why_tells_clocks_and_memory(tmp_path: Path) -> None:
     for command in (["why", "matmul"], ["list"]):
         text = " ".join(succeeds("db", *command, "--all", "--db", path).split()) + " "
         assert "1980/2619 " in text and "1200/2619! " in text and "1200/2619 by power" in text
-        assert "with 10240 MiB free on the GPU" in text
+        assert "with 10240 MiB free" in text
     (rows,) = json_of("db", "why", "matmul", "--all", "--json", "--db", path)["regions"].values()
     assert sum(row["clocks"] is not None for row in rows) == 3
 

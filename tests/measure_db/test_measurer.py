@@ -7,29 +7,35 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from collage.backends.base import Backend
 from collage.core.progress import Progress
 from collage.errors import MeasurementError, UsageError
-from collage.frontend.model import Model
+from collage.frontend.model import Model, import_model
+from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions
+from collage.measure_db import model_workers
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Evaluate, Request, artifact_folder
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower, late
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import Limits, MeasureSettings
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 from tests.measure_db import hostile
+from tests.measure_db.test_request_keys import Tuned
 
 OPTIONS = BuildOptions(threads=1)
 LIMITS = Limits(30.0)
@@ -56,7 +62,8 @@ def measurer(
     named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
     versions = dict.fromkeys(named, version)
     settings = MeasureSettings(named, versions, OPTIONS, "test machine", effort, limits)
-    return Measurer(WorkerSession(MeasuredModel(model), settings), database, progress)
+    measured = MeasuredModel(model, as_loaded=AsLoaded.of(model.onnx))
+    return Measurer(WorkerSession(measured, settings), database, progress)
 
 
 def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database) -> None:
@@ -148,6 +155,59 @@ def test_what_is_known_is_not_measured_again(
     assert list(temporary.iterdir()) == []
 
 
+def test_extraordinary_values_are_those_of_the_weights(database: Database) -> None:
+    """A mask of -1e4 and one of negative infinity differ in a constant alone."""
+
+    def masked(by: float) -> Model:
+        mask = np.full((32, 32), by, np.float32)
+        kind = ((32, 32), TensorProto.FLOAT)
+        nodes = [helper.make_node("Add", ["x", "mask"], ["s"]), helper.make_node("Tanh", ["s"], ["y"])]
+        return import_model(onnx_model(nodes, {"x": kind}, {"y": kind}, {"mask": mask}))
+
+    found = []
+    for by in (-1e4, -np.inf, -1e4):
+        with measurer(masked(by), database) as one:
+            one.verify()
+            found.append({one.model.graph.values[value].name for value in one.extraordinary})
+    assert found == [set(), {"s"}, set()]
+    with measurer(masked(-np.inf), database) as unknown:
+        unknown.measured.__dict__["serialised_digest"] = None
+        unknown.verify()
+        assert unknown.extraordinary
+
+
+def test_more_time_is_for_what_had_too_little_with_its_trials(model: Model, database: Database) -> None:
+    """A candidate that is tuned has more time than others, then and now."""
+
+    requests = [Request((2,), "tuner"), Request((2,), "numpy")]
+    backends: dict[str, Backend] = {"tuner": Tuned(), "numpy": NumpyBackend()}
+    versions, options = dict.fromkeys(backends, "1.0"), BuildOptions(1, tune_trials=60)
+    settings = MeasureSettings(backends, versions, options, "test machine", limits=Limits(60.0))
+
+    def session(time_s: float) -> Measurer:
+        measured = MeasuredModel(model)
+        return Measurer(WorkerSession(measured, replace(settings, limits=Limits(time_s))), database)
+
+    with session(60.0) as first:
+        for request, limit_s in zip(requests, (360.0, 60.0), strict=True):
+            database.put(first.key(request), Rejection(RejectionKind.TIMEOUT, late(limit_s)))
+        database.doubt(Doubt(lambda: False))
+        assert {*first.known(requests)} == {*requests}
+    with session(61.0) as second:
+        assert second.known(requests) == {}
+
+
+def test_what_took_too_long_tells_how_busy_the_machine_was(
+    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_workers, "busy_now", lambda _: 0.7)
+    request = Request((0,), "hang")
+    with measurer(model, database, hostile.Hang(), limits=Limits(2.0)) as one:
+        outcome = one.measure([request])[request]
+        assert isinstance(outcome, Rejection) and outcome.kind is RejectionKind.TIMEOUT
+        assert outcome.busy == 0.7 and one.known([request]) == {request: outcome}
+
+
 def test_what_is_known_is_looked_up_in_one_query(model: Model, database: Database) -> None:
     requests = [Request(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
     queries: list[str] = []
@@ -168,11 +228,6 @@ def test_a_launch_by_itself_needs_no_worker(model: Model, database: Database, te
 
 
 def test_equal_subgraphs_are_measured_once(database: Database) -> None:
-    from onnx import TensorProto, helper
-
-    from collage.frontend.model import import_model
-    from tests.backends_for_tests import onnx_model
-
     nodes = [helper.make_node("Relu", ["x" if i == 0 else f"t{i - 1}"], [f"t{i}"]) for i in range(4)]
     kind = ((4, 4), TensorProto.FLOAT)
     relus = import_model(onnx_model(nodes, {"x": kind}, {"t3": kind}))
@@ -186,11 +241,6 @@ def test_equal_subgraphs_are_measured_once(database: Database) -> None:
 
 def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Database, tmp_path: Path) -> None:
     """Those with weights have them in their kernels."""
-    from onnx import TensorProto, helper
-
-    from collage.frontend.model import import_model
-    from tests.backends_for_tests import onnx_model
-
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((4, 4), np.float32) for name in ("v", "w")}
     nodes = [

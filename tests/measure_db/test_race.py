@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.measure_db.race import race
+from collage.measure_db.results import Slower
 
 MS = 1e6
 
@@ -33,7 +34,9 @@ def test_what_is_slower_by_far_is_let_go_after_few_samples() -> None:
     assert slower is not None
     assert (slower.least_us, slower.rival_us, slower.repeats) == (4000.0, 2000.0, 3)
     assert len(taken) == 3
-    assert str(slower) == "slower by at least 100 % than another kernel of the same operators"
+    assert str(slower) == "at least 100 % slower than another kernel of the same operators"
+    for least_us in (99.6, 100.0, 100.4):
+        assert str(Slower(least_us, 100.0, 5)) == "not faster than another kernel of the same operators"
 
 
 def test_what_is_a_little_slower_needs_more_samples() -> None:

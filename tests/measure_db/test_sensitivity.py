@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import helper
 
 from collage.frontend.model import import_model
+from collage.measure_db import sensitivity
 from collage.measure_db.compare import relative_error
 from collage.measure_db.sensitivity import sensitivities
 from tests.models import conv_net, make_model
@@ -86,3 +89,26 @@ def test_the_last_values_are_looked_at_alone(monkeypatch: pytest.MonkeyPatch) ->
     found = sensitivities(model, [model.onnx_values[f"v{k}"] for k in range(12)], [sample], compare)
     shares = [found[model.onnx_values[f"v{k}"]] for k in range(12)]
     assert len({*shares[-2:]}) == 2 and len({*shares[:10]}) == 6
+
+
+def test_a_check_may_end_it_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = import_model(conv_net())
+    values = [v for node in model.graph.nodes for v in node.outputs]
+    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
+    counted: list[str] = []
+    for name in ("run", "values"):
+        original = getattr(sensitivity._NoisyModel, name)
+
+        def noted(model: Any, *about: Any, original: Any = original) -> Any:
+            counted.append("run")
+            return original(model, *about)
+
+        monkeypatch.setattr(sensitivity._NoisyModel, name, noted)
+    whole = sensitivities(model, values, [sample], compare, lambda: counted.append("check"))
+    assert whole and counted == ["check", "run"] * (len(counted) // 2)
+
+    def late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        sensitivities(model, values, [sample], compare, late)

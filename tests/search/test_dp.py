@@ -273,5 +273,5 @@ def test_the_exact_solver_says_how_to_install_scipy(monkeypatch: pytest.MonkeyPa
         raise ImportError(name)
 
     monkeypatch.setattr(collage.search.exact, "import_module", missing)
-    with pytest.raises(CollageError, match=r"pip install 'collage\[exact\]'"):
+    with pytest.raises(CollageError, match=r"pip install '\.\[exact\]'"):
         place_exact(graph_of([], 1), [Candidate((0,), "a", 1.0)], EPSILON)

@@ -17,7 +17,7 @@ from collage.errors import NoPlacementError
 from collage.graph.dataflow import Graph
 from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.transform import LayoutTransform
-from collage.search import dp_budget
+from collage.search import dp, dp_budget
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.dp_budget import Budget, least_within, place_within
@@ -185,6 +185,41 @@ def test_a_search_that_knows_the_price_makes_few_of_its_own(monkeypatch: pytest.
     assert found.error <= budget
     assert found.predicted_us == pytest.approx(first.predicted_us, rel=3e-3)
     assert len(searches) - made < made
+
+
+def _wide(width: int, seed: int) -> tuple[Graph, list[Candidate], float]:
+    """Independent nodes and one that reads them all, with more states than are followed; and a budget."""
+    rng = random.Random(seed)
+    candidates = [
+        Candidate((n,), backend, rng.randint(4, 40) / 4, error=error)
+        for n in range(width + 1)
+        for backend, error in (("a", 0.0), ("b", float(rng.randint(1, 6))))
+    ]
+    candidates += [
+        Candidate((i, j), "c", rng.randint(8, 60) / 4, error=float(rng.choice([0, 0, 1, 2, 5])))
+        for i in range(width)
+        for j in range(i + 1, width)
+        if rng.random() < 0.6
+    ]
+    return graph_of([(n, width) for n in range(width)], width + 1), candidates, float(rng.randint(0, 20))
+
+
+@pytest.mark.parametrize("price_us", [0.0, 0.3])
+def test_where_states_are_dropped_a_placement_is_called_exact_only_if_it_is(
+    price_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A placement within the budget may cost less there than the cheapest one that is found without it."""
+    monkeypatch.setattr(dp, "MOST_STATES_PLAIN", 1)
+    exact = 0
+    for seed in range(200):
+        graph, candidates, error = _wide(6, seed)
+        found = place_within(graph, candidates, 0.5, Budget(error, gap=0.0, price_us=price_us))
+        assert found.error <= error
+        if found.exact:
+            exact += 1
+            best = place_exact(graph, candidates, 0.5, budget=error)
+            assert found.predicted_us == pytest.approx(best.predicted_us), seed
+    assert exact > 10
 
 
 def test_a_search_ends_where_it_has_to() -> None:

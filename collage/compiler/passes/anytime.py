@@ -13,7 +13,7 @@ from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError
-from collage.compiler.share import budget_words, was_interrupted
+from collage.compiler.share import budget_words, is_used_up, was_interrupted
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.sure_engine import sure_engine
 from collage.compiler.whole_trials import chosen
@@ -60,7 +60,7 @@ class Anytime:
         if budget_s is not None:
             course.deadline.end_after(budget_s - kept_s(budget_s))
             late = compilation.first is not None and course.deadline.elapsed_s > budget_s
-            if late and not was_interrupted(budget_s):
+            if late and not was_interrupted(budget_s) and not is_used_up(budget_s):
                 took_s = course.deadline.elapsed_s
                 log.warning("the first module took %.1f s, more than %s", took_s, budget_words(budget_s))
         try:
@@ -119,10 +119,12 @@ class Anytime:
             first = sure_engine(context, compilation, compilation.first)
             whole = first.because(_REASONS[context.course.ended])
             return CheckIndices()(context, chosen(context, compilation, whole))
-        log.warning(
-            "%s, and no engine runs the whole model: the compile goes on until there is a placement",
-            _WHY[context.course.ended],
-        )
+        if not context.course.told_of_going_on:
+            log.warning(
+                "%s, and no engine runs the whole model: the compile goes on until there is a placement",
+                _WHY[context.course.ended],
+            )
+            context.course.told_of_going_on = True
         found = self._again(context, compilation)
         if found is None and self.least:
             found = _tried("a placement of few candidates", lambda: run(self.least, context, compilation))

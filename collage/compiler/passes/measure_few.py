@@ -22,6 +22,8 @@ from collage.search.promising import promising
 class MeasureFew:
     """Measures the most promising offers in the plain format, on every device; with ``every`` all in that format.
 
+    Nodes that nothing takes in that format, such as grouped convolutions, have their offers in other formats measured.
+
     With ``between`` it also measures what is left where largest subgraphs of two libraries share nodes.
     """
 
@@ -30,7 +32,7 @@ class MeasureFew:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the outcomes and the cost of a switch, and keeps only the offers that it has measured."""
-        offers = [offer for offer in compilation.offers if _is_plain(offer)]
+        offers = _plain_first(compilation.offers)
         if not self.every:
             done = {node for view in compilation.views for node in view.nodes}
             count = len(compilation.imported.graph.nodes)
@@ -59,6 +61,22 @@ def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer
         if part:
             found |= measurer.race(part)
     return found
+
+
+def _plain_first(offers: Sequence[Offer]) -> list[Offer]:
+    """The offers in the plain format, and others on nodes that have none in it without a reduced precision."""
+    plain = [_is_plain(offer) for offer in offers]
+    covered = {
+        node
+        for offer, is_plain in zip(offers, plain, strict=True)
+        if is_plain and not offer.request.variant.precision
+        for node in offer.request.nodes
+    }
+    return [
+        offer
+        for offer, is_plain in zip(offers, plain, strict=True)
+        if is_plain or not covered.issuperset(offer.request.nodes)
+    ]
 
 
 def _is_plain(offer: Offer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -86,7 +86,7 @@ class Place:
             try:
                 compilation, searched, doubtful = self._search(context, compilation, number < doubts)
             except NoPlacementError as error:
-                raise _told_of_memory(error, compilation.outcomes.values()) from error
+                raise _told_of_memory(error, compilation) from error
             if not doubtful:
                 return compilation, searched
             log.info("%d kernels that lost a race are measured to the end", len(doubtful))
@@ -233,10 +233,12 @@ def without_mix(context: Context, compilation: Compilation) -> Compilation:
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
 
 
-def _told_of_memory(error: NoPlacementError, outcomes: Iterable[Outcome]) -> NoPlacementError:
+def _told_of_memory(error: NoPlacementError, compilation: Compilation) -> NoPlacementError:
     """The error, and what a kernel was told that had too little memory, if there is one: that may be why."""
     reasons = sorted(
-        each.message for each in outcomes if isinstance(each, Rejection) and each.kind is RejectionKind.MEMORY
+        each.message
+        for each in compilation.outcomes.values()
+        if isinstance(each, Rejection) and each.kind is RejectionKind.MEMORY
     )
     return (
         NoPlacementError(f"{error}, and a kernel had too little memory ({reasons[0]}).") if reasons else error

@@ -15,10 +15,10 @@ from collage.compiler.state import Compilation, Context
 
 @dataclass(frozen=True)
 class PlaceOnce:
-    """Places the model by dynamic programming, by times measured alone, and with all values in the plain format.
+    """Places the model by dynamic programming, by times measured alone, and mostly with values in the plain format.
 
-    Where candidates compute on several devices, copies between these are measured. The placement is the only plan. A
-    pass that is not ``guarded`` leaves out kernels that are right on finite numbers only.
+    Where candidates compute on several devices or in several formats, what is between them is measured. The placement
+    is the only plan. A pass that is not ``guarded`` leaves out kernels that are right on finite numbers only.
     """
 
     guarded: bool = True

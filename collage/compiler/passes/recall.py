@@ -30,6 +30,7 @@ from collage.core.nvml import Clocks
 from collage.core.progress import Progress
 from collage.errors import MeasurementError
 from collage.graph.storage import FORMATS
+from collage.measure_db.busy import is_busy
 from collage.measure_db.doubt import held_back
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import Measurement, Rejection
@@ -49,7 +50,8 @@ class Recall:
 
     The plan is recalled where each of its kernels has the time that it had then, and no failure is known of it. The
     last check is made again where its result is not known. Nothing is recorded of a compile that was stopped, nor of
-    one in which a GPU was short of memory or slow: another compile may measure anew what came of that.
+    one in which memory was short, a GPU slow, or a candidate late on a busy machine: another compile may measure anew
+    what came of that.
     """
 
     search: tuple[Pass, ...]
@@ -80,9 +82,10 @@ class Recall:
 
 
 def _of_the_day(found: Compilation, best: Mapping[str, Clocks]) -> bool:
-    """Whether a GPU had too little memory for a kernel, or clocks that were held back for many of them."""
+    """Whether a kernel had too little memory or time, or a GPU's clocks were held back for many of them."""
     outcomes = [*found.outcomes.values()]
-    if any(isinstance(each, Rejection) and each.free_bytes is not None for each in outcomes):
+    rejected = [each for each in outcomes if isinstance(each, Rejection)]
+    if any(each.free_bytes is not None or is_busy(each.busy) for each in rejected):
         return True
     noted = [each.clocks for each in outcomes if not isinstance(each, Rejection) and each.clocks is not None]
     return sum(held_back(each, best) for each in noted) > BUSY_SHARE * len(noted)
