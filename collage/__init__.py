@@ -28,6 +28,17 @@ if TYPE_CHECKING:
     from collage.backends.engine import Engine
     from collage.backends.registry import Registry, builtin_registry
     from collage.backends.tuner import Tuner
+    from collage.errors import (
+        ClusterError,
+        DatabaseError,
+        InputError,
+        MeasurementError,
+        ModelError,
+        ModuleFileError,
+        NoPlacementError,
+        RegistrationError,
+        UsageError,
+    )
     from collage.frontend.subgraph import Subgraph
     from collage.graph.dataflow import TensorType
     from collage.graph.formats import StorageFormat
@@ -61,6 +72,17 @@ _HOMES = {
     "collage.backends.engine": ("Engine",),
     "collage.backends.registry": ("Registry", "builtin_registry"),
     "collage.backends.tuner": ("Tuner",),
+    "collage.errors": (
+        "ClusterError",
+        "DatabaseError",
+        "InputError",
+        "MeasurementError",
+        "ModelError",
+        "ModuleFileError",
+        "NoPlacementError",
+        "RegistrationError",
+        "UsageError",
+    ),
     "collage.frontend.subgraph": ("Subgraph",),
     "collage.graph.dataflow": ("TensorType",),
     "collage.graph.formats": ("StorageFormat",),
@@ -87,11 +109,19 @@ __all__ = [
     "BoundEngine",
     "BoundSuffix",
     "BuildOptions",
+    "ClusterError",
     "CollageError",
     "CompiledModule",
+    "DatabaseError",
     "Engine",
+    "InputError",
     "Kernel",
     "LayoutTransform",
+    "MeasurementError",
+    "ModelError",
+    "ModuleFileError",
+    "NoPlacementError",
+    "RegistrationError",
     "Registry",
     "Session",
     "ShapedModule",
@@ -101,6 +131,7 @@ __all__ = [
     "TensorType",
     "Tuner",
     "UnsupportedError",
+    "UsageError",
     "Variant",
     "__version__",
     "add_backend_pattern",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ BUDGET_S: float | None = None
 """The default budget of a compile in seconds; None for as many as it takes."""
 QUICK_BUDGET_S = 10.0
 """The default budget of a quick compile in seconds."""
+_SHAPES = "{'image': (1, 3, 224, 224)}"
+"""An example for messages."""
 
 
 @cache
@@ -61,7 +64,7 @@ def add_backend_pattern_rule(backend: str, pattern_rule: MatchSource) -> None:
 def compile(
     model: ModelSource,
     *,
-    backends: Sequence[str] | None = None,
+    backends: Sequence[str] | str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
     tune_trials: int = 0,
@@ -87,7 +90,7 @@ def compile(
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
     - ``model``: a path, bytes or a ModelProto.
-    - ``backends``: names of the backends that may be used (default: all that are available).
+    - ``backends``: names of the backends that may be used, as a list or as "a,b" (default: all that are available).
     - ``shapes``: shapes of symbolic inputs by name (elements per axis).
     - ``threads``: the default is the cores that this process can keep busy (its CPU set, or its quota rounded down).
     - ``tune_trials``: the trials that TVM has to tune a convolution or matrix product.
@@ -139,6 +142,7 @@ def compile(
     from collage.measure_db.effort import EFFORTS, QUICK
 
     chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)
+    backends, shapes = _names("backends", backends), _checked_shapes(shapes)
     samples: list[Mapping[str, Any]] = []
     if inputs is not None and not isinstance(inputs, Mapping):
         samples, inputs = list(inputs), None
@@ -173,7 +177,7 @@ def compile(
         budget_s = QUICK_BUDGET_S if quick else BUDGET_S
     options = CompileOptions(
         backends=backends,
-        shapes=dict(shapes or {}),
+        shapes=shapes,
         threads=threads,
         tune_trials=tune_trials,
         db=Path(db) if db is not None else None,
@@ -219,12 +223,47 @@ def compile_shapes(
     """
     from collage.compiler.shape_sets import compile_each
 
+    if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
+        raise UsageError(f"shapes must be a list of sets, each such as {_SHAPES}; it is {shapes!r}.")
+    sets = [_checked_shapes(each) for each in shapes]
     inputs = options.get("inputs")
     if inputs is not None and not isinstance(inputs, Mapping):
         options["inputs"] = list(inputs)
     with _shown(progress) as show:
         one = partial(compile, progress=show, strict=strict, **options)
-        return compile_each(model, shapes, strict, one, budget_s)
+        return compile_each(model, sets, strict, one, budget_s)
+
+
+def _names(option: str, given: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """The names, of which a string has several with commas between them. Raises UsageError for what are none."""
+    if given is None:
+        return None
+    names = given.split(",") if isinstance(given, str) else given
+    if not isinstance(names, Iterable) or not all(isinstance(each, str) for each in names):
+        raise UsageError(f"{option} must be names, as a list or as 'a,b'; it is {given!r}.")
+    found = tuple(each.strip() for each in names if each.strip())
+    if not found:
+        raise UsageError(f"{option} names nothing; leave it out for all.")
+    return found
+
+
+def _checked_shapes(given: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes by input. Raises UsageError for anything but sequences of integers by name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError(f"shapes must be by the inputs' names, such as {_SHAPES}; it is {given!r}.")
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in given.items():
+        try:
+            if isinstance(shape, (str, bytes)):
+                raise TypeError
+            found[name] = tuple(map(operator.index, shape))
+        except TypeError as error:
+            raise UsageError(
+                f"shapes has to give {name} a sequence of integers, such as {_SHAPES}; it gives {shape!r}."
+            ) from error
+    return found
 
 
 def _shown(

@@ -29,6 +29,7 @@ from collage.kernel.target import usable_cores
 from collage.measure_db.serialisation import pickle_backend
 from collage.report.best_so_far import INTERRUPT
 from collage.report.report import Report
+from collage.runtime.inputs import extents, shape_arguments
 
 OURS = "collage"
 REFERENCE = "onnxruntime"
@@ -58,11 +59,14 @@ def bench(
     *,
     db: str | Path | None = None,
     module: str | Path | None = None,
+    budget_s: float | None = None,
+    quick: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
 
-    ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``.
+    ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``, and
+    with ``budget_s`` and ``quick`` as in ``collage.compile``.
     Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median divided by Collage's, or None when
     no other contender ran the model. ``within_noise`` tells that the rounds show no difference. Contenders that cannot
     run the model are listed under ``failed``; for an engine that was asked for by name this is an error. ``ended`` and
@@ -78,12 +82,15 @@ def bench(
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
     setup = prepare(path, threads=cores, shapes=contest.shapes, seed=contest.seed)
+    if module is not None:
+        _refuse_other_model(Path(module), setup)
     with ExitStack() as stack:
         if module is None or compiled is None:
             from collage.api import compile
 
             module = stack.enter_context(TemporaryFolder("bench")) / "module.collage"
             options: dict[str, Any] = {"threads": cores, "seed": contest.seed, "db": db}
+            options |= {"budget_s": budget_s, "quick": quick}
             made = compile(path, shapes=contest.shapes, progress=show, **options)
             compiled = made.report
             if compiled.ended == INTERRUPT:
@@ -164,6 +171,41 @@ def _report(module: Path, shapes: Mapping[str, Sequence[int]]) -> Report:
         if all(tuple(shape) == tensors.get(name) for name, shape in shapes.items()):
             return report
     return summary.first[0]
+
+
+def _refuse_other_model(module: Path, setup: Setup) -> None:
+    """Raise UsageError where the module's inputs and outputs are not those of the model.
+
+    A file with several sets of shapes may run others, too.
+    """
+    from collage.module.file import read_summary
+
+    summary = read_summary(module)
+    wanted = {name: array.shape for name, array in setup.inputs.items()}, [*setup.outputs]
+    several = summary.shaped and summary.fallback
+    for _, program in summary.modules:
+        shapes = {port.name: extents(port) for port in program.model_inputs}
+        outputs = [port.name for port in program.model_outputs]
+        alike = shapes.keys() == wanted[0].keys() and (several or _fit(shapes, wanted[0]))
+        if alike and outputs == wanted[1]:
+            return
+    raise UsageError(
+        f"{module} is no module of {setup.path} with these shapes: it takes {_interface_text(shapes, outputs)}, and "
+        f"the model takes {_interface_text(*wanted)}."
+    )
+
+
+def _fit(ports: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether arrays of these shapes fit to the ports, whose unknown extents are -1."""
+    return all(
+        not port or (len(port) == len(shape) and all(a in (-1, b) for a, b in zip(port, shape, strict=True)))
+        for port, shape in ((ports[name], shape) for name, shape in shapes.items())
+    )
+
+
+def _interface_text(shapes: Mapping[str, Sequence[int]], outputs: Sequence[str]) -> str:
+    given = shape_arguments([*shapes], [tuple(shape) for shape in shapes.values()])
+    return f"{given or 'nothing'} and gives {', '.join(outputs)}"
 
 
 def _threads(threads: int | None, module: str | Path | None, compiled: Report | None) -> int:

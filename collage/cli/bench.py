@@ -16,6 +16,8 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPES_OPTION,
     THREADS_OPTION,
+    Count,
+    Seconds,
     once_each,
     parse_names,
 )
@@ -34,7 +36,7 @@ from collage.cli.unused import refuse_useless
 @THREADS_OPTION
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=30,
     show_default=True,
     metavar="R",
@@ -46,6 +48,13 @@ from collage.cli.unused import refuse_useless
     type=click.Path(path_type=Path),
     help="Use this compiled module of the model instead of compiling it.",
 )
+@click.option(
+    "--budget",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Time for the compile, as in `collage compile`. Default: as long as it takes, 10 with --quick.",
+)
+@click.option("--quick", is_flag=True, help="Compile with few candidates and few samples.")
 @DB_OPTION
 @SEED_OPTION
 @JSON_OPTION
@@ -57,6 +66,8 @@ def bench(
     threads: int | None,
     rounds: int,
     module: Path | None,
+    budget: float | None,
+    quick: bool,
     db: Path | None,
     seed: int,
     as_json: bool,
@@ -71,12 +82,16 @@ def bench(
     \b
     Examples:
       collage bench model.onnx
+      collage bench model.onnx --budget 60
       collage bench model.onnx --engines onnxruntime --threads 1 --rounds 50
       collage bench model.onnx --module model.collage --json
     """
     fixed = once_each("--shape", shapes)
     if module is not None:
-        refuse_useless("--db", "--module", "nothing is compiled, so that nothing is measured that is kept")
+        for option in ("--db", "--budget", "--quick"):
+            refuse_useless(
+                option, "--module", "nothing is compiled, so that nothing is measured that is kept"
+            )
     with measurements_survive():
         from collage.bench.engines import Contest
         from collage.bench.engines import bench as compare
@@ -84,7 +99,9 @@ def bench(
 
         contest = Contest(shapes=fixed, threads=threads, engines=engines, rounds=rounds, seed=seed)
         with display(not quiet) as progress:
-            found = compare(model, contest, db=db, module=module, progress=progress)
+            found = compare(
+                model, contest, db=db, module=module, budget_s=budget, quick=quick, progress=progress
+            )
     if as_json:
         print_json(found)
         return

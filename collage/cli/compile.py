@@ -18,6 +18,8 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
+    Count,
+    Number,
     Seconds,
     once_each,
     parse_input,
@@ -51,7 +53,7 @@ from collage.frontend.model_path import check_model_path
 @DB_OPTION
 @click.option(
     "--tune-trials",
-    type=click.IntRange(min=0),
+    type=Count(min=0),
     default=0,
     show_default=True,
     metavar="N",
@@ -117,7 +119,7 @@ from collage.frontend.model_path import check_model_path
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=0.0,
     metavar="ERROR",
     help="The largest error of the outputs that is allowed, such as 1e-2: bfloat16 where faster. Default: float32.",
@@ -220,7 +222,7 @@ def compile(
     check_writable(output)
     if pareto:
         _check_curve(model, output, tolerance)
-    with measurements_survive(), stopping_first():
+    with measurements_survive(writes=not pareto), stopping_first():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
         from collage.report.progress_display import display

@@ -17,6 +17,8 @@ from collage.cli.options import (
     MODEL_ARGUMENT,
     QUIET_OPTION,
     THREADS_OPTION,
+    Count,
+    Number,
     parse_names,
 )
 from collage.cli.unused import refuse_unused
@@ -53,7 +55,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 )
 @click.option(
     "--max-length",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="TOKENS",
     help="The longest sequence. Default: what the model's table of positions allows, or 4096 without one.",
 )
@@ -66,14 +68,14 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 @click.option(
     "--tensor-parallel",
     "processes",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=1,
     metavar="N",
     help="Divide heads and products among N processes, to be served with --parallel tensor --processes N.",
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=0.0,
     metavar="ERROR",
     help="The largest error of a logit that is allowed, as a share of the largest one beside it, such as 2e-2: weights "
@@ -121,7 +123,7 @@ def compile_decoder(
         refuse_unused("--no-8-bits", "--tolerance")
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
-    with measurements_survive():
+    with measurements_survive(writes=True):
         from collage.api import default_registry
         from collage.report.progress_display import display
         from collage.serve.decoder.buckets import BUCKETS
@@ -142,33 +144,14 @@ def compile_decoder(
             else:
                 found = compile_it(model, options, default_registry(), progress)
         save_decoder(found, output, others)
+    from collage.cli.decoder_view import decoder_object, say_times
+    from collage.serve.decoder.summary import read_decoder_summary
+
+    summary = read_decoder_summary(output)
     if as_json:
-        print_json(
-            {
-                "model": found.name,
-                "layers": len(found.decoder.layers),
-                "vocabulary": found.decoder.vocabulary,
-                "max_length": found.max_length,
-                "threads": found.threads,
-                "processes": found.processes,
-                "tolerance": found.tolerance,
-                "max_error": found.error,
-                "reduced": found.reduced,
-                "costs_ms": {str(tokens): cost for tokens, cost in found.costs_ms.items()},
-                "output": str(output),
-            }
-        )
+        print_json({**decoder_object(summary), "output": str(output)})
         return
     from collage.report.show import size
 
-    if found.costs_ms:
-        say("tokens  ms an iteration")
-    for tokens, cost in found.costs_ms.items():
-        say(f"{tokens:6}  {cost:.2f}")
-    if found.tolerance:
-        named = " and ".join(sorted(found.precisions))
-        what = f"with kernels in {named}" if named else "all in float32"
-        say(
-            f"\nerror of the logits: {found.error:.2g} of the largest one, {found.tolerance:g} allowed; {what}"
-        )
+    say_times(summary)
     say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -12,13 +12,14 @@ import click
 from collage.cli.console import print_json, print_rich, say
 from collage.cli.db_clocks import ClockColumn
 from collage.cli.db_options import date_of, existing, this_machine
-from collage.cli.options import DB_OPTION, JSON_OPTION
+from collage.cli.options import DB_OPTION, JSON_OPTION, Count
 from collage.core.printable import printable
-from collage.errors import DatabaseError
+from collage.errors import DatabaseError, unknown_names
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from collage.measure_db.database import Database
     from collage.measure_db.rows import Row
 
 _BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
@@ -73,7 +74,9 @@ def stats(db: Path | None, as_json: bool) -> None:
 @click.option(
     "--rejected", "only", flag_value="rejected", default="", help="Only what cannot be used, and why."
 )
-@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="How many at most.")
+@click.option(
+    "--limit", type=Count(min=1), metavar="N", default=30, show_default=True, help="How many at most."
+)
 @_ALL_OPTION
 @JSON_OPTION
 def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:
@@ -92,6 +95,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
 
     choice = Choice(backend, "" if everything else this_machine(), only, old=everything)
     with existing(db) as database:
+        _refuse_unknown(database, backend)
         rows = latest(database, choice, limit)
         clocks = ClockColumn.of(database, rows)
     if as_json:
@@ -125,13 +129,14 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
 
     \b
     Examples:
-      collage db why "conv2d + add + relu"
-      collage db why matmul --backend mkl --json
+      collage db why conv2d
+      collage db why "conv2d + add + relu" --backend onednn --json
     """
     from collage.measure_db.listing import Choice, candidates
 
     choice = Choice(backend, "" if everything else this_machine(), old=everything)
     with existing(db) as database:
+        _refuse_unknown(database, backend)
         regions = candidates(database, text, choice)
         clocks = ClockColumn.of(database, [row for rows in regions.values() for row in rows])
     if not regions:
@@ -155,6 +160,17 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
             table.add_row(row["backend"], *figures, compared, date_of(row["created"]))
         print_rich(table)
         say("")
+
+
+def _refuse_unknown(database: Database, backend: str) -> None:
+    """Raise UsageError for a backend that is neither registered nor in the database."""
+    from collage.api import default_registry
+    from collage.backends.base import BUILT_IN
+
+    found = database.stats()
+    known = {*default_registry().names, *BUILT_IN, *_by_name(found.measured), *_by_name(found.rejected)}
+    if backend and backend not in known:
+        raise unknown_names("backend", [backend], known)
 
 
 def _table(*columns: str) -> Table:

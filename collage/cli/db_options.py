@@ -34,13 +34,14 @@ def this_machine() -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """The version of each backend that can be used here."""
+    """The version of each backend that can be used here, as keys of measurements have it."""
     from collage.api import default_registry
     from collage.backends.base import BUILT_IN
+    from collage.backends.source import keyed_version
 
     registry = default_registry()
     found = {**registry.availability(), **{name: registry[name].available() for name in BUILT_IN}}
-    return {name: availability.version for name, availability in found.items() if availability}
+    return {name: keyed_version(registry[name], here.version) for name, here in found.items() if here}
 
 
 def tell(found: Exchange) -> None:

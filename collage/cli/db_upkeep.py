@@ -9,7 +9,7 @@ import click
 
 from collage.cli.console import print_json, say
 from collage.cli.db_options import existing, installed_versions, say_reasons, this_machine
-from collage.cli.options import DB_OPTION, JSON_OPTION
+from collage.cli.options import DB_OPTION, JSON_OPTION, Number
 from collage.errors import DatabaseError
 
 _DAY_S = 86400.0
@@ -18,9 +18,7 @@ _SHOWN = 20
 
 @click.command()
 @DB_OPTION
-@click.option(
-    "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="Also what was measured before that."
-)
+@click.option("--older-than", type=Number(min=0), metavar="DAYS", help="Also what was measured before that.")
 @click.option("--other-machines", is_flag=True, help="Also what was measured on other machines.")
 @click.option(
     "--not-installed", is_flag=True, help="Also what is of library versions that are not installed."

@@ -310,15 +310,22 @@ def cache_check(place: Place) -> Check:
     if place.path is None:
         return Check("cache folder", Status.FAIL, place.problem, _NO_PLACE)
     folder = place.path.parent
+    if trouble := _folder_trouble(folder):
+        return Check(
+            "cache folder", Status.FAIL, f"{folder}: {trouble}", "make it writable, or use --db PATH"
+        )
+    return Check("cache folder", Status.OK, str(folder))
+
+
+def _folder_trouble(folder: Path) -> str:
+    """Why no file can be made in the folder, or ""."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Check(
-            "cache folder", Status.FAIL, f"{folder}: {error.strerror}", "make it writable, or use --db PATH"
-        )
-    return Check("cache folder", Status.OK, str(folder))
+        return error.strerror or str(error)
+    return ""
 
 
 def database_check(place: Place) -> Check:
@@ -329,6 +336,10 @@ def database_check(place: Place) -> Check:
         return Check("database", Status.FAIL, place.problem, _NO_PLACE)
     path = place.path
     try:
+        if trouble := _folder_trouble(path.parent):  # SQLite makes files beside it
+            return Check(
+                "database", Status.FAIL, f"{path}: it cannot be written ({trouble})", "use --db PATH"
+            )
         if not path.exists():
             return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
         with Database(path, busy_s=_LOCKED_S) as opened:

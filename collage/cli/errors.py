@@ -24,6 +24,7 @@ _SIGINT = 130
 
 
 _KEPT = "the measurements made so far are kept, so the next run goes on from here."
+_NOTHING_WRITTEN = "no file was written; "
 
 
 class Interrupted(CollageError):
@@ -35,15 +36,19 @@ class Interrupted(CollageError):
 
 
 @contextmanager
-def measurements_survive() -> Iterator[None]:
-    """Say that the measurements made so far are kept when Ctrl-C or another signal ends the block."""
+def measurements_survive(*, writes: bool = False) -> Iterator[None]:
+    """Say that the measurements made so far are kept when Ctrl-C or another signal ends the block.
+
+    Where the block ``writes`` a file at its end, say that there is none, too.
+    """
+    kept = (_NOTHING_WRITTEN if writes else "") + _KEPT
     try:
         yield
     except KeyboardInterrupt as interrupt:
         status = interrupt.exit_code if isinstance(interrupt, Stopped) else _SIGINT
-        raise Interrupted(f"interrupted; {_KEPT}", status) from interrupt
+        raise Interrupted(f"interrupted; {kept}", status) from interrupt
     except Terminated as end:
-        raise Interrupted(f"{end}; {_KEPT}", end.exit_code) from end
+        raise Interrupted(f"{end}; {kept}", end.exit_code) from end
 
 
 class CollageGroup(click.Group):

@@ -11,9 +11,11 @@ from collage.errors import CollageError, UsageError
 
 
 def check_writable(path: Path) -> None:
-    """Raise CollageError when a file cannot be made or replaced at that path."""
+    """Raise CollageError when a file cannot be made or replaced at that path, and UsageError for a stream."""
     if path.is_dir():
         raise CollageError(f"cannot write {path}: it is a directory. Give the name of a file.")
+    if str(path) == "-":
+        raise UsageError("results are written to a file, not to a stream: give the name of a file, not -.")
     refuse_special(path)
     check_folder(path.resolve().parent, path)
     if path.exists() and not os.access(path, os.W_OK):
@@ -26,6 +28,8 @@ def check_folder(folder: Path, wanted: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except FileNotFoundError as error:
+        if folder.is_dir():  # such as /proc
+            raise CollageError(f"cannot write {wanted}: no file can be made in {folder}.") from error
         raise CollageError(f"cannot write {wanted}: there is no folder {folder}. Make it first.") from error
     except OSError as error:
         raise CollageError(f"cannot write {wanted}: {error.strerror}.") from error

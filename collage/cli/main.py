@@ -35,7 +35,7 @@ def main() -> None:
     collage serve decoder.collage                  serve it to clients
     collage bench model.onnx                       compare it with each engine alone
 
-    Exit status: 0, 1 (the work failed) or 2 (usage).
+    Exit status: 0, 1 (the work failed), 2 (usage), or 128 and the number of the signal that ended the command.
     """
 
 

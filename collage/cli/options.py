@@ -12,8 +12,22 @@ import click
 Value = TypeVar("Value")
 
 
+class Count(click.IntRange):
+    """A whole number in a range."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number in a range."""
+
+    name = "number"
+
+
 class Seconds(click.FloatRange):
     """A number above 0, which NaN is not."""
+
+    name = "number of seconds, such as 60"
 
     def __init__(self, *, finite: bool = False, zero: bool = False) -> None:
         """Infinity is a number of seconds, too, unless they have to be ``finite``; 0 is one if ``zero``."""
@@ -56,7 +70,13 @@ def parse_file_of(text: str) -> tuple[str, Path]:
 def parse_input(text: str) -> tuple[str, Path]:
     """Parse ``name=file.npy`` as ``parse_file_of`` does; a file ``.npz`` or a folder is samples, with the name ""."""
     path = Path(text)
-    return ("", path) if path.suffix == ".npz" or path.is_dir() else parse_file_of(text)
+    if path.suffix == ".npz" or path.is_dir():
+        return "", path
+    if "=" not in text and path.suffix != ".npy" and not path.exists():
+        raise click.BadParameter(
+            f"there is no folder {text}, and it is no file .npz; an input by name is INPUT=file.npy."
+        )
+    return parse_file_of(text)
 
 
 def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
@@ -92,7 +112,7 @@ SHAPES_OPTION = click.option(
 )
 THREADS_OPTION = click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
 )
@@ -112,7 +132,7 @@ DB_OPTION = click.option(
     help="Measurement database. Default: in your cache folder.",
 )
 SEED_OPTION = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs."
+    "--seed", type=Count(min=0), metavar="N", default=0, show_default=True, help="Seed of the random inputs."
 )
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 QUIET_OPTION = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")

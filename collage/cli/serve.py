@@ -8,7 +8,7 @@ import click
 
 from collage.cli.console import say
 from collage.cli.files import check_writable, refuse_same
-from collage.cli.options import Seconds
+from collage.cli.options import Count, Number, Seconds
 from collage.cli.unused import refuse_unused
 
 
@@ -17,7 +17,8 @@ from collage.cli.unused import refuse_unused
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Count(0, 65535),
+    metavar="N",
     default=8000,
     show_default=True,
     help="Port; 0 takes any free one.",
@@ -38,13 +39,13 @@ from collage.cli.unused import refuse_unused
 )
 @click.option(
     "--max-running",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Most sequences in an iteration. Default: 32, or up to 64 where the measured times say that it pays.",
 )
 @click.option(
     "--max-waiting",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     default=256,
     show_default=True,
     metavar="N",
@@ -52,14 +53,14 @@ from collage.cli.unused import refuse_unused
 )
 @click.option(
     "--itl-target",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="MS",
     help="Time between tokens that streams keep while prompts are computed. "
     "Default: twice what the streams take alone, unless many requests wait.",
 )
 @click.option(
     "--cache-blocks",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Blocks of the cache of keys and values. Default: as many as make sense in the free memory.",
 )
@@ -112,7 +113,7 @@ from collage.cli.unused import refuse_unused
 )
 @click.option(
     "--processes",
-    type=click.IntRange(min=2),
+    type=Count(min=2),
     default=2,
     show_default=True,
     metavar="N",
@@ -128,7 +129,7 @@ from collage.cli.unused import refuse_unused
 )
 @click.option(
     "--replicas",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Serve with so many copies behind one address, by Ray Serve.",
 )

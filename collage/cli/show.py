@@ -59,7 +59,8 @@ def show(
 ) -> None:
     """Show what runs where, what it costs, and why other candidates were not chosen.
 
-    Reads the file only: no backend is loaded, so files of other machines can be shown too.
+    Reads the file only: no backend is loaded, so files of other machines can be shown too. Of a compiled decoder it
+    shows the times, the error and the backends of each segment.
 
     \b
     Examples:
@@ -72,10 +73,14 @@ def show(
     from collage.module.file import read_summary
     from collage.module.shaped import summarise
     from collage.runtime.inputs import shapes_text
+    from collage.serve.decoder.summary import is_decoder
 
     if html is not None:
         refuse_same(file, html, "--html", ".html")
         check_writable(html)
+    if is_decoder(file):
+        _show_decoder(file, as_json, html is not None or explain is not None or bool(shapes))
+        return
     summary = read_summary(file)
     if shapes:
         summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
@@ -99,6 +104,22 @@ def show(
         print_rich(summary_view(summary))
     else:
         say(f"wrote {html}")
+
+
+def _show_decoder(file: Path, as_json: bool, refused: bool) -> None:
+    """Show a decoder that was compiled for serving. Raises UsageError where options for modules are given."""
+    from collage.cli.decoder_view import decoder_object, show_decoder
+    from collage.serve.decoder.summary import read_decoder_summary
+
+    if refused:
+        raise UsageError(
+            f"{file} is a decoder that was compiled for serving: --html, --explain and --shape are for modules."
+        )
+    found = read_decoder_summary(file)
+    if as_json:
+        print_json(decoder_object(found, kernels=True))
+    else:
+        show_decoder(found)
 
 
 def summary_view(summary: Summary) -> RenderableType:

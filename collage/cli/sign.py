@@ -54,12 +54,18 @@ def verify(file: Path, key: Path | None, as_json: bool) -> None:
       collage verify model.collage
       collage verify model.collage --key public.pem
     """
+    from collage.errors import ModuleFileError
     from collage.module.file import verified
 
-    archive = verified(file, key)
+    try:
+        archive = verified(file, key)
+    except ModuleFileError as error:
+        if as_json:
+            print_json({"valid": False, "reason": str(error)})
+        raise
     signed = archive.signature is not None
     if as_json:
-        print_json({"digest": archive.digest, "signed": signed, "trusted": key is not None})
+        print_json({"valid": True, "digest": archive.digest, "signed": signed, "trusted": key is not None})
         return
     about = "signed; --key PUBLIC.pem checks by whom" if signed else "not signed"
     if key is not None:

@@ -74,4 +74,5 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def needed(extra: str = "gpu") -> str:
     """What a machine needs for its GPU to be used, as the end of a sentence; ``extra`` is one of Collage's."""
-    return f"an NVIDIA GPU, its driver for CUDA {_dotted(OLDEST_DRIVER)} or later, and pip install 'collage[{extra}]'"
+    driver = f"its driver for CUDA {_dotted(OLDEST_DRIVER)} or later"
+    return f"an NVIDIA GPU, {driver}, and pip install '.[{extra}]' in Collage's checkout"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 _LONGEST = 300
 
@@ -14,6 +16,13 @@ _PLACES = re.compile(
     re.VERBOSE,
 )
 """Places in the libraries' own sources, which tell users nothing."""
+
+
+def raised(error: BaseException) -> str:
+    """An exception of a plug-in's own code in one line: its type and text, and the place where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(place[0].filename).name}, line {place[0].lineno})" if place else ""
+    return library_text(f"{type(error).__name__}: {error}".removesuffix(": ")) + where
 
 
 def library_text(error: BaseException | str, limit: int = _LONGEST) -> str:

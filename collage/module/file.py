@@ -36,6 +36,7 @@ ASSUMING_FORMAT = 7
 APART_FORMAT = 8
 """That of files with an ONNX model whose large weights are arrays of their own."""
 
+_MAGIC = b"PK"
 _WEIGHTS_FROM = {"cublas": 0, "cudnn graph": 1, "native": 0, "onednn": 0, "onnx": 1, "tvm": 0}
 """From which array on an artifact has nothing but weights, by its kind. Other kinds, as those of PyTorch and of TVM on
 a GPU, may have code in any array. That of ``tvm`` is copied by its backend, and compared with a digest in the head."""
@@ -182,10 +183,14 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     except IsADirectoryError as error:
         raise ModuleFileError(f"{path} is a directory, not a module file.") from error
     except zipfile.BadZipFile as error:
-        raise _damaged(path, "it is cut short or no module file at all") from error
+        if not _begins_as_archive(path):
+            raise ModuleFileError(_no_module(path)) from error
+        raise _damaged(path, "it is cut short") from error
     except OSError as error:
         raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from error
     except (KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
+        if not _begins_as_archive(path):
+            raise ModuleFileError(_no_module(path)) from error
         raise _damaged(path, _text(error)) from error
     if trusted_key is not None:
         check_signature(path, archive, Path(trusted_key))
@@ -200,11 +205,25 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     return archive
 
 
+def _begins_as_archive(path: Path) -> bool:
+    """Whether the file begins as module files do, or is too short to begin otherwise."""
+    with open(path, "rb") as stream:
+        return _MAGIC.startswith(stream.read(len(_MAGIC)))
+
+
+def _no_module(path: Path) -> str:
+    """The text for a file that is something else."""
+    if path.suffix == ".onnx":
+        return f"{path} is no module file. `collage compile {path} -o {path.with_suffix('.collage')}` makes one of it."
+    return f"{path} is no module file. `collage compile MODEL.onnx -o OUT.collage` makes one."
+
+
 def refuse_decoder(path: Path, archive: MappedArchive) -> None:
     """Raise ModuleFileError where the file is a decoder's, whose modules are no model by themselves."""
     if "decoder" in archive.manifest:
         raise ModuleFileError(
-            f"{path} is a decoder that was compiled for serving, and no module to be called."
+            f"{path} is a decoder that was compiled for serving, and no module to be called. "
+            f"`collage show {path}` tells what is in it, and `collage serve {path}` serves it."
         )
 
 

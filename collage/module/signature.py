@@ -102,6 +102,6 @@ def _library() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise CollageError(
-            "signatures need the package cryptography: pip install 'collage[signing]'."
+            "signatures need the package cryptography: pip install '.[signing]' in Collage's checkout."
         ) from error
     return serialization, ed25519

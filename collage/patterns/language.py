@@ -39,6 +39,30 @@ def relax_name(name: str) -> str:
     raise RegistrationError(f"{name!r} is no Relax operator.{hint}")
 
 
+def check_arguments(pattern: Any) -> None:
+    """Raise RegistrationError where a pattern gives an operator more arguments than it has: it would match nothing."""
+    from tvm.ir import Op
+    from tvm.relax import dpl
+
+    waiting, seen = [pattern], set()
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if isinstance(each, dpl.CallPattern):
+            op = getattr(each.op, "expr", None)
+            if isinstance(op, Op) and 0 < op.num_inputs < len(each.args):
+                name = canonical(str(op.name))
+                raise RegistrationError(
+                    f"is_op({name!r}) has {len(each.args)} arguments; the operator takes {op.num_inputs} at most."
+                )
+            waiting.extend(each.args)
+        else:
+            parts = (getattr(each, name, None) for name in ("left", "right", "pattern", "tuple"))
+            waiting.extend([*getattr(each, "fields", ()), *(part for part in parts if part is not None)])
+
+
 def wildcard() -> Any:
     """A pattern that matches any tensor."""
     from tvm.relax import dpl

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from collage.core.library_text import raised
 from collage.graph.convexity import escaping, is_convex
 
 if TYPE_CHECKING:
     from collage.patterns.context import MatchContext
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,12 @@ Matches: TypeAlias = tuple[tuple[Match, ...], tuple[RejectedMatch, ...]]
 def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSource]) -> Matches:
     """All matches of a backend, each node set once, and the rejected ones.
 
-    Every match is convex, because a kernel runs as a whole.
+    Every match is convex, because a kernel runs as a whole. A source that raises finds nothing, with a warning.
     """
     matches: dict[tuple[int, ...], Match] = {}
     rejected: dict[tuple[int, ...], RejectedMatch] = {}
     for source in sources:
-        for found in source.find(context):
+        for found in _found_by(source, context, backend):
             reason = found.reason
             if (
                 not reason
@@ -73,6 +77,20 @@ def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSou
                 matches.setdefault(found.nodes, Match(found.nodes, backend, found.pattern))
     kept = tuple(r for nodes, r in rejected.items() if nodes not in matches)
     return tuple(matches.values()), kept
+
+
+def _found_by(source: MatchSource, context: MatchContext, backend: str) -> list[Found]:
+    """What the source finds: nothing where it raises, for it may be a plug-in's own code."""
+    try:
+        return list(source.find(context))
+    except Exception as error:
+        log.warning(
+            "backend %s: its pattern or rule %s is left out, since it raised %s",
+            backend,
+            getattr(source, "name", type(source).__name__),
+            raised(error),
+        )
+        return []
 
 
 def escaping_reason(context: MatchContext, nodes: tuple[int, ...], sink: int) -> str:

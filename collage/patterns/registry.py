@@ -7,6 +7,7 @@ from typing import Any
 
 from collage.errors import RegistrationError
 from collage.patterns.explicit import BackendPattern, Check
+from collage.patterns.language import check_arguments
 from collage.patterns.match import MatchSource
 from collage.patterns.rules import BasePatternRule
 
@@ -23,12 +24,16 @@ class PatternRegistry:
     def add_pattern(
         self, backend: str, pattern: Any, name: str | None = None, check: Check | None = None
     ) -> None:
-        """Add an explicit pattern (Listing 1, method 1). Raises RegistrationError for what is no pattern."""
+        """Add an explicit pattern (Listing 1, method 1).
+
+        Raises RegistrationError for what is no pattern, and for operators with more arguments than they have.
+        """
         if not hasattr(pattern, "extract_matched_expr"):
             raise RegistrationError(
                 f"a pattern for backend {backend!r} must come from the pattern language "
                 f"(is_op, wildcard, ...), got {type(pattern).__name__}."
             )
+        check_arguments(pattern)
         self._add(
             backend, BackendPattern(pattern, name or f"pattern {len(self.sources(backend)) + 1}", check)
         )

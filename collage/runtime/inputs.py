@@ -10,6 +10,7 @@ import numpy as np
 from collage.errors import InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.given_array import MismatchError, given_array
+from collage.graph.value_type import STRING, TENSOR
 from collage.schedule.program import Port, Program
 from collage.schedule.suffix import ValuePort
 
@@ -82,14 +83,15 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
 
 
 def _typed(port: Port | ValuePort, value: Any) -> Any:
-    if isinstance(port, ValuePort):
-        try:
-            found = port.type.check(value)
-        except MismatchError as error:
-            raise InputError(f"input {port.name} {error}.") from error
-    else:
-        found = _array(port, value)
-    return found
+    if not isinstance(port, ValuePort):
+        return _array(port.name, port.type.shape, port.type.dtype, value)
+    kind = port.type
+    if kind.kind == TENSOR and kind.dtype != STRING and kind.shape is not None and None not in kind.shape:
+        return _array(port.name, extents(port), kind.dtype, value)
+    try:
+        return kind.check(value)
+    except MismatchError as error:
+        raise InputError(f"input {port.name} {error}.") from error
 
 
 def _check_indices(port: Port | ValuePort, array: Any) -> None:
@@ -112,22 +114,22 @@ def _check_indices(port: Port | ValuePort, array: Any) -> None:
             )
 
 
-def _array(port: Port, value: Any) -> Array:
-    expected = np_dtype(port.type.dtype)
-    if type(value) is np.ndarray and value.dtype == expected and value.shape == port.type.shape:
+def _array(name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
+    expected = np_dtype(dtype)
+    if type(value) is np.ndarray and value.dtype == expected and value.shape == shape:
         return value
     try:
         array = given_array(value, expected)
     except MismatchError as error:
-        raise InputError(f"input {port.name} {error}.") from error
-    if array.shape != port.type.shape:
+        raise InputError(f"input {name} {error}.") from error
+    if array.shape != shape:
         raise InputError(
-            f"input {port.name} has shape {_x(array.shape)}, the module was compiled for {_x(port.type.shape)}. "
-            "Compile it again with --shape for another."
+            f"input {name} has shape {_x(array.shape)}, the module was compiled for {_x(shape)}. "
+            "Give that shape. Where the model leaves it open, a compile with --shape (shapes= in Python) takes another."
         )
     if array.dtype != expected:
         raise InputError(
-            f"input {port.name} has dtype {array.dtype}, the model takes {expected}: convert it with "
+            f"input {name} has dtype {array.dtype}, the model takes {expected}: convert it with "
             f".astype({expected.name!r})."
         )
     return array

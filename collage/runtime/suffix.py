@@ -108,6 +108,8 @@ class SuffixExecutor:
                 given = self._careful.run(read)
             else:
                 given = self._session.run(read)
+        except InputError:
+            raise
         except Exception as error:  # an engine raises anything
             text = library_text(error)
             raise CollageError(f"{self.suffix.region.backend} fails on these inputs: {text}") from error

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError, UsageError
 
-EXTRA = "pip install 'collage[serve]'"
+EXTRA = "pip install '.[serve]' in Collage's checkout"
 _FILE = "tokenizer.json"
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 

@@ -165,3 +165,30 @@ def test_what_has_ended_the_compile_of_a_module_is_told(
 def test_a_database_is_of_no_use_with_a_module(network: Path, module: Path, database: Path) -> None:
     words = ("--db is of no use with --module", "Leave one of them out.")
     fails(2, "bench", network, "--module", module, "--db", database, words=words)
+
+
+def test_a_module_of_another_model_is_refused(network: Path, module: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.onnx"
+    for name, shape in (("x", [4, 65]), ("q", [4, 64])):
+        model = make_model([helper.make_node("Relu", [name], ["y"])], {name: shape}, {"y": shape})
+        onnx.save_model(model, str(path))
+        text = "x".join(map(str, shape))
+        words = (
+            "is no module of",
+            "it takes x:4x64 and gives y",
+            f"the model takes {name}:{text} and gives y",
+        )
+        fails(2, "bench", path, "--module", module, words=words)
+
+
+def test_the_budget_is_that_of_the_compile(network: Path, tmp_path: Path) -> None:
+    options = ("--engines", "onnxruntime", "--rounds", "1", "--json", "--db", tmp_path / "db.sqlite")
+    assert json_of("bench", network, "--budget", "8", *options)["budget_s"] == 8.0
+    assert json_of("bench", network, "--quick", *options)["budget_s"] == 10.0
+
+
+@pytest.mark.parametrize("option", [("--budget", "8"), ("--quick",)])
+def test_a_budget_is_of_no_use_with_a_module(option: tuple[str, ...], network: Path, module: Path) -> None:
+    fails(
+        2, "bench", network, "--module", module, *option, words=(f"{option[0]} is of no use with --module",)
+    )

@@ -244,10 +244,10 @@ def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     checks = json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
     (found,) = (each for each in checks if each["name"] == "GPU")
     assert found["status"] == "ok"
-    assert "no NVIDIA driver" in found["detail"] and "pip install 'collage[gpu]'" in found["detail"]
+    assert "no NVIDIA driver" in found["detail"] and "pip install '.[gpu]'" in found["detail"]
     listed = {each["name"]: each for each in json_of("backends", "--json")["backends"]}
     assert not listed["tvm_cuda"]["available"]
-    for words in ("no NVIDIA driver", "CUDA 13.0 or later", "collage[gpu]"):
+    for words in ("no NVIDIA driver", "CUDA 13.0 or later", "'.[gpu]'"):
         assert words in listed["tvm_cuda"]["reason"]
 
 

@@ -135,7 +135,7 @@ def test_shapes_are_taken(symbolic: Path, database: Path, tmp_path: Path) -> Non
         (["nope:1", "nada:2"], ("nada, nope", "Valid: x")),
         (["x:4x64", "x:4x64"], ("two sets", "the same", "x:4x64")),
         (["x:4x64x1"], ("x has 2 dimensions",)),
-        (["x:5x64"], ("does not fit",)),
+        (["x:5x64"], ("does not fit its fixed dimensions", "export the model again")),
     ],
 )
 def test_bad_shape(shapes: list[str], words: tuple[str, ...], network: Path, tmp_path: Path) -> None:
@@ -234,6 +234,9 @@ def test_damaged_database(network: Path, tmp_path: Path) -> None:
     fails(1, "compile", network, "-o", out, "--db", damaged, words=("damaged.sqlite", "--db"))
     assert not out.exists()
     assert damaged.read_bytes() == before
+    for path in (damaged, network):
+        line = fails(1, "db", "stats", "--db", path, words=("is no database of measurements", "--db"))
+        assert "damaged or" not in line and "Delete" not in line
 
 
 def test_database_in_a_folder_that_cannot_be_made(network: Path, tmp_path: Path) -> None:
@@ -254,3 +257,31 @@ def test_traceback_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("collage: error: ")
+
+
+def test_streams_and_folders_without_files_are_refused(network: Path, tmp_path: Path) -> None:
+    fails(1, "compile", "-", "-o", tmp_path / "out.collage", words=("from a file, not from a stream",))
+    fails(2, "compile", network, "-o", "-", words=("to a file, not to a stream",))
+    line = fails(1, "compile", network, "-o", "/proc/out.collage", words=("no file can be made in /proc",))
+    assert "there is no folder" not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--budget", "1m"], ("'1m' is not a valid number of seconds, such as 60",)),
+        (["--tolerance", "little"], ("'little' is not a valid number.",)),
+        (["--threads", "1.5"], ("'1.5' is not a valid whole number",)),
+    ],
+)
+def test_numbers_that_are_none_are_refused_in_plain_words(
+    flags: list[str], words: tuple[str, ...], network: Path, tmp_path: Path
+) -> None:
+    fails(2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=words)
+
+
+def test_an_input_of_another_dtype_comes_with_a_way_out(network: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 64)))
+    given = ("--input", f"x={tmp_path / 'x.npy'}")
+    words = ("has dtype float64", "convert it with .astype('float32')")
+    fails(2, "compile", network, "-o", tmp_path / "out.collage", *given, words=words)

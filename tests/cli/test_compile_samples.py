@@ -14,6 +14,13 @@ import pytest
 from tests.cli.helpers import collage, fails, json_of
 
 
+def test_a_folder_that_does_not_exist_is_named(network: Path, tmp_path: Path) -> None:
+    to = ("compile", network, "-o", tmp_path / "out.collage", "--input")
+    for folder in ("samples/", "samples"):
+        fails(2, *to, folder, words=(f"there is no folder {folder}", "INPUT=file.npy"))
+    fails(2, *to, "image.npy", words=("names no input", "INPUT=file.npy"))
+
+
 def test_bad_samples_are_refused_with_one_line(network: Path, database: Path, tmp_path: Path) -> None:
     out, folder = tmp_path / "out.collage", tmp_path / "samples"
     folder.mkdir()

@@ -28,7 +28,10 @@ def save_with_weights_beside(folder: Path) -> Path:
 def test_weights_file_missing(tmp_path: Path) -> None:
     path = save_with_weights_beside(tmp_path)
     (tmp_path / "weights.bin").unlink()
-    words = ("net.onnx", "weights.bin", "Put the external data file next to the model")
+    words = (
+        "net.onnx",
+        "weights.bin, but it is not regular file. Put the external data file next to the model",
+    )
     fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
 
 
@@ -37,7 +40,7 @@ def test_weights_file_cut_short(share: float, tmp_path: Path) -> None:
     path = save_with_weights_beside(tmp_path)
     weights = tmp_path / "weights.bin"
     weights.write_bytes(weights.read_bytes()[: int(share * weights.stat().st_size)])
-    words = ("net.onnx", "cannot be read")
+    words = ("net.onnx", "cannot be read", "The external data file is cut short")
     fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
     assert not (tmp_path / "out.collage").exists()
 

@@ -191,3 +191,17 @@ def test_why_takes_no_kernel_that_lost_a_race_for_the_fastest(tmp_path: Path, ke
     lines = succeeds("db", "why", "conv2d", "--db", path).splitlines()
     (first,) = [number for number, line in enumerate(lines) if "fastest" in line]
     assert "measured" in lines[first] and all("onnxruntime" in line for line in lines[first : first + 3])
+
+
+@pytest.mark.parametrize("command", [("list",), ("why", "relu")])
+def test_unknown_backends_are_named(command: tuple[str, ...], db: Path) -> None:
+    fails(
+        2,
+        "db",
+        *command,
+        "--db",
+        db,
+        "--backend",
+        "nope",
+        words=("unknown backend: nope", "onednn", "onnxruntime"),
+    )

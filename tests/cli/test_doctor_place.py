@@ -59,3 +59,9 @@ def test_in_a_folder_that_cannot_be_entered(tmp_path: Path, monkeypatch: pytest.
         assert found[name]["status"] == "fail" and "--db PATH" in found[name]["fix"]
         assert str(closed) in found[name]["detail"] and "Permission denied" in found[name]["detail"]
     assert found["load"]["status"] != "fail" and found["backends"]["status"] == "ok"
+
+
+def test_in_a_folder_where_no_file_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks("--db", "/proc/db.sqlite")
+    for name in ("cache folder", "database"):
+        assert found[name]["status"] == "fail" and "--db PATH" in found[name]["fix"]

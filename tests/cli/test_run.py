@@ -112,7 +112,7 @@ def test_wrong_name(module: Path, array: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "word"),
     [
-        (np.zeros((4, 63), np.float32), "has shape 4x63"),
+        (np.zeros((4, 63), np.float32), "has shape 4x63, the module was compiled for 4x64. Give that shape."),
         (np.zeros((4, 64), np.float64), "has dtype float64"),
         (np.zeros((4, 64), np.int64), "has dtype int64"),
     ],
@@ -171,9 +171,18 @@ def test_bad_module_file(command: str, module: Path, tmp_path: Path) -> None:
     fails(1, command, path, words=("no such file", "bad.collage", "collage compile"))
     fails(1, command, tmp_path, words=("directory",))
     whole = module.read_bytes()
-    for content in (b"", b"no module", whole[: len(whole) // 2]):
+    for content in (b"", whole[: len(whole) // 2]):
         path.write_bytes(content)
         fails(1, command, path, words=("bad.collage", "damaged", "ompile"))
+    path.write_bytes(b"no module")
+    line = fails(1, command, path, words=("bad.collage is no module file", "collage compile"))
+    assert "damaged" not in line
+
+
+@pytest.mark.parametrize("command", ["run", "show", "verify"])
+def test_a_model_is_no_module(command: str, network: Path) -> None:
+    way_out = f"`collage compile {network} -o {network.with_suffix('.collage')}` makes one of it"
+    fails(1, command, network, words=("net.onnx is no module file", way_out))
 
 
 HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846975,), }"

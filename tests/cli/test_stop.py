@@ -20,7 +20,10 @@ from collage.measure_db.database import Database
 from tests.cli.helpers import json_of
 from tests.models import conv_net
 
-KEPT = "collage: interrupted; the measurements made so far are kept, so the next run goes on from here.\n"
+KEPT = (
+    "collage: interrupted; no file was written; the measurements made so far are kept, so the next run goes on from "
+    "here.\n"
+)
 GOES_ON = "collage: warning: interrupted; handing over the best module so far (Ctrl-C again ends at once)\n"
 
 

@@ -40,7 +40,7 @@ from tests.cluster.models import Late, MadeUp, Slow, SlowOnce, session_of
 from tests.compiler.null import chain, image
 from tests.measure_db import hostile
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'collage[cluster]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[cluster]'")
 
 TWO = ClusterAddress("local", slots=2)
 ROOT = Path(__file__).parents[2]

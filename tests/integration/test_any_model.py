@@ -76,7 +76,7 @@ def test_shapes_that_depend_on_data(database: Path, tmp_path: Path) -> None:
     assert compiled(positive_rows(), database).report.measurements_made == 0
     verdicts = [c["verdict"] for c in module.summary()["nodes"][0]["candidates"]]
     assert verdicts.count("chosen") == 1
-    with pytest.raises(InputError, match=r"x has shape 5x4, the model takes float32\[6x4\]"):
+    with pytest.raises(InputError, match="x has shape 5x4, the module was compiled for 6x4"):
         module(x[:5])
     with pytest.raises(UsageError, match="runs the model whole"):
         module.trace({"x": x})

@@ -117,3 +117,55 @@ def test_a_name_taken_twice_is_an_error() -> None:
         registry.register(hostile("tvm"))
     with pytest.raises(RegistrationError, match="instance"):
         registry.register(Hostile)  # type: ignore[arg-type]
+
+
+class Clumsy(Hostile):
+    """Misbehaves before there is a kernel."""
+
+    def available(self) -> Any:
+        return None if self.name == "unavailable" else super().available()
+
+    def sources(self, options: collage.BuildOptions) -> Any:
+        if self.name == "gives_a_rule":
+            return TakeAll()
+        return [RaisingRule()] if self.name == "rule_raises" else [TakeAll]
+
+
+class RaisingRule(collage.BasePatternRule):
+    @staticmethod
+    def op_rule(op: Any) -> bool | str:
+        raise ValueError("boom")
+
+
+def test_what_a_plugin_does_wrong_is_a_warning_that_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = collage.builtin_registry(with_entry_points=False)
+    for way in ("unavailable", "gives_a_rule", "gives_a_class", "rule_raises"):
+        registry.register(type(way, (Clumsy,), {"name": way})())
+    registry.patterns.add_rule("tvmm", TakeAll())
+    model = elementwise_net()
+    module = collage.compile(model, db=tmp_path / "db.sqlite", registry=registry, progress=False, quick=True)
+    x = np.ones((4, 64), np.float32)
+    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(module(x), expected, rtol=1e-5)
+    told = "\n".join(caplog.messages)
+    assert "backend gives_a_rule: its patterns and rules are left out; sources() has to return a list" in told
+    assert "backend gives_a_class: sources() has the class TakeAll, which is no instance of a rule" in told
+    assert (
+        "backend rule_raises: its pattern or rule RaisingRule is left out, since it raised ValueError: boom"
+        in told
+    )
+    assert told.count("patterns or rules are registered for tvmm, and no backend has that name") == 1
+    reason = registry.availability()["unavailable"].reason
+    assert reason == "its available() returned None, which is no collage.Availability"
+    with pytest.raises(RegistrationError, match="backend unavailable is not available: its available"):
+        collage.compile(model, backends=["unavailable"], registry=registry)
+
+
+def test_a_kind_that_is_a_text_is_an_error() -> None:
+    registry = collage.builtin_registry(with_entry_points=False)
+    with pytest.raises(
+        RegistrationError, match=r"kind is 'library'; it must be one of collage.BackendKind.LIBRARY"
+    ):
+        registry.register(type("Text", (Hostile,), {"name": "text", "kind": "library"})())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -195,7 +196,7 @@ def test_missing_shapes_come_with_a_flag_to_paste() -> None:
     )
     with pytest.raises(UsageError, match=r"x: nx3xhxw.*--shape x:1x3x224x224"):
         collage.compile(model, progress=False)
-    with pytest.raises(UsageError, match=r"unknown input in --shape: q\. Valid: x"):
+    with pytest.raises(UsageError, match=r"unknown input in the given shapes: q\. Valid: x"):
         collage.compile(model, shapes={"q": (1,)}, progress=False)
     with pytest.raises(UsageError, match="does not fit"):
         collage.compile(model, shapes={"x": (1, 4, 8, 8)}, progress=False)
@@ -298,8 +299,32 @@ def test_unknown_backends_are_all_named() -> None:
 
 
 def test_without_a_backend_for_some_operator(database: Path) -> None:
-    with pytest.raises(CollageError, match=r"conv2d"):
-        collage.compile(conv_net(), backends=["tvm"], db=database, progress=False)
+    words = (
+        r"no kernel of tvm can run nn\.conv2d \(conv1\), .*\. Allow more backends, such as .*onnxruntime.*\. "
+    )
+    for quick in (False, True):
+        with pytest.raises(CollageError, match=words):
+            collage.compile(conv_net(), backends="tvm", db=database, progress=False, quick=quick)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backends": "tvm, nope"}, r"unknown backend: nope\. Valid: "),
+        ({"backends": 3}, "backends must be names, as a list or as 'a,b'; it is 3"),
+        ({"backends": []}, "backends names nothing"),
+        ({"shapes": [1, 3, 224, 224]}, "shapes must be by the inputs' names, such as {'image': "),
+        ({"shapes": {"x": "4x64"}}, "shapes has to give x a sequence of integers, .*; it gives '4x64'"),
+        ({"shapes": {"x": 4}}, "shapes has to give x a sequence of integers"),
+        ({"shapes": {"x": (4, 6.4)}}, "shapes has to give x a sequence of integers"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_usage_errors(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        collage.compile(elementwise_net(), progress=False, **options)
+    if "shapes" in options:
+        with pytest.raises(UsageError, match="shapes"):
+            collage.compile_shapes(elementwise_net(), **options)
 
 
 def test_the_summary_keeps_the_contract(module: collage.CompiledModule) -> None:

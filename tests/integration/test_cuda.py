@@ -187,7 +187,7 @@ def test_both_backends_are_measured_and_right(compiled: Compiled) -> None:
     measured = {(backend, settings) for backend, _, settings, us, _ in found if us is not None}
     for algorithm in (1, 2):
         assert ("cublas", f"[cuda:plain -> cuda:plain; algorithm {algorithm}] ") in measured
-    assert ("tvm_cuda", "[cuda:plain -> cuda:plain; ] ") in measured
+    assert ("tvm_cuda", "[cuda:plain -> cuda:plain; ] kernels 2") in measured
     assert all(version.endswith("Stand-in GPU, CUDA 13.0") for _, version, *_ in found)
     rejected = {message for *_, us, message in found if us is None}
     assert rejected <= {"cuBLASLt offers 2 algorithms for this product", None}
@@ -264,7 +264,7 @@ def test_convolutions_within_a_tolerance(gpu: Gpu, tmp_path: Path) -> None:
         bare = Gpu.build(tmp_path / "gpu")
         done = bare.attempt(LOAD, paths[2], str(tmp_path / "model.onnx.npz"), "none")
         assert (done.returncode, len(done.stdout.splitlines())) == (3, 1), done.stderr
-        assert "pip install 'collage[cuda]'" in done.stdout and "cudnn" in done.stdout, done.stdout
+        assert "pip install '.[cuda]'" in done.stdout and "cudnn" in done.stdout, done.stdout
 
 
 def _small(net: Net, *shape: int) -> str:
@@ -351,10 +351,10 @@ def test_libraries_are_measured_in_float16(halves: Compiled) -> None:
     )
     measured = {(backend, settings) for backend, settings, _ in rows}
     for wanted in (
-        ("cublas", "[cuda:plain -> cuda:plain; algorithm 1] "),
+        ("cublas", "[cuda:plain -> cuda:plain; wide sums, algorithm 1] "),
         ("cudnn", "[cuda:plain -> cuda:plain; plan 1] "),
         ("cudnn", "[cuda:channels-last -> cuda:channels-last; plan 1] "),
-        ("tvm_cuda", "[cuda:plain -> cuda:plain; ] "),
+        ("tvm_cuda", "[cuda:plain -> cuda:plain; ] kernels 2"),
     ):
         assert wanted in measured, sorted(measured)
 

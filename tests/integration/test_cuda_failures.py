@@ -123,7 +123,7 @@ def test_kernels_that_fail_in_the_network_only(gpu: Gpu, model: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("backends", "settings", "words"),
     [
-        (["cudnn"], {}, "cudnn is not available: not installed: pip install 'collage[cuda]'"),
+        (["cudnn"], {}, "cudnn is not available: not installed: pip install '.[cuda]'"),
         (
             ["tvm_cuda", "cublas"],
             {"COLLAGE_STANDIN_CUDA": "12080"},

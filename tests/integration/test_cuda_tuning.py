@@ -86,7 +86,7 @@ def test_the_best_trial_is_a_candidate_beside_dlights(gpu: Gpu, model: Model, tm
     model.compiled(gpu, tmp_path)
     found = kernels(tmp_path)
     tuned = [each for each in found if "; tuned] 3 trials" in each[0]]
-    assert tuned and [each for each in found if each[0] == "[cuda:plain -> cuda:plain; ] "]
+    assert tuned and [each for each in found if each[0] == "[cuda:plain -> cuda:plain; ] kernels 2"]
     for _, record, us, rejection, message, _ in tuned:
         assert us is not None, (rejection, message)
         (trace,) = parse_record(record, GPU).values()

@@ -206,6 +206,10 @@ def test_the_digest_is_of_everything(corpus: dict[str, Path], tmp_path: Path) ->
         collage.load(path, verify=True)
     fails(1, "run", path, "--random", words=("flipped.collage is damaged",))
     fails(1, "verify", path, words=("flipped.collage is damaged",))
+    told = command("verify", path, "--json")
+    assert told.exit_code == 1 and "flipped.collage is damaged" in told.stderr
+    found = json.loads(told.stdout)
+    assert not found["valid"] and "flipped.collage is damaged" in found["reason"]
 
 
 @pytest.mark.parametrize("method", [12, 14, 97])
@@ -372,7 +376,8 @@ def test_signatures(corpus: dict[str, Path], keys: tuple[Path, Path], tmp_path: 
     for _ in range(2):  # a new signature takes the old one's place
         succeeds("sign", path, "--key", private)
     succeeds("run", path, "--random", "--trusted-key", public)
-    assert json_of("verify", path, "--key", public, "--json")["trusted"]
+    found = json_of("verify", path, "--key", public, "--json")
+    assert found["trusted"] and found["valid"]
     np.testing.assert_array_equal(collage.load(path, trusted_key=public).run(x)["y0"], expected)
 
     def change(contents: Contents) -> None:

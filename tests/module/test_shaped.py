@@ -245,7 +245,7 @@ def test_sets_are_looked_at_before_anything_is_measured(folder: Path) -> None:
     for sets, words in (
         ([], "at least one"),
         ([shapes(4), {"a": (8, 16)}], "no fixed shape: b: nx16"),
-        ([shapes(4), {**shapes(8), "c": (1,)}], "unknown input in --shape: c"),
+        ([shapes(4), {**shapes(8), "c": (1,)}], "unknown input in the given shapes: c"),
         ([shapes(4), shapes(8), shapes(4)], "two sets of shapes are the same: a:4x16 b:4x16"),
     ):
         with pytest.raises(UsageError, match=words):

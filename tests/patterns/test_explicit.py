@@ -105,3 +105,38 @@ def test_matching_is_on_the_folded_graph(context: MatchContext) -> None:
 
 def test_weights_are_numpy_arrays(context: MatchContext) -> None:
     assert all(isinstance(a, np.ndarray) for a in context.graph.constants.values())
+
+
+def test_operators_with_too_many_arguments_are_refused_wherever_they_stand() -> None:
+    registry = collage.builtin_registry(with_entry_points=False)
+    wrong = is_op("relu")(wildcard(), wildcard(), wildcard())
+    for pattern in (
+        wrong,
+        is_op("add")(wrong, wildcard()),
+        wildcard() | wrong,
+        is_op("concat")(is_tuple([wrong])),
+    ):
+        with pytest.raises(
+            RegistrationError, match=r"is_op\('relu'\) has 3 arguments; the operator takes 1 at most"
+        ):
+            registry.patterns.add_pattern("tvm", pattern)
+    registry.patterns.add_pattern("tvm", is_op("relu")(wildcard()) | is_op("add")(wildcard(), wildcard()))
+
+
+def test_a_rule_that_raises_is_left_out_with_a_warning(
+    context: MatchContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(ops: object) -> bool:
+        raise ValueError("boom")
+
+    sources = [
+        BackendPattern(is_op("conv2d")(wildcard(), wildcard()), "mine", check),
+        BackendPattern(is_op("relu")(wildcard()), "other"),
+    ]
+    matches, rejected = find_matches(context, "test", sources)
+    assert {each.pattern for each in matches} == {"other"} and not rejected
+    (told,) = caplog.messages
+    assert told.startswith(
+        "backend test: its pattern or rule mine is left out, since it raised ValueError: boom ("
+    )
+    assert "test_explicit.py, line" in told

@@ -132,3 +132,18 @@ def test_what_is_no_text_is_refused(value: Any, word: str) -> None:
         collect_inputs([port], (value,), {})
     with pytest.raises(InputError, match=f"input x .*{word}"):
         Fallback(b"", [port], [], 1).run({"x": value})
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((8, 10), "has shape 0x10, the module was compiled for 8x10. Give that shape.*"),
+        ((None, 8), r"has shape 0x10, the model takes float32\[\?x8\]."),
+    ],
+)
+def test_what_an_engine_was_compiled_for_is_no_property_of_the_model(
+    shape: tuple[int | None, ...], words: str
+) -> None:
+    port = ValuePort("X", ValueType(TENSOR, "float32", shape))
+    with pytest.raises(InputError, match=f"^input X {words}$"):
+        collect_inputs([port], (np.zeros((0, 10), np.float32),), {})

@@ -18,7 +18,7 @@ COSTS = Costs({1: 10.0, 2: 12.0, 4: 16.0}, 2.0, Wire(50.0, 0.001), HEADS, 6, 512
 
 
 def test_the_study_on_a_tiny_decoder(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is missing: pip install 'collage[parallel]'")
+    pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")
     options = ["--folder", str(tmp_path), "--db", str(tmp_path / "db.sqlite"), "--rounds", "2"]
     done = CliRunner().invoke(
         main,

@@ -160,7 +160,7 @@ def test_contenders() -> None:
     everybody = choose(None, torch=True)
     assert everybody.engines is None and list(everybody.others) == ["pytorch", "inductor"]
     without = choose(None, torch=False)
-    assert not without.others and "pip install 'collage[models]'" in without.note
+    assert not without.others and "pip install '.[models]'" in without.note
     some = choose(["openvino", "inductor_max_autotune"], torch=True)
     assert some.engines == ("openvino",) and list(some.others) == ["inductor_max_autotune"]
     with pytest.raises(CollageError, match="pip install"):

@@ -81,7 +81,7 @@ def test_a_picture_that_could_not_be_drawn_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
-    with pytest.raises(UsageError, match=r"pip install 'collage\[plots\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[plots\]'"):
         check(tmp_path / "levels.svg")
     assert callable(draw)
 

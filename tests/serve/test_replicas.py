@@ -33,7 +33,7 @@ from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folde
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
 needs_ray_serve = pytest.mark.skipif(
     any(find_spec(name) is None for name in NEEDED),
-    reason="Ray Serve is not installed: pip install 'collage[replicas]'",
+    reason="Ray Serve is not installed: pip install '.[replicas]'",
 )
 SLOW = replace(CONFIG, step_ms=20.0)
 TOKENS = 150

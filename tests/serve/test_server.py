@@ -489,4 +489,4 @@ def test_missing_libraries_are_named(folder: Path) -> None:
         [sys.executable, "-c", code, "serve", str(folder)], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 1
-    assert "the server needs starlette, uvicorn: pip install 'collage[serve]'" in done.stderr
+    assert "the server needs starlette, uvicorn: pip install '.[serve]'" in done.stderr

@@ -26,7 +26,7 @@ from tests.serve.served import ROOT
 from tests.serve.simulation import NullRunner
 from tests.serve.test_text import ByteTokenizer
 
-pytest.importorskip("tokenizers", reason="tokenizers is missing: pip install 'collage[serve]'")
+pytest.importorskip("tokenizers", reason="tokenizers is missing: pip install '.[serve]'")
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 BEGIN, HELLO, END, WORLD, BLANK, ER = range(6)

@@ -17,7 +17,7 @@ PYTORCH: Mapping[str, str] = {
 }
 UNASKED = ("pytorch", "inductor")
 KNOWN = (*PYTORCH, *(name for name in ENGINES if name != OURS))
-NO_TORCH = "torch is not installed; pip install 'collage[models]'"
+NO_TORCH = "torch is not installed; pip install '.[models]'"
 
 
 @dataclass(frozen=True)

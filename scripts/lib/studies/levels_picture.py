@@ -36,7 +36,7 @@ def check(file: Path) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
-        raise UsageError("--picture needs matplotlib: pip install 'collage[plots]'.") from error
+        raise UsageError("--picture needs matplotlib: pip install '.[plots]'.") from error
     known = FigureCanvasBase.get_supported_filetypes()
     if file.suffix[1:] not in known:
         raise UsageError(f"--picture: {file} should end in one of .{', .'.join(sorted(known))}.")

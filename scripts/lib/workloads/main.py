@@ -95,9 +95,7 @@ def _positive(text: str) -> int:
 def _require(*packages: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise WorkError(
-            f"{', '.join(missing)} not installed; pip install 'collage[models]' brings what is missing"
-        )
+        raise WorkError(f"{', '.join(missing)} not installed; pip install '.[models]' brings what is missing")
 
 
 def _make_folder(folder: Path) -> None:

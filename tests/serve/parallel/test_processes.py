@@ -30,7 +30,7 @@ from tests.serve.parallel.running import BLOCKS, alive, answers, running, wait_u
 from tests.serve.served import ROOT, served
 from tests.serve.test_server import open_stream, rest_of
 
-pytest.importorskip("torch", reason="torch is missing: pip install 'collage[parallel]'")
+pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")
 
 
 def test_processes_have_processors_that_no_other_team_pins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,5 +251,5 @@ def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> Non
 
 def test_torch_is_asked_for(monkeypatch: pytest.MonkeyPatch, qwen: Ready) -> None:
     monkeypatch.setattr("collage.serve.parallel.gloo.find_spec", lambda name: None)
-    with pytest.raises(CollageError, match=r"pip install 'collage\[parallel\]'"):
+    with pytest.raises(CollageError, match=r"pip install '\.\[parallel\]'"):
         ParallelRunner(qwen.path, default_registry(), Parallelism("cache", 2), BLOCKS)
