@@ -24,7 +24,7 @@ _NAMED = 20
 
 
 class UncoveredError(NoPlacementError):
-    """There are ``nodes`` that no candidate covers."""
+    """Some ``nodes`` are covered by no candidate."""
 
     def __init__(self, graph: Graph, nodes: tuple[int, ...]) -> None:
         named = ", ".join(_name(graph, node) for node in nodes[:_NAMED])
