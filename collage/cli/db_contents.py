@@ -191,7 +191,7 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
 
     settings, threads = str(row["settings"]), str(row["threads"])
     if row.rejected:
-        free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free on the GPU"
+        free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
         return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
     busy = "" if row["busy"] is None else f"{row['busy']:.0%}{'!' if is_busy(row['busy']) else ''}"
     if row.outrun:
