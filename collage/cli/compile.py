@@ -184,8 +184,9 @@ def compile(
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. Ctrl-C, or the end of --budget, writes the best module so far: within seconds
     that is the fastest engine. The result is checked against ONNX Runtime and is never slower than
-    the best engine that is installed, but for --quick, which compares no engine. Where shapes depend on data, an engine runs the model from there on. A model
-    that cannot be cut into parts at all runs whole on the fastest engine. `collage show` tells why.
+    the best engine that is installed (with --quick no engine is compared, and it may be). Where shapes depend on
+    data, an engine runs the model from there on. A model that cannot be cut into parts at all runs whole on the
+    fastest engine. `collage show` tells why.
 
     \b
     Examples:

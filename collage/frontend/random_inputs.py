@@ -109,7 +109,7 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
     except MemoryError as error:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
-            "smaller shapes with --shape, or give values with --input."
+            "smaller shapes (--shape, shapes= in Python), or give values (--input, inputs= in Python)."
         ) from error
 
 

@@ -89,8 +89,8 @@ def with_shapes_of(example_inputs: Mapping[str, Any], shapes: Shapes) -> dict[st
         if own != tuple(shape):
             texts = ["x".join(map(str, each)) or "()" for each in (shape, own)]
             raise UsageError(
-                f"input {name} has the shape {texts[0]} by --shape, and {texts[1]} by the value that is given for it. "
-                "Leave out its --shape, or give a value of that shape."
+                f"input {name} has the shape {texts[0]} by the given shapes, and {texts[1]} by the value that is given "
+                "for it. Leave out its shape, or give a value of that shape."
             )
     return found
 

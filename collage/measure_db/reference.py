@@ -196,7 +196,7 @@ class _NodeRunner:
             except TimeoutError as late:
                 raise MeasurementError(
                     f"ONNX node {node.name} ({node.op_type}) {late} in ONNX Runtime. Does its loop end? "
-                    "Allow it more with --time-limit."
+                    "Allow it more with --time-limit (time_limit_s= in Python)."
                 ) from late
             except Exception as error:  # ORT's exceptions share no base class but Exception
                 text = library_text(error)

@@ -87,8 +87,8 @@ class ShapedModule:
         self.fallback.tell_once(
             partial(
                 log.warning,
-                "%s was not compiled for %s, but for %s. Such calls run on ONNX Runtime. Compile it with --shape for "
-                "these shapes, too. This warning is shown once",
+                "%s was not compiled for %s, but for %s. Such calls run on ONNX Runtime. Compile it for these "
+                "shapes, too (--shape, or compile_shapes in Python). This warning is shown once",
                 self.modules[0].report.model,
                 self._describe(shapes),
                 self._placed(),
@@ -99,7 +99,7 @@ class ShapedModule:
     def _refuse(self, shapes: Shapes) -> NoReturn:
         raise InputError(
             f"the module was not compiled for {self._describe(shapes)}, but for "
-            f"{self._placed()}. Compile it again with --shape for it, too."
+            f"{self._placed()}. Compile it again for these, too (--shape, or compile_shapes in Python)."
         )
 
     def _describe(self, shapes: Shapes) -> str:

@@ -205,7 +205,7 @@ def test_missing_shapes_come_with_a_flag_to_paste() -> None:
 def test_a_shape_and_a_value_that_contradict_each_other() -> None:
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 3]})
     inputs = {"x": np.zeros((4, 3), np.float32)}
-    with pytest.raises(UsageError, match="x has the shape 5x3 by --shape, and 4x3 by the value"):
+    with pytest.raises(UsageError, match="x has the shape 5x3 by the given shapes, and 4x3 by the value"):
         collage.compile(model, shapes={"x": (5, 3)}, inputs=inputs, progress=False)
 
 
