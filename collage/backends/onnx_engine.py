@@ -23,6 +23,19 @@ EXACT_QUOTIENTS = "Round no quotients"
 """A note in the model of a part whose quotients another part may round. The engine must divide for them."""
 
 
+def with_quotients_noted(model: ModelProto) -> ModelProto:
+    """The model, or a copy of it with that note where it rounds or compares quotients."""
+    from collage.frontend.bounds import Types
+    from collage.frontend.rounded_quotients import rounded_quotients
+
+    if not rounded_quotients(model.graph, Types.of(model.graph)):
+        return model
+    noted = type(model)()
+    noted.CopyFrom(model)
+    noted.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
+    return noted
+
+
 class OnnxEngine(Engine):
     """An engine whose Python package has the backend's name; a subclass says how it loads an ONNX model."""
 

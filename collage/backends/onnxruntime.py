@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collage.backends.onnx_engine import EXACT_QUOTIENTS, OnnxEngine
+from collage.backends.onnx_engine import EXACT_QUOTIENTS, OnnxEngine, with_quotients_noted
 from collage.errors import InputError
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
@@ -42,7 +42,7 @@ _NOT_IN_NUMPY = ("bfloat16", "float8", "float4", "int4", "int2")
 """Words that are in the names of types which numpy lacks."""
 
 
-_BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
+BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
 """Fusions that multiply by the rounded reciprocal of a divisor. Models that may round quotients do without."""
 _RECURRENT = (b"LSTM", b"GRU")
 """Operators that end the process on an empty batch. Their names are in the protobuf."""
@@ -64,15 +64,7 @@ class OnnxRuntime(OnnxEngine):
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The artifact of a whole model, with a note where it rounds or compares quotients."""
-        from collage.frontend.bounds import Types
-        from collage.frontend.rounded_quotients import rounded_quotients
-
-        if rounded_quotients(model.graph, Types.of(model.graph)):
-            noted = type(model)()
-            noted.CopyFrom(model)
-            noted.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
-            model = noted
-        return super().codegen_model(model, options)
+        return super().codegen_model(with_quotients_noted(model), options)
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model, whose weights are quantised here where that is asked for."""
@@ -130,7 +122,7 @@ class OnnxRuntime(OnnxEngine):
             data,
             settings,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=[*_BY_RECIPROCALS] if rounds else None,
+            disabled_optimizers=[*BY_RECIPROCALS] if rounds else None,
         )
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:

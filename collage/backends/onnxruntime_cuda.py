@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.cuda import NEVER_RUN
 from collage.backends.cuda_engine import CudaEngine
-from collage.backends.onnx_engine import EXACT_QUOTIENTS, serialised
-from collage.backends.onnxruntime import ModelSession
+from collage.backends.onnx_engine import EXACT_QUOTIENTS, serialised, with_quotients_noted
+from collage.backends.onnxruntime import BY_RECIPROCALS, ModelSession
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
 from collage.kernel.device_array import on_device
@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 _GRAPH = "CUDA graph"
 """ONNX Runtime captures its launches and replays them. It refuses models of which the CPU has to run a part."""
-
-_BY_RECIPROCALS = ("DivMulFusion", "MatMulScaleFusion")
-"""Fusions that multiply by the rounded reciprocal of a divisor. Models that round quotients do without."""
 
 
 class OnnxRuntimeCuda(CudaEngine):
@@ -76,7 +73,7 @@ class OnnxRuntimeCuda(CudaEngine):
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model, with a note where it rounds quotients. Raises UnsupportedError when it is too large."""
-        return serialised(_noted(model))
+        return serialised(with_quotients_noted(model))
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A kernel that makes a session for each binding. Raises UnsupportedError where the provider is not loaded."""
@@ -87,7 +84,7 @@ class OnnxRuntimeCuda(CudaEngine):
         import onnx
 
         if b"Div" in model:
-            model = serialised(_noted(onnx.load_model_from_string(model)))
+            model = serialised(with_quotients_noted(onnx.load_model_from_string(model)))
         loaded = self.opened(model, options, 0)
         return ModelSession(
             [each.name for each in loaded.get_inputs()], lambda feeds: loaded.run(None, feeds)
@@ -112,7 +109,7 @@ class OnnxRuntimeCuda(CudaEngine):
             model,
             settings,
             providers=self.providers(options, stream),
-            disabled_optimizers=[*_BY_RECIPROCALS] if EXACT_QUOTIENTS.encode() in model else None,
+            disabled_optimizers=[*BY_RECIPROCALS] if EXACT_QUOTIENTS.encode() in model else None,
         )
         if self.provider not in found.get_providers():
             raise UnsupportedError(
@@ -191,19 +188,6 @@ class _Run(DeviceCall):
     def run(self) -> None:
         """Run the session, on the host too as far as it has to be."""
         self._run(self._binding, self._settings)
-
-
-def _noted(model: ModelProto) -> ModelProto:
-    """The model, or a copy of it with a note where it rounds or compares quotients."""
-    from collage.frontend.bounds import Types
-    from collage.frontend.rounded_quotients import rounded_quotients
-
-    if not rounded_quotients(model.graph, Types.of(model.graph)):
-        return model
-    noted = type(model)()
-    noted.CopyFrom(model)
-    noted.metadata_props.add(key="collage", value=EXACT_QUOTIENTS)
-    return noted
 
 
 def _has_provider() -> bool:

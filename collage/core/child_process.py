@@ -122,10 +122,9 @@ class ChildProcess:
     def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:
         """Send a message and wait for the reply, at most ``limit_s`` seconds besides those in which the child waits.
 
-        The child may be one that does not read.
-        With those it takes at most ``most_s`` seconds. Raises ChildError when the reply is a Failure; the child lives
-        on. Raises TimeoutError, ChildEndedError and ChannelError. After these, and after any other exception (such as
-        KeyboardInterrupt), the child is killed.
+        With those it takes at most ``most_s`` seconds, also where the child does not read. Raises ChildError when the
+        reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError and ChannelError. After these, and
+        after any other exception (such as KeyboardInterrupt), the child is killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         start = time.monotonic()

@@ -99,8 +99,12 @@ def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
         held.set()
         while turns._last is mine:
             time.sleep(1e-4)
+        waiting = turns._last
+        assert waiting is not None
         behind.append(queue_up(turns, lambda: done.append("behind")))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while waiting.kept.locked():  # a signal just before a thread falls asleep does not wake it
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            leave.wait(0.5)
         leave.wait(10)
         done.append("holder")
 

@@ -74,8 +74,8 @@ def _back(graph: OnnxGraph, step: _Step, at: onnx.NodeProto) -> _Step:
         return step
     if node.op_type in _MOVES:
         return replace(step, value=node.input[0]) if _keeps_columns(graph, step, node) else step
-    if node.op_type == "Cast" and graph.dtypes.get(node.input[0]) == graph.dtypes.get(step.value):
-        return replace(step, value=node.input[0])
+    if node.op_type == "Cast":
+        return replace(step, value=_before_casts(graph, step.value))
     if node.op_type in ("Mul", "Div"):
         return _scaled(graph, step, node)
     if node.op_type == "Concat":
