@@ -73,10 +73,8 @@ class CollageGroup(click.Group):
             return error.exit_code
         except click.ClickException as error:
             return self._fail(_one_line(error), error.exit_code)
-        except (click.Abort, KeyboardInterrupt):
-            return self._fail("interrupted.", _SIGINT)
-        except Terminated as end:
-            return self._fail(f"{end}.", end.exit_code)
+        except (click.Abort, KeyboardInterrupt, Terminated) as end:
+            return self._end(end)
         except CollageError as error:
             return self._fail(str(error), error.exit_code)
         except BrokenPipeError:
@@ -89,6 +87,8 @@ class CollageGroup(click.Group):
             where = f"{error.filename}: " if error.filename else ""
             return self._fail(f"{where}{error.strerror or error}.", 1)
         except Exception as error:  # a fault of our own or of a library, which may be anything
+            if (behind := _end_behind(error)) is not None:
+                return self._end(behind)
             hint = f"A fault in Collage; `{self.name} --traceback` shows where."
             return self._fail(f"{type(error).__name__}: {library_text(error)}. {hint}", 1)
 
@@ -99,12 +99,32 @@ class CollageGroup(click.Group):
         except KeyboardInterrupt as interrupt:
             raise Interrupted("interrupted.") from interrupt
 
+    def _end(self, end: BaseException) -> int:
+        if isinstance(end, Terminated):
+            return self._fail(f"{end}.", end.exit_code)
+        return self._fail("interrupted.", end.exit_code if isinstance(end, Stopped) else _SIGINT)
+
     def _fail(self, message: str, status: int) -> int:
         if _traceback_wanted():
             traceback.print_exc()
         text = " ".join(message.split())
         say(f"{self.name}: error: {text}" if status <= 128 else f"{self.name}: {text}", err=True)
         return status
+
+
+def _end_behind(error: BaseException) -> BaseException | None:
+    """What a signal raised, where it was turned into an error; None where no signal was behind the error.
+
+    Before Python 3.12 an import does so: what is raised in a ``__set_name__`` becomes a RuntimeError.
+    """
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, KeyboardInterrupt | Terminated):
+            return behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def want_traceback() -> None:

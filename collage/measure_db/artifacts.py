@@ -63,7 +63,7 @@ class Artifacts:
         pieces: list[list[int | str]] = []
         inline: list[_Bytes] = []
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             for begin, end, constant in _cut(artifact, data, self._wanted(constants)):
                 if constant is not None:
                     pieces.append(["constant", constant, end - begin])

@@ -119,5 +119,5 @@ class PlanKernels:
         """Write the model as it was loaded to where the worker looks for it, unless it is there."""
         path = plan_folder(self._session.folder) / AS_LOADED
         if self._measured.as_loaded is not None and self._measured.guards and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             self._measured.as_loaded.save(path)

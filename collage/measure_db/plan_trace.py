@@ -19,7 +19,7 @@ class WorkerPosition:
 
     def __init__(self, folder: str | Path) -> None:
         """Open the file in the folder, or make it. The worker writes it, and the compiler reads it."""
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(exist_ok=True)
         self._at = _mapped(Path(folder) / "place", 2)
 
     def enter(self, stage: Stage, plan: int = 0, launch: int = -1) -> None:

@@ -21,7 +21,7 @@ class ValueStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
 
     def __contains__(self, value: int) -> bool:
         return self._path(value).exists()

@@ -17,8 +17,12 @@ import pytest
 from collage.core.child_process import command_for, write_message
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, remove_all, sweep
-from collage.errors import CollageError
+from collage.errors import CollageError, MeasurementError
+from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.process import WorkerProcess
+from collage.measure_db.protocol import VALUES, artifact_folder, plan_folder
+from collage.measure_db.store import ValueStore
 from collage.measure_db.whole_protocol import InitWhole
 from tests.models import conv_net
 
@@ -338,6 +342,43 @@ def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
             time.sleep(0.1)
         left = sorted(str(each.relative_to(place)) for each in place.rglob("*"))
         assert left == [], seconds
+
+
+IMPORTING = """
+import os, signal, sys
+import click
+from collage.cli import main as cli
+class Named:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), int(sys.argv[2]))
+@click.command()
+@click.argument("number")
+def importing(number):
+    class Owner:
+        named = Named()
+cli.main.add_command(importing)
+cli.main(["importing", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_during_an_import_is_no_fault(place: Path, number: int) -> None:
+    """Python 3.11 makes a RuntimeError of what is raised while a class is made."""
+    process = run(IMPORTING, "", int(number), stderr=subprocess.PIPE)
+    _, errors = process.communicate(timeout=30)
+    told = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    assert (process.returncode, errors) == (128 + number, f"collage: {told}.\n")
+
+
+def test_a_worker_makes_no_swept_folder_again(tmp_path: Path) -> None:
+    """Its parent was killed, and another process has swept what they had: nobody would remove a new one."""
+    swept = tmp_path / "collage-measure-abcd1234.tmp"
+    with pytest.raises(MeasurementError, match="cannot be written"):
+        Artifacts(artifact_folder(str(swept)), {}).keep("kernel", b"code")
+    for make in (lambda: ValueStore(swept / VALUES), lambda: WorkerPosition(plan_folder(str(swept)))):
+        with pytest.raises(FileNotFoundError):
+            make()
+    assert not swept.exists()
 
 
 def test_what_is_written_while_a_folder_is_swept_goes_with_the_next_sweep(
