@@ -37,7 +37,8 @@ class Heads:
     ``rotary`` is the number of elements of a head that are rotated, 0 for none: as pairs of neighbours where
     ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``. With a ``softcap``
     scores x become softcap * tanh(x / softcap) then. With ``slopes``, one for each head, they lose that for each token
-    between q and k (ALiBi, Press et al. 2022). With a ``window``, a token sees so many, itself among them.
+    between q and k (ALiBi, Press et al. 2022). With a ``window``, a token sees so many, itself among them. With
+    ``sinks``, one for each head, the softmax has that score beside those of the keys, and its weight is dropped.
     """
 
     heads: int
@@ -49,6 +50,7 @@ class Heads:
     softcap: float = 0.0
     window: int = 0
     slopes: tuple[float, ...] = ()
+    sinks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for heads that the kernel cannot compute, as a damaged file may have them."""
@@ -56,10 +58,11 @@ class Heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} K/V heads")
         if not 0 < self.dim <= MOST_DIM or not 0 <= self.rotary <= self.dim or self.rotary % 2:
             raise ValueError(f"heads of {self.dim} elements, of which {self.rotary} are rotated, cannot be")
-        if self.window < 0 or not self.softcap >= 0 or len(self.slopes) not in (0, self.heads):
+        each = len(self.slopes), len(self.sinks)
+        if self.window < 0 or not self.softcap >= 0 or not {*each} <= {0, self.heads}:
             raise ValueError(
-                f"{self.heads} heads with a window of {self.window} tokens, a softcap of {self.softcap} and "
-                f"{len(self.slopes)} slopes cannot be"
+                f"{self.heads} heads with a window of {self.window} tokens, a softcap of {self.softcap}, {each[0]} "
+                f"slopes and {each[1]} sinks cannot be"
             )
 
     @property
@@ -224,11 +227,11 @@ def attention_steps(
     q, k, v, out = (each.address for each in rows)
     cache = operands.cache
     middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
-    slopes = np.array(heads.slopes, np.float32)
-    ends = (int(slopes.ctypes.data) if heads.slopes else None, int(cache.scales.ctypes.data), batch.address)
+    by_head = [np.array(each, np.float32) for each in (heads.slopes, heads.sinks)]
+    ends = (*map(_address, by_head), int(cache.scales.ctypes.data), batch.address)
     places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, *ends)
     buffers = (ctypes.c_void_p * len(places))(*places)
-    keep = (shape, buffers, batch, operands, rotations, slopes)
+    keep = (shape, buffers, batch, operands, rotations, by_head)
     tasks = [
         [
             Task(
@@ -263,9 +266,12 @@ class Merge:
 
     def __init__(self, heads: Heads, partials: Array, out: Rows, threads: int) -> None:
         self._partials = partials
-        self._struct = _Partials(count=len(partials), apart=partials[0].size, out=out.address)
+        sinks = np.array(heads.sinks, np.float32)
+        self._struct = _Partials(
+            count=len(partials), apart=partials[0].size, out=out.address, sinks=_address(sinks)
+        )
         self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, out.distance), threads))
-        keep = (self._struct, self._shape, partials, out)
+        keep = (self._struct, self._shape, partials, out, sinks)
         function = _function("collage_attention_combine")
         places = ctypes.addressof(self._shape), ctypes.addressof(self._struct)
         self.steps = [Step(tuple(Task(function, *places, n, 0, keep) for n in range(threads)))]
@@ -291,13 +297,18 @@ def _function(name: str) -> int:
     return found
 
 
+def _address(array: Array) -> int | None:
+    """Where an array is, or None for an empty one."""
+    return int(array.ctypes.data) if array.size else None
+
+
 def _numbers(heads: Heads, rows: Sequence[int], threads: int, cells: int = 0) -> dict[str, float]:
     names = ("q_row", "k_row", "v_row", "out_row")
     return {
         **{
             name: int(value)
             for name, value in vars(heads).items()
-            if name not in ("scale", "softcap", "slopes")
+            if name not in ("scale", "softcap", "slopes", "sinks")
         },
         **dict(zip(names, rows, strict=True)),
         "threads": threads,
@@ -346,6 +357,7 @@ class _Partials(ctypes.Structure):
     _fields_ = (
         ("partials", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in "rows count apart".split()),
     )
 

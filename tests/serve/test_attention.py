@@ -42,7 +42,8 @@ def test_heads_that_the_kernel_cannot_compute(heads: int, kv_heads: int, dim: in
 
 
 @pytest.mark.parametrize(
-    "scoring", [{"softcap": -1.0}, {"softcap": float("nan")}, {"window": -1}, {"slopes": (0.5,)}]
+    "scoring",
+    [{"softcap": -1.0}, {"softcap": float("nan")}, {"window": -1}, {"slopes": (0.5,)}, {"sinks": (0.5,)}],
 )
 def test_scoring_that_the_kernel_cannot_compute(scoring: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cannot be"):
@@ -102,8 +103,12 @@ def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
                 scores = scores + heads.slopes[head] * (np.arange(seen) - (seen - 1))
             if heads.window:
                 scores[: max(0, seen - heads.window)] = -np.inf
-            weights = np.exp(scores - scores.max())
-            result[token, head] = weights / weights.sum() @ seq.values[:seen, head // groups]
+            sink = heads.sinks[head] if heads.sinks else -np.inf
+            most = max(float(scores.max()), sink)
+            weights = np.exp(scores - most)
+            result[token, head] = (
+                weights / (weights.sum() + np.exp(sink - most)) @ seq.values[:seen, head // groups]
+            )
     return result
 
 
@@ -217,6 +222,7 @@ SCORINGS = (
     Heads(4, 2, 32, 0, False, 0.2, window=100),
     Heads(4, 4, 20, 0, False, 0.2, window=32),
     Heads(4, 1, 64, 0, False, 0.5, softcap=2.0, window=333, slopes=SLOPES),
+    Heads(4, 2, 32, 0, False, 0.2, window=100, sinks=(2.0, -1.0, 100.0, -1e4)),
 )
 
 
@@ -239,6 +245,7 @@ def test_how_keys_are_scored(heads: Heads, threads: int) -> None:
             Heads(4, 2, 16, 16, False, 0.25),
             Heads(6, 6, 8, 4, True, 0.4),
             Heads(4, 2, 16, 0, False, 0.5, softcap=1.5, window=37, slopes=SLOPES),
+            Heads(4, 2, 16, 0, False, 0.5, sinks=SLOPES),
         ]
     ),
     st.integers(0, 1000),

@@ -30,6 +30,7 @@ from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, small
 
 GPT2, QWEN2 = small(NAMED["gpt2_124m"], 2), small(NAMED["qwen2_like"], 2)
 SLOPES = (0.5, 0.25, 0.125, 0.0625)
+SINKS = (1.0, -2.0, 3.0, 0.0)
 Change = Callable[[onnx.ModelProto], None]
 
 
@@ -133,6 +134,37 @@ def without_nan(model: onnx.ModelProto) -> None:
         after.input[0] = f"safe{layer}"
 
 
+def with_sinks(model: onnx.ModelProto) -> None:
+    """Each head has a score beside those of keys, as gpt-oss has it in PyTorch's exports."""
+    weight(model, "sinks", np.array(SINKS, np.float32).reshape(1, 4, 1, 1))
+    for name, value in (
+        ("first", 0),
+        ("second", 1),
+        ("minus_one", -1),
+        ("last", 3),
+        ("sliced_from", 0),
+        ("sliced_to", -1),
+    ):
+        weight(model, name, np.array([value]))
+    for layer in range(2):
+        node, tag = softmax(model, layer), f"sink{layer}"
+        scores, made = node.input[0], node.output[0]
+        after = next(each for each in model.graph.node if made in each.input)
+        insert(model, made, [
+            helper.make_node("Shape", [scores], [f"{tag}.sizes"]),
+            helper.make_node("Slice", [f"{tag}.sizes", "first", "minus_one"], [f"{tag}.rows"]),
+            helper.make_node("Concat", [f"{tag}.rows", "second"], [f"{tag}.shape"], axis=0),
+            helper.make_node("Expand", ["sinks", f"{tag}.shape"], [f"{tag}.sinks"]),
+            helper.make_node("Concat", [scores, f"{tag}.sinks"], [f"{tag}.all"], axis=-1),
+            helper.make_node("ReduceMax", [f"{tag}.all"], [f"{tag}.most"], axes=[-1], keepdims=1),
+            helper.make_node("Sub", [f"{tag}.all", f"{tag}.most"], [f"{tag}.less"]),
+        ])  # fmt: skip
+        node.input[0] = f"{tag}.less"
+        dropped = helper.make_node("Slice", [made, "sliced_from", "sliced_to", "last"], [f"{tag}.weights"])
+        insert(model, after.output[0], [dropped])
+        after.input[0] = f"{tag}.weights"
+
+
 def with_other_angles(model: onnx.ModelProto) -> None:
     """The second layer rotates more slowly than the first one."""
     slow = weight(model, "slow", np.float32(0.1))
@@ -197,9 +229,11 @@ def options(tmp_path: Path, processes: int = 1) -> DecoderOptions:
         (QWEN2, [with_window(100, 0), with_window(33)], 1e-4),
         (GPT2, [with_slopes, with_window(90), without_nan], 1e-4),
         (QWEN2, [with_softcap, without_nan, with_other_angles], 1e-4),
+        (QWEN2, [with_window(20), with_sinks], 1e-4),
+        (GPT2, [with_sinks, without_nan], 1e-4),
         (GPT2, [with_window(20), in_float16], 5e-2),
     ],
-    ids=["window", "windows", "slopes", "softcap", "float16"],
+    ids=["window", "windows", "slopes", "softcap", "sinks", "sinks and checks", "float16"],
 )
 def test_logits_are_those_of_onnx_runtime(
     shape: Any, changes: list[Change], allowed: float, tmp_path: Path
@@ -223,12 +257,14 @@ def test_logits_are_those_of_onnx_runtime(
     assert worst <= allowed * max(1.0, float(np.abs(wanted).max()))
 
 
-def test_heads_of_processes_have_their_own_slopes(tmp_path: Path) -> None:
+def test_heads_of_processes_have_their_own_slopes_and_sinks(tmp_path: Path) -> None:
     """What is divided is compared with ONNX Runtime as it is compiled."""
-    model = changed(decoder(replace(QWEN2, kv_heads=2)), with_slopes)
+    model = changed(decoder(replace(QWEN2, kv_heads=2)), with_slopes, with_sinks)
     parts = compile_divided(model, options(tmp_path, 2), default_registry(), quiet)
     slopes = [[layer.heads.slopes for layer in part.attention] for part in parts]
     assert slopes == [[pytest.approx(SLOPES[:2])] * 2, [pytest.approx(SLOPES[2:])] * 2]
+    sinks = [[layer.heads.sinks for layer in part.attention] for part in parts]
+    assert sinks == [[SINKS[:2]] * 2, [SINKS[2:]] * 2]
 
 
 @pytest.mark.parametrize("shape", [GPT2, QWEN2, replace(GPT2, form=PLAIN)], ids=["gpt2", "qwen2", "plain"])
@@ -238,6 +274,31 @@ def test_windows_of_layers(shape: Any) -> None:
     assert windows == ([0, 100] if shape.form != PLAIN else [100, 0])
     assert [layer.window for layer in masked(model, 101).layers] == windows
     assert [layer.window for layer in masked(model, 100).layers] == [0, 0]
+
+
+def without_the_first_weight(model: onnx.ModelProto) -> None:
+    """The first key's weight is dropped, and not the sink's."""
+    for tensor in model.graph.initializer:
+        for name, value in (("sliced_from", 1), ("sliced_to", 2**31)):
+            if tensor.name == name:
+                tensor.CopyFrom(numpy_helper.from_array(np.array([value]), name))
+
+
+def with_sinks_of_tokens(model: onnx.ModelProto) -> None:
+    (tensor,) = (each for each in model.graph.initializer if each.name == "sinks")
+    tensor.CopyFrom(numpy_helper.from_array(np.arange(29, dtype=np.float32).reshape(1, 1, 29, 1), "sinks"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_the_first_weight, "no product with v follows it"),
+        (with_sinks_of_tokens, "not one constant for each head"),
+    ],
+)
+def test_other_sinks_are_refused(change: Change, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        masked(changed(decoder(GPT2), with_sinks, change), 200)
 
 
 def test_slopes_of_heads() -> None:
@@ -253,7 +314,7 @@ def test_usual_masks() -> None:
         (replace(QWEN2, form=ATTENTION), 4096),
     ):
         for layer in masked(decoder(shape), length).layers:
-            assert (layer.window, layer.slopes, layer.softcap) == (0, (), 0.0)
+            assert (layer.window, layer.slopes, layer.softcap, layer.sinks) == (0, (), 0.0, ())
 
 
 def bent(model: onnx.ModelProto) -> None:

@@ -83,6 +83,12 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
 
 #endif
 
+// What a row's o is divided by: its sum, and the weight of its head's sink. A sink that is so much larger than the scores
+// that its weight is infinite leaves zeros.
+INLINE float divisor(const float *sinks, int64_t head, float most, float sum) {
+  return sinks ? sum + expf(sinks[head] - most) : sum;
+}
+
 template <bool TILED, typename Cell>
 INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state,
                    [[maybe_unused]] TileState &tiles) {
@@ -134,7 +140,7 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
       memcpy(to + kSent, o, s.dim * sizeof(float));
       continue;
     }
-    const float factor = 1.0f / state.s[row];
+    const float factor = 1.0f / divisor(b.sinks, place(item, row).head, state.m[row], state.s[row]);
     for (int64_t d = 0; d < s.dim; ++d) to[d] = o[d] * factor;
   }
 }
@@ -155,10 +161,10 @@ INLINE void attend_items(const Shape &s, const Buffers &b) {
 #endif
 }
 
-// Merges `count` partial rows, `apart` floats from each other, whose o is `head` floats behind their m. The result is
-// divided by s, or where `partial` it is one to be merged again.
-INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t head, int64_t dim, bool partial,
-                      float *to) {
+// Merges `count` partial rows, `apart` floats from each other, whose o is `before` floats behind their m. The result, that
+// of the head of this number, is divided by s, or where `partial` it is one to be merged again.
+INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t before, int64_t dim, bool partial,
+                      const float *sinks, int64_t head, float *to) {
   float most = -INFINITY, total = 0.0f;
   for (int64_t i = 0; i < count; ++i) most = std::max(most, rows[i * apart]);
   float o[kMostDim] = {};
@@ -167,7 +173,7 @@ INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t h
     if (each[0] == -INFINITY) continue;
     const float weight = expf(each[0] - most);
     total += each[1] * weight;
-    for (int64_t d = 0; d < dim; ++d) o[d] += each[head + d] * weight;
+    for (int64_t d = 0; d < dim; ++d) o[d] += each[before + d] * weight;
   }
   if (partial) {
     to[0] = most;
@@ -175,7 +181,8 @@ INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t h
     memcpy(to + kSent, o, dim * sizeof(float));
     return;
   }
-  for (int64_t d = 0; d < dim; ++d) to[d] = o[d] / total;
+  const float all = divisor(sinks, head, most, total);
+  for (int64_t d = 0; d < dim; ++d) to[d] = o[d] / all;
 }
 
 INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
@@ -186,7 +193,7 @@ INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
     const int64_t rows = rows_of_one(item) * item.kv_heads;
     for (int64_t row = 0; row < rows; ++row) {
       merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, kHead, s.dim,
-                s.partial, output(s, b, item, row));
+                s.partial, b.sinks, place(item, row).head, output(s, b, item, row));
     }
   }
 }
@@ -271,7 +278,7 @@ int collage_attention_combine(void *a, void *b, intptr_t n, void *) {
   for (int64_t row = p.rows * n / s.threads; row < p.rows * (n + 1) / s.threads; ++row)
     for (int64_t head = 0; head < s.heads; ++head)
       merge_row(p.partials + (row * s.heads + head) * (kSent + s.dim), p.count, p.apart, kSent, s.dim, false,
-                p.out + row * s.out_row + head * s.dim);
+                p.sinks, head, p.out + row * s.out_row + head * s.dim);
   return 0;
 }
 

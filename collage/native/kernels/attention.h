@@ -65,6 +65,7 @@ typedef struct {
   const float *cos, *sin;   // [position][rotary / 2]
   float *out;               // heads beside each other
   const float *slopes;      // [head] what a score loses for each token between q and k; NULL for nothing
+  const float *sinks;       // [head] a score beside those of the keys, which has no value; NULL for none
   float *scales;            // [block][kv_head][2][32] those of keys and of values, with which 8-bit cells are multiplied
   collage_attention_batch *batch;
 } collage_attention_buffers;
@@ -73,6 +74,7 @@ typedef struct {
 typedef struct {
   const float *partials;
   float *out;  // heads beside each other
+  const float *sinks;  // as above
   int64_t rows, count, apart;
 } collage_attention_partials;
 

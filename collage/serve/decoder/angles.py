@@ -50,6 +50,7 @@ def attention_of(layer: Layer, rotations: Rotations) -> LayerAttention:
         layer.softcap,
         layer.window,
         layer.slopes,
+        layer.sinks,
     )
     return LayerAttention(heads, rotations)
 

@@ -37,7 +37,7 @@ class Rotation:
 class Layer:
     """The attention of one layer: ``node`` names it in messages, and ``output`` has the heads beside each other.
 
-    ``scale``, ``softcap``, ``window`` and ``slopes`` tell how keys are scored, as those of ``Heads``.
+    ``scale``, ``softcap``, ``window``, ``slopes`` and ``sinks`` tell how keys are scored, as those of ``Heads``.
     """
 
     node: str
@@ -53,6 +53,7 @@ class Layer:
     softcap: float = 0.0
     window: int = 0
     slopes: tuple[float, ...] = ()
+    sinks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

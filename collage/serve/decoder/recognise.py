@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto
@@ -22,6 +22,7 @@ from collage.serve.decoder.onnx_graph import (
 from collage.serve.decoder.peel import Origin, origin_of
 from collage.serve.decoder.positions import check_angles, learned_positions
 from collage.serve.decoder.scores import refuse_from_tokens, scores_of
+from collage.serve.decoder.sinks import before_sinks, drops_sinks, read_sinks
 from collage.serve.decoder.sliced_tables import read_decoder
 
 PROBE = Sizes(tokens=29, past=5)
@@ -35,7 +36,7 @@ _OUTPUT = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Flatten Cast".
 
 @dataclass(frozen=True)
 class _Core:
-    """An attention: its operands q, k and v, what it makes, its scale, and its softcap, 0 for none."""
+    """An attention: its operands q, k and v, what it makes, its scale, its softcap, 0 for none, and its sinks."""
 
     node: onnx.NodeProto
     q: str
@@ -45,6 +46,7 @@ class _Core:
     scale: float | None
     """The factor of the scores, or None for 1 / sqrt(dim), as ONNX's Attention has it."""
     softcap: float
+    sinks: str = ""
 
 
 def recognise(model: onnx.ModelProto, name: str, max_length: int | None = None) -> tuple[Decoder, OnnxGraph]:
@@ -132,18 +134,23 @@ def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
         )
     q, k = scores.product.input
     value = _without_nan(graph, node.output[0])
-    user = _only_user(graph, value)
-    while user is not None and user.op_type in ("Cast", "Identity", "Dropout", "Reshape"):
+    user, dropped = _only_user(graph, value), not scores.sinks
+    while user is not None:
+        if not dropped and drops_sinks(graph, user):
+            dropped = True
+        elif user.op_type not in ("Cast", "Identity", "Dropout", "Reshape"):
+            break
         value = _without_nan(graph, user.output[0])
         user = _only_user(graph, value)
-    if user is None or user.op_type != "MatMul" or user.input[0] != value:
+    if user is None or user.op_type != "MatMul" or user.input[0] != value or not dropped:
         raise ModelError(f"{described(node)} is not recognised as attention: no product with v follows it.")
-    return _Core(node, q, k, user.input[1], user.output[0], scores.scale, scores.softcap)
+    return _Core(node, q, k, user.input[1], user.output[0], scores.scale, scores.softcap, scores.sinks)
 
 
 def _over_tokens(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
     """Whether a Softmax is one over tokens, and not one over experts or classes of a single token."""
-    shape, axis = graph.shapes.get(node.input[0]), attribute(node, "axis", -1)
+    scores, _ = before_sinks(graph, node.input[0])
+    shape, axis = graph.shapes.get(scores), attribute(node, "axis", -1)
     assert isinstance(axis, int)
     return shape is None or shape[axis] in (PROBE.tokens, PROBE.tokens + PROBE.past)
 
@@ -213,6 +220,8 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
     layer = Layer(
         name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation, core.softcap
     )
+    if core.sinks:
+        layer = replace(layer, sinks=read_sinks(graph, node, core.sinks, heads))
     _add_operator_caches(graph, core, origins)
     return layer, origins
 

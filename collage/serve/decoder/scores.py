@@ -8,6 +8,7 @@ import onnx
 
 from collage.errors import ModelError
 from collage.serve.decoder.onnx_graph import MASK, OnnxGraph, described
+from collage.serve.decoder.sinks import before_sinks
 
 _MASKING = frozenset("Add Sub Where Cast Max Min Identity".split())
 
@@ -33,13 +34,15 @@ class Masking:
 class Scores:
     """The product of q and k behind scores, the scale between them, and the nodes on the way that may mask them.
 
-    With a ``softcap`` the scaled scores x become softcap * tanh(x / softcap).
+    With a ``softcap`` the scaled scores x become softcap * tanh(x / softcap). ``sinks`` is the value that is put behind
+    the scores of the keys, or "".
     """
 
     product: onnx.NodeProto
     scale: float = 1.0
     softcap: float = 0.0
     masking: tuple[Masking, ...] = ()
+    sinks: str = ""
 
 
 def scores_of(graph: OnnxGraph, value: str) -> Scores | None:
@@ -47,11 +50,12 @@ def scores_of(graph: OnnxGraph, value: str) -> Scores | None:
 
     Raises ModelError where the token ids decide about a mask or a bias: attention is served without these.
     """
+    value, sinks = before_sinks(graph, value)
     found = _followed(graph, value)
     for each in found.masking if found is not None else ():
         for name in each.masks:
             refuse_from_tokens(graph, each.node, name)
-    return found
+    return None if found is None else replace(found, sinks=sinks)
 
 
 def refuse_from_tokens(graph: OnnxGraph, node: onnx.NodeProto, mask: str) -> None:

@@ -80,8 +80,8 @@ def _local(layer: Layer, splits: Splits, rank: int, processes: int) -> Layer:
     """A layer with this process's heads. Raises ModelError where q, k or v is not split."""
     q, k, v = (_local_source(layer, each, splits, processes) for each in _sources(layer))
     heads, kv_heads = layer.heads // processes, layer.kv_heads // processes
-    slopes = layer.slopes[heads * rank : heads * (rank + 1)]
-    return replace(layer, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, slopes=slopes)
+    slopes, sinks = (each[heads * rank : heads * (rank + 1)] for each in (layer.slopes, layer.sinks))
+    return replace(layer, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, slopes=slopes, sinks=sinks)
 
 
 def _local_source(layer: Layer, source: Source, splits: Splits, processes: int) -> Source:

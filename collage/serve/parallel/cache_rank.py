@@ -59,7 +59,7 @@ class CacheRank:
     def _merge(self, values: Values, place: int) -> tuple[Merge, LaunchList]:
         compiled = self._compiled
         out = values.operands(compiled.decoder.layers[place], self.caches[place]).out
-        merge = Merge(compiled.heads, self._attention.partials, out, compiled.threads)
+        merge = Merge(compiled.attention[place].heads, self._attention.partials, out, compiled.threads)
         return merge, LaunchList(team_of(compiled.threads), merge.steps)
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32] | None:

@@ -105,7 +105,7 @@ class Layer:
         Heads(4, 2, 32, 32, False, 32**-0.5),
         Heads(3, 3, 20, 0, False, 0.3),
         Heads(40, 1, 8, 4, True, 0.4),
-        Heads(2, 1, 32, 0, False, 0.4, softcap=2.0, window=40, slopes=(0.2, 0.1)),
+        Heads(2, 1, 32, 0, False, 0.4, softcap=2.0, window=40, slopes=(0.2, 0.1), sinks=(1.0, -0.5)),
     ],
 )
 def test_one_layer(heads: Heads, size: int) -> None:
