@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +14,9 @@ from collage.cli.console import print_json, say
 from collage.cli.db_options import existing, installed_versions, tell, this_machine
 from collage.cli.options import DB_OPTION, JSON_OPTION
 from collage.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from collage.measure_db.database import Database
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -63,16 +69,15 @@ def import_rows(files: tuple[Path, ...], db: Path | None, everything: bool, as_j
     """
     from collage.measure_db.database import Database
     from collage.measure_db.exchange import merge, usable_here
-    from collage.measure_db.rows import snapshot
 
     filters = {} if everything else {"wanted": usable_here(this_machine(), installed_versions())}
     results = {}
-    for file in files:
-        with snapshot(file) as source, Database(db) as database:
+    with _sources(files) as sources, Database(db) as database:
+        for file, source in sources:
             found = results[str(file)] = merge(database, source, **filters)
-        if not as_json:
-            say(f"{file}:")
-            tell(found)
+            if not as_json:
+                say(f"{file}:")
+                tell(found)
     if as_json:
         print_json({"files": {file: asdict(found) for file, found in results.items()}})
     useless = [file for file, found in results.items() if found.refused and not found.offered]
@@ -91,8 +96,8 @@ def merge(target: Path, files: tuple[Path, ...], as_json: bool) -> None:
     """Add what is in the databases FROM to the database INTO, which is made if there is none.
 
     Of two measurements of the same kernel the one with less noise stays. Measurements of different machines and
-    versions do not meet: each compile uses those of its own. The order of the files does not matter, and a merge that
-    is interrupted changes nothing.
+    versions do not meet: each compile uses those of its own. The order of the files does not matter. All are read
+    before anything is taken, and what is taken of a file is all of it or nothing.
 
     \b
     Examples:
@@ -100,20 +105,27 @@ def merge(target: Path, files: tuple[Path, ...], as_json: bool) -> None:
     """
     from collage.measure_db.database import Database
     from collage.measure_db.exchange import merge as merge_rows
-    from collage.measure_db.rows import snapshot
 
     if twice := [str(file) for file in files if file.resolve() == target.resolve()]:
         raise DatabaseError(f"{twice[0]} cannot be merged into itself.")
     results = {}
-    for file in files:
-        with snapshot(file) as source, Database(target) as database:
+    with _sources(files) as sources, Database(target) as database:
+        for file, source in sources:
             found = results[str(file)] = merge_rows(database, source)
-        if not as_json:
-            say(f"{file}:")
-            tell(found)
-    with Database(target) as database:
+            if not as_json:
+                say(f"{file}:")
+                tell(found)
         machines = list(database.stats().hardware)
     if as_json:
         print_json({"file": str(target), "files": {f: asdict(found) for f, found in results.items()}})
     elif len(machines) > 1:
         say(f"{target} has measurements of {len(machines)} machines now: {'; '.join(machines)}")
+
+
+@contextmanager
+def _sources(files: Sequence[Path]) -> Iterator[list[tuple[Path, Database]]]:
+    """The databases in these files as they are now. Raises DatabaseError for the first that cannot be read."""
+    from collage.measure_db.rows import snapshot
+
+    with ExitStack() as stack:
+        yield [(file, stack.enter_context(snapshot(file))) for file in files]

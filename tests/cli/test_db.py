@@ -107,6 +107,15 @@ def test_merge_tells_of_several_machines(db: Path, tmp_path: Path) -> None:
     fails(1, "db", "merge", db, tmp_path / "text", words=("damaged, or no database",))
 
 
+@pytest.mark.parametrize("command", ["merge", "import"])
+def test_nothing_is_taken_where_a_later_file_is_broken(command: str, db: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    new = tmp_path / "new.sqlite"
+    files = [new, db, tmp_path / "text"] if command == "merge" else [db, tmp_path / "text", "--db", new]
+    fails(1, "db", command, *files, words=("damaged, or no database",))
+    assert not new.exists()
+
+
 def test_a_locked_database_is_named(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Database.__init__, "__kwdefaults__", {**Database.__init__.__kwdefaults__, "busy_s": 0.1}
