@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
+from collage.frontend.bfloat16 import computes_in_bfloat16, in_float32
 from collage.frontend.model_path import check_model_path
 from collage.frontend.old_sets import to_set_7
 from collage.frontend.proto_text import check_text
@@ -41,13 +42,17 @@ ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 def load_onnx(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:
     """The checked model, weights included, in an operator set that engines take. A given ModelProto is copied.
 
-    Where ``files`` are given, the weights of a large model go there (see ``weights``). Raises ModelError, which names
-    the file and the way out, when the file is missing, truncated or no ONNX model, or lacks its external data.
+    A model that computes in bfloat16 computes in float32 then (see ``bfloat16``). Where ``files`` are given, the
+    weights of a large model go there (see ``weights``). Raises ModelError, which names the file and the way out, when
+    the file is missing, truncated or no ONNX model, or lacks its external data.
     """
     model = as_written(source, files)
-    if isinstance(source, onnx.ModelProto):
-        return _checked(model, "the given ModelProto")
-    return _checked(model, "the given bytes" if isinstance(source, bytes) else str(source))
+    name = "the given bytes" if isinstance(source, bytes) else str(source)
+    model = _checked(model, "the given ModelProto" if isinstance(source, onnx.ModelProto) else name)
+    if computes_in_bfloat16(model):
+        in_float32(model)
+        model = model if files is None else moved_out(model, files)
+    return model
 
 
 def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:

@@ -9,7 +9,8 @@ from onnx import helper, numpy_helper
 
 from collage.frontend.weights import array_of, fill
 
-_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")
+"""Attributes that name a type."""
 
 
 def widen(model: onnx.ModelProto, narrow: Collection[int], wide: int) -> None:
@@ -39,14 +40,14 @@ def computes_in(model: onnx.ModelProto, types: Collection[int]) -> bool:
         if any(tensor.data_type in types for tensor in graph.initializer):
             return True
         for attribute in (each for node in graph.node for each in node.attribute):
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in types:
+            if attribute.name in TYPE_ATTRIBUTES and attribute.i in types:
                 return True
     return False
 
 
 def _widen_node(node: onnx.NodeProto, narrow: Collection[int], wide: int) -> None:
     for attribute in node.attribute:
-        if attribute.name in _TYPE_ATTRIBUTES and attribute.i in narrow:
+        if attribute.name in TYPE_ATTRIBUTES and attribute.i in narrow:
             attribute.i = wide
         if attribute.HasField("t"):
             _widen_tensor(attribute.t, narrow, wide)
