@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 pytest.importorskip("tvm")
 
@@ -198,6 +199,15 @@ def test_what_tvm_simplifies_is_refused(backend: Tvm | TvmCuda, name: str) -> No
         words = "TVM leaves out a large constant"
     with pytest.raises(UnsupportedError, match=words):
         backend.codegen(subgraph, BuildOptions())
+
+
+@pytest.mark.parametrize("backend", [Tvm(), TvmCuda()], ids=["tvm", "tvm_cuda"])
+def test_numbers_that_are_rounded_to_bfloat16_in_between_are_refused(backend: Tvm | TvmCuda) -> None:
+    """TVM computes with the numbers before they were rounded."""
+    net = Net(18)
+    narrow = net.op("Cast", net.input(16), to=TensorProto.BFLOAT16)
+    with pytest.raises(UnsupportedError, match="TVM rounds no numbers to bfloat16"):
+        backend.codegen(whole(net, net.op("Cast", narrow, to=TensorProto.FLOAT)), BuildOptions())
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -11,6 +11,8 @@ from collage.graph.rounding_sums import rounds_by_sum
 
 __all__ = ["refusal"]
 
+_UNROUNDED = "bfloat16"
+
 
 def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
     """Why TVM would get one of the nodes wrong beside the others; "" where it does not."""
@@ -18,6 +20,8 @@ def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
     if sum(rounds_by_sum(graph, node) for node in found) > 1:
         return "TVM leaves out a large constant that is added and taken away again"
     for node in found:
+        if any(graph.type_of(value).dtype == _UNROUNDED for value in node.outputs):
+            return "TVM rounds no numbers to bfloat16 that it goes on with"
         if _is_simplified(graph, node):
             return f"TVM simplifies {node.op}, which loses NaN or the sign of zero"
     return ""
