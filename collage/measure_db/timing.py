@@ -75,19 +75,6 @@ class Enough:
 PRECISE = Enough()
 
 
-def time_calls(
-    calls: Sequence[Call],
-    *,
-    limit_s: float = 0.25,
-    min_repeats: int = 7,
-    enough: Enough = PRECISE,
-    clock: Clock = time.perf_counter_ns,
-) -> Timing:
-    """The time of one call; see ``sample_calls``."""
-    found = sample_calls(calls, limit_s=limit_s, min_repeats=min_repeats, enough=enough, clock=clock)
-    return summary(found)
-
-
 def sample_calls(
     calls: Sequence[Call],
     *,
@@ -118,17 +105,6 @@ def sample_calls(
         size = len(batches[0])
         found = (batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
         return _enough(found, limit_s, min_repeats, enough, clock)
-
-
-def time_clocked(
-    calls: Sequence[Clocked],
-    *,
-    limit_s: float = 0.25,
-    enough: Enough = PRECISE,
-    clock: Clock = time.perf_counter_ns,
-) -> Timing:
-    """The time of one call; see ``sample_clocked``."""
-    return summary(sample_clocked(calls, limit_s=limit_s, enough=enough, clock=clock))
 
 
 def sample_clocked(

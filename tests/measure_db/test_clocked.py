@@ -11,7 +11,7 @@ import pytest
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.measure_db.candidate import clocked
-from collage.measure_db.timing import time_clocked
+from collage.measure_db.timing import sample_clocked, summary
 from collage.native import NativeKernel, Step, Task, core_problem, touch_interleaved
 from collage.native.library import address_of, core
 
@@ -37,8 +37,8 @@ def test_the_kernel_alone_is_timed() -> None:
     start = time.monotonic_ns()
     inside = sum(call() for _ in range(5))
     assert 0 < inside < time.monotonic_ns() - start
-    once = time_clocked([clocked(Touches(1), [array], [])], limit_s=0.1)
-    often = time_clocked([call], limit_s=0.1)
+    once = summary(sample_clocked([clocked(Touches(1), [array], [])], limit_s=0.1))
+    often = summary(sample_clocked([call], limit_s=0.1))
     assert often.median_us > 2 * once.median_us
     assert np.all(array == 7)
 
@@ -64,8 +64,8 @@ def test_sampling_ends_when_the_interval_is_narrow_or_the_time_is_up() -> None:
         now[0] += 1_000_000
         return 1_000_000
 
-    steady = time_clocked([kernel], limit_s=10.0, clock=clock)
+    steady = summary(sample_clocked([kernel], limit_s=10.0, clock=clock))
     assert steady.median_us == 1000.0
     assert steady.repeats < 2000
-    slow = time_clocked([kernel], limit_s=0.0001, clock=clock)
+    slow = summary(sample_clocked([kernel], limit_s=0.0001, clock=clock))
     assert slow.repeats == 3

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collage.kernel.kernel import Call
 from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.timing import Enough, Timing, median_interval, noise, summary, time_calls, undisturbed
+from collage.measure_db.timing import (
+    Enough,
+    Timing,
+    median_interval,
+    noise,
+    sample_calls,
+    summary,
+    undisturbed,
+)
 from tests.measure_db.fake_clock import FakeClock
+
+
+def time_calls(calls: Sequence[Call], **options: Any) -> Timing:
+    return summary(sample_calls(calls, **options))
 
 
 @pytest.mark.parametrize("us", [0.05, 0.7, 19.0, 250.0, 40_000.0])
