@@ -376,9 +376,26 @@ def visible(model: onnx.ModelProto) -> None:
     node.input[0] = "masked"
 
 
+def a_short_table(model: onnx.ModelProto) -> None:
+    """What heads lose by distance is a table of 64 tokens, as MPT's exports have it."""
+    far = np.arange(-63, 1, dtype=np.float32) * np.array(SLOPES, np.float32)[:, None, None]
+    node, table = softmax(model, -1), weight(model, "table", far[None])
+    distances(model)
+    for name, value in (("first_axis", 0), ("end", 2**31), ("keys", 3)):
+        weight(model, name, np.array([value]))
+    insert(model, node.output[0], [
+        helper.make_node("Neg", ["whole"], ["minus"]),
+        helper.make_node("Unsqueeze", ["minus", "first_axis"], ["begin"]),
+        helper.make_node("Slice", [table, "begin", "end", "keys"], ["loss"]),
+        helper.make_node("Add", [node.input[0], "loss"], ["masked"], "mask"),
+    ])  # fmt: skip
+    node.input[0] = "masked"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (a_short_table, "has a mask of 1x4x1x64 elements in a sequence of 200 tokens.*--max-length"),
         (bent, r"node mask \(Sub\) lets the last of \d+ tokens see others neither alike"),
         (
             only_the_first,

@@ -175,7 +175,10 @@ class _Masks:
         except ValueError:  # it does not broadcast
             pass
         shape = "x".join(map(str, bias.shape))
-        raise ModelError(f"{described(node)} has a mask of {shape} elements, which cannot be served.")
+        raise ModelError(
+            f"{described(node)} has a mask of {shape} elements in a sequence of {self._total} tokens, which cannot be "
+            "served. Where it is a table of fewer tokens, give their number as --max-length."
+        )
 
     def _line(self, node: onnx.NodeProto, rows: _Bias) -> tuple[int, float]:
         """The window and the slope that biases of one head [token, key] have, 0 for none."""
