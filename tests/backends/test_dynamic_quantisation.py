@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
+import collage.backends.onnxruntime
 from collage.backends.base import UnsupportedError
 from collage.backends.dynamic_quantisation import quantised
 from collage.backends.onnxruntime import OnnxRuntime
@@ -21,6 +22,7 @@ from collage.graph.storage import BF16, FP16, TF32
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
 from collage.measure_db.compare import relative_error
 from collage.report.report import CandidateReport
+from tests.backends.onednn_checks import needs_exact_sums
 from tests.models import conv_net, make_model
 
 RNG = np.random.default_rng(0)
@@ -69,13 +71,18 @@ def test_convolutions_stay_in_float32() -> None:
     assert "MatMulInteger" in kinds
 
 
-def test_it_is_offered_where_the_tolerance_allows_8_bits() -> None:
+def test_it_is_offered_where_the_tolerance_allows_8_bits_and_sums_are_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = OnnxRuntime()
 
     def offered(tolerance: float, metric: str = "max") -> tuple[str, ...]:
         options = CompileOptions(tolerance=tolerance, metric=Metric(metric))
         return tuple(engine.precisions(BuildOptions(precisions=options.precisions)))
 
+    monkeypatch.setattr(collage.backends.onnxruntime, "has_exact_int8_sums", lambda: False)
+    assert offered(1e-2) == ()
+    monkeypatch.setattr(collage.backends.onnxruntime, "has_exact_int8_sums", lambda: True)
     assert [offered(each) for each in (0.0, 1e-3, 1e-2)] == [(), (), (DYNAMIC_INT8,)]
     assert offered(1e-9, "top1") == (DYNAMIC_INT8,)
     assert CompileOptions(tolerance=1e-3).precisions == {BF16, FP16, TF32}
@@ -83,6 +90,7 @@ def test_it_is_offered_where_the_tolerance_allows_8_bits() -> None:
     assert len(engine.profiles(BuildOptions(2))) > 1
 
 
+@needs_exact_sums
 def test_a_compile_measures_it_and_keeps_it_within_the_tolerance(tmp_path: Path) -> None:
     model = products(256, of_tokens=True)
     options: dict[str, Any] = {"db": tmp_path / "db.sqlite", "backends": ["onnxruntime"], "progress": False}
@@ -99,6 +107,7 @@ def test_a_compile_measures_it_and_keeps_it_within_the_tolerance(tmp_path: Path)
     assert not any(c.precision for c in exact.report.candidates)
 
 
+@needs_exact_sums
 def test_it_is_refused_where_one_large_input_would_cost_all_others_their_digits(tmp_path: Path) -> None:
     module = collage.compile(
         products(), tolerance=0.2, db=tmp_path / "db.sqlite", backends=["onnxruntime"], progress=False
