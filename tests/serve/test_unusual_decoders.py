@@ -421,3 +421,27 @@ def test_the_attention_mask_is_no_table_of_positions() -> None:
     found, graph = recognise(model, "it")
     assert graph.shapes["seen"] == (1, PROBE.tokens)
     assert found.max_length is None
+
+
+def test_keys_that_are_gathered_behind_axes_of_one_element() -> None:
+    """As PyTorch exports the heads of a Falcon, which lie beside each other in one product."""
+    model = decoder(QWEN2)
+    wanted, _ = recognise(decoder(QWEN2), "it")
+    key = wanted.layers[0].k.value
+    (made,) = (place for place, node in enumerate(model.graph.node) if key in node.output)
+    for name, value in (("heads", [0, 0, 2, -1]), ("flat", [0, 0, -1]), ("outer_axis", [0]), ("only", [[0]])):
+        add_weight(model, name, np.array(value))
+    rename(model, key, "inner")
+    nodes = [
+        helper.make_node("Reshape", [key, "heads"], ["by_head"]),
+        helper.make_node("Unsqueeze", ["by_head", "outer_axis"], ["outer"]),
+        helper.make_node("GatherND", ["outer", "only"], ["gathered"]),
+        helper.make_node("Squeeze", ["gathered", "outer_axis"], ["by_head_again"]),
+        helper.make_node("Reshape", ["by_head_again", "flat"], ["inner"]),
+    ]
+    for number, node in enumerate(nodes):
+        model.graph.node.insert(made + 1 + number, node)
+    found, graph = recognise(model, "it")
+    assert graph.shapes["gathered"][:4] == (1, 1, PROBE.tokens, 2)
+    assert found.layers[0].k == replace(wanted.layers[0].k, value="gathered")
+    refuse_mixing(graph, cut(graph, found), PROBE.tokens)

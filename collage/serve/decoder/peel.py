@@ -56,8 +56,7 @@ def origin_of(graph: OnnxGraph, value: str, node: onnx.NodeProto, tokens: int) -
             "this is no form of attention that can be served."
         )
     by_head = len(shape) == 4 and shape[0] == 1 and shape[2] == tokens and shape[1] != tokens
-    flat = shape[: 2 if shape[0] == 1 and len(shape) > 2 else 1]
-    if not by_head and int(np.prod(flat)) != tokens:
+    if not by_head and next((size for size in shape if size != 1), 1) != tokens:
         raise ModelError(
             f"{described(maker)} gives {'x'.join(map(str, shape))}, not a row for each token, and {described(node)} "
             "attends to it: this is no form of attention that can be served."
