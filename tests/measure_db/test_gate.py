@@ -62,6 +62,7 @@ def measured(
     model: onnx.ModelProto | Model, spoil: Spoil, folder: Path, variant: Variant = ALL_PLAIN
 ) -> Outcome:
     imported = model if isinstance(model, Model) else import_model(model)
+    folder.mkdir(parents=True, exist_ok=True)
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))

@@ -54,6 +54,7 @@ class _Off(Kernel):
 
 
 def measured(model: Model, steps: int, folder: Path) -> Outcome:
+    folder.mkdir(parents=True, exist_ok=True)
     store = ValueStore(folder / "values")
     evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
     subgraph = Subgraph(model, tuple(range(len(model.graph.nodes))))

@@ -38,6 +38,7 @@ def weights(*shape: int) -> Any:
 
 
 def evaluated(model: Model, folder: Path) -> tuple[ValueStore, dict[int, str]]:
+    folder.mkdir(parents=True, exist_ok=True)
     store = ValueStore(folder / "values")
     return store, evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
 
