@@ -11,6 +11,7 @@ import numpy as np
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
 from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.backends.tvm_codegen.refused import refusal
+from collage.core.interrupts import interruptible
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
@@ -113,6 +114,7 @@ class Tvm(Tuner, Backend):
             raise UnsupportedError(str(error)) from error
         return tune(lowered, options.threads, options.tune_trials, TRIAL_LIMIT_S * options.tune_trials)
 
+    @interruptible()
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Lower, fuse, schedule and compile. The artifact is machine code with the constants."""
         from collage.backends.tvm_codegen.build import compile_kernel

@@ -14,6 +14,7 @@ from collage.backends.base import Availability, BackendKind, UnsupportedError
 from collage.backends.cuda import CudaBackend, architecture
 from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.backends.tvm_codegen.refused import refusal
+from collage.core.interrupts import interruptible
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.storage import CUDA, Storage
@@ -90,6 +91,7 @@ class TvmCuda(Tuner, CudaBackend):
         limit_s = TRIAL_LIMIT_S * options.tune_trials
         return tune(self._lowered(subgraph), architecture(ARCHITECTURE), options.tune_trials, limit_s)
 
+    @interruptible()
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Lower, fuse, schedule and compile, for the GPU that is here or else for ``ARCHITECTURE``."""
         from collage.backends.tvm_codegen.lower import LoweringError

@@ -22,6 +22,9 @@ from collage.backends.tvm_codegen.contraction import UnscheduledError
 from collage.backends.tvm_codegen.lower import LoweringError, lower
 from collage.backends.tvm_codegen.run import load_kernel
 from collage.backends.tvm_codegen.schedule import schedule
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from tests.frontend.test_to_onnx import Net
 from tests.tvm_functions import Spec, aligned, check, const, draw, f32, function, np_softmax, poisoned, wide
 
 op = relax.op
@@ -276,3 +279,38 @@ def test_equal_kernels_are_equal_bytes_and_one_code_in_memory() -> None:
         y = poisoned(kernel.outputs[0])
         kernel.bind([aligned(x), aligned(b)], [y])()
         np.testing.assert_allclose(y, np_softmax(wide(x) + wide(b)), atol=1e-6)
+
+
+WAITS = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from collage.backends.tvm import Tvm
+from collage.kernel.options import BuildOptions
+from tests.backends.test_tvm_codegen import sums
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Tvm().codegen(sums(), BuildOptions(2))
+for seconds in (0.5, 1.0, 1.5):  # one that comes before the thread waits does not wake it
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(10.0, os._exit, (1,)).start()
+lock = threading.Lock()
+lock.acquire()
+try:
+    lock.acquire()
+except KeyboardInterrupt:
+    os._exit(0)
+"""
+
+
+def sums() -> Subgraph:
+    """A region whose loops are split into parts that TVM has to reason about."""
+    net = Net(18)
+    x = net.input(509, 211)
+    model = import_model(net.build(net.op("Relu", net.op("Add", x, x))))
+    return Subgraph(model, tuple(range(len(model.graph.nodes))))
+
+
+def test_ctrl_c_interrupts_what_waits_after_a_kernel_was_built() -> None:
+    """TVM's solver puts the action of SIGINT back so that the system goes on waiting after the signal."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", WAITS, str(root)], cwd=root, timeout=120, check=False)
+    assert done.returncode == 0

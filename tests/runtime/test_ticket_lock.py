@@ -110,7 +110,9 @@ def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
         leave.wait(10)
         done.append("holder")
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a library may have set another one
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # TVM may have changed how it interrupts
     holder = start(lambda: turns.run(hold))
     held.wait(10)
     try:
