@@ -6,12 +6,12 @@ Each number of bfloat16 is one of float32. So results are those of the model, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import TensorProto, helper
 
-from collage.frontend.scopes import all_nodes, bodies, reads
+from collage.frontend.scopes import all_graphs, all_nodes, bodies, reads
 from collage.frontend.shapes import model_inputs
 from collage.frontend.widen import TYPE_ATTRIBUTES, widen
 
@@ -26,7 +26,7 @@ _MOVES = frozenset(
 def computes_in_bfloat16(model: onnx.ModelProto) -> bool:
     """Whether an operator reads or makes bfloat16, and does more than to cast or to move it."""
     narrow: set[str] = set()
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         narrow.update(each.name for each in graph.initializer if each.data_type == _NARROW)
         narrow.update(each.name for each in graph.input if each.type.tensor_type.elem_type == _NARROW)
     for node in all_nodes(model.graph):
@@ -57,7 +57,7 @@ def in_float32(model: onnx.ModelProto) -> None:
         _rename(node, inner)
     for tensor in graph.initializer:
         tensor.name = inner.get(tensor.name, tensor.name)
-    for each in _graphs(graph):
+    for each in all_graphs(graph):
         del each.value_info[:]
     for name in inputs[::-1]:
         graph.node.insert(0, helper.make_node("Cast", [name], [inner[name]], to=_WIDE))
@@ -77,9 +77,3 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for body in bodies(node):
         for info in body.output:  # it may be a value of the graph around
             info.name = names.get(info.name, info.name)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in all_nodes(graph):
-        yield from bodies(node)

@@ -25,6 +25,13 @@ def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return nodes
 
 
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all its subgraphs."""
+    yield graph
+    for node in all_nodes(graph):
+        yield from bodies(node)
+
+
 def defines(body: onnx.GraphProto) -> frozenset[str]:
     """The names that the subgraph's own scope defines."""
     names = {each.name for each in [*body.input, *body.initializer]}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx
 from onnx import helper, numpy_helper
 
+from collage.frontend.scopes import all_graphs
 from collage.frontend.weights import array_of, fill
 
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")
@@ -18,7 +19,7 @@ def widen(model: onnx.ModelProto, narrow: Collection[int], wide: int) -> None:
 
     ``narrow`` are the types that are replaced, and ``wide`` is the one that takes their place.
     """
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         for tensor in graph.initializer:
             _widen_tensor(tensor, narrow, wide)
         for info in (*graph.input, *graph.output, *graph.value_info):
@@ -33,7 +34,7 @@ def widen(model: onnx.ModelProto, narrow: Collection[int], wide: int) -> None:
 
 def computes_in(model: onnx.ModelProto, types: Collection[int]) -> bool:
     """Whether a value or a weight of the model has one of these types of ONNX, as far as it tells."""
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         infos = (*graph.input, *graph.output, *graph.value_info)
         if any(info.type.tensor_type.elem_type in types for info in infos):
             return True
@@ -59,13 +60,3 @@ def _widen_tensor(tensor: onnx.TensorProto, narrow: Collection[int], wide: int) 
     else:
         dtype = helper.tensor_dtype_to_np_dtype(wide)
         tensor.CopyFrom(numpy_helper.from_array(array_of(tensor).astype(dtype), tensor.name))
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
-            for each in attribute.graphs:
-                yield from _graphs(each)
