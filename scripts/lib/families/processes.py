@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from scripts.lib import ROOT
+from scripts.lib.end_group import end_group
 from scripts.lib.families.errors import PackagesMissingError
 from scripts.lib.families.names import PACKAGES
 
@@ -59,13 +59,7 @@ class Server:
 
     def end(self) -> None:
         """End the process and all that it has started in its group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        end_group(self._process, self._errors)
 
     def _answer(self) -> Mapping[str, Any]:
         assert self._process.stdout is not None

@@ -17,6 +17,7 @@ from typing import Any
 
 from collage.errors import CollageError
 from scripts.lib import ROOT
+from scripts.lib.end_group import end_group
 from scripts.lib.serving.contender import MissingError, Setup
 from scripts.lib.serving.record import Served
 from scripts.lib.serving.trace import Arrival, as_message
@@ -104,14 +105,7 @@ class ContenderProcess:
 
     def close(self) -> None:
         """End the process and all that it has started."""
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        end_group(self._process, self._errors)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
