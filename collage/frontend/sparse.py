@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx
 import onnx.numpy_helper
 
 from collage.errors import ModelError
-from collage.frontend.scopes import all_nodes, bodies
+from collage.frontend.scopes import all_graphs
 
 
 def make_dense(model: onnx.ModelProto) -> None:
@@ -17,16 +15,10 @@ def make_dense(model: onnx.ModelProto) -> None:
 
     Raises ModelError for one whose indices are outside of its extents, and for one that is too large when dense.
     """
-    for graph in _graphs(model):
+    for graph in all_graphs(model.graph):
         for sparse in graph.sparse_initializer:
             graph.initializer.append(_dense(sparse))
         del graph.sparse_initializer[:]
-
-
-def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    yield model.graph
-    for node in all_nodes(model.graph):
-        yield from bodies(node)
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
