@@ -47,8 +47,7 @@ def load_onnx(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mod
     the file is missing, truncated or no ONNX model, or lacks its external data.
     """
     model = as_written(source, files)
-    name = "the given bytes" if isinstance(source, bytes) else str(source)
-    model = _checked(model, "the given ModelProto" if isinstance(source, onnx.ModelProto) else name)
+    model = _checked(model, _called(source))
     if computes_in_bfloat16(model):
         in_float32(model)
         model = model if files is None else moved_out(model, files)
@@ -106,6 +105,13 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
     return model
+
+
+def _called(source: ModelSource) -> str:
+    """The source in messages. The text of a model would be that of all its weights."""
+    if isinstance(source, onnx.ModelProto):
+        return "the given ModelProto"
+    return "the given bytes" if isinstance(source, bytes) else str(source)
 
 
 def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

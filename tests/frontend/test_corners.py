@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def test_large_weights_beside_a_model_are_not_serialised(
     monkeypatch.setattr(onnx.checker, "check_model", lambda *_: pytest.fail("was serialised"))
     assert load.load_onnx(path).graph.initializer[0].raw_data == np.ones(512, np.float32).tobytes()
     assert load.load_onnx(onnx.load(path)).graph.node
+
+
+def test_a_given_model_is_loaded_without_its_text() -> None:
+    """The text of a model is four times as long as its weights, and took 150 s a GB."""
+    weights = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    model = make_model([N("Add", ["x", "w"], ["y"])], {"x": [1 << 20]}, {"y": [1 << 20]}, {"w": weights})
+    tracemalloc.start()
+    try:
+        load.load_onnx(model)
+        assert tracemalloc.get_traced_memory()[1] < 2 * weights.nbytes  # the checker gets them as bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_blocks_are_no_impossible_size() -> None:
