@@ -109,8 +109,8 @@ def compile(
       shape. They fix symbolic shapes, too. Several such mappings, in a list or an iterator, are samples to measure
       errors on (see ``tolerance``).
     - ``quick``: take few samples of few candidates. Outputs are checked as always, but the choice is not sure.
-    - ``strict``: raise an error where an operator cannot be converted, or where an engine has to run the whole model or
-      its dynamic suffix.
+    - ``strict``: raise an error where an operator cannot be converted and no library has a kernel for it, or where an
+      engine has to run the whole model or its dynamic suffix.
     - ``remeasure``: measure again what ``db`` knows, for example when the machine was busy.
     - ``exact``: leave out algorithms that reassociate (Winograd's and Strassen's). With these a large number takes
       digits from the small ones beside it.

@@ -93,7 +93,8 @@ from collage.frontend.model_path import check_model_path
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail when a node cannot be converted, or when an engine has to run the whole model or its end.",
+    help="Fail when a node cannot be converted and no library has a kernel for it, or when an engine has to run the "
+    "whole model or its end.",
 )
 @click.option(
     "--quick",

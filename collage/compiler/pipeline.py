@@ -31,6 +31,7 @@ from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.ranges import Ranges
 from collage.compiler.passes.recall import Recall
 from collage.compiler.passes.refine import Refine
+from collage.compiler.passes.refuse_opaque import RefuseOpaque
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
@@ -86,7 +87,7 @@ _SEARCH: tuple[Pass, ...] = (
     ),
 )
 
-FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), Match(), Recall(_SEARCH))
+FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), Match(), RefuseOpaque(), Recall(_SEARCH))
 
 
 def _quick(measure: Pass, *, guarded: bool = True) -> Pass:
@@ -103,6 +104,7 @@ QUICK: tuple[Pass, ...] = (
     Verify(),
     EarlyEngines(),
     Match(),
+    RefuseOpaque(),
     Either(_quick(MeasureFew()), Either(_quick(MeasureFew(between=True)), _QUICK_AT_LAST)),
 )
 

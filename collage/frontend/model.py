@@ -16,8 +16,10 @@ from collage.frontend.build import build_graph
 from collage.frontend.importer import import_onnx
 from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
+from collage.frontend.nameless import nameless_attributes
 from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.network import network_bytes
+from collage.frontend.scopes import all_nodes, bodies
 from collage.frontend.shapes import Shapes, fix_shapes, shape_text
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
@@ -102,6 +104,23 @@ class Model:
         return next((o.version for o in self.onnx.opset_import if o.domain in ("", "ai.onnx")), 1)
 
     @cached_property
+    def inner_operators(self) -> Mapping[int, frozenset[str]]:
+        """The types of the operators in the bodies of opaque nodes, by the nodes' ids; with domains but for ONNX's."""
+        found: dict[int, frozenset[str]] = {}
+        for node in self.graph.nodes:
+            if node.op.startswith("onnx."):
+                inner = [
+                    each for body in bodies(self.onnx.graph.node[node.source]) for each in all_nodes(body)
+                ]
+                names = (
+                    each.op_type if each.domain in ("", "ai.onnx") else f"{each.domain}.{each.op_type}"
+                    for each in inner
+                )
+                if inner:
+                    found[node.id] = frozenset(names)
+        return found
+
+    @cached_property
     def node_signatures(self) -> tuple[bytes, ...]:
         """For each node, what determines its kernel apart from its neighbours: operator, attributes, types, origin."""
         return tuple(self._signature(node) for node in self.graph.nodes)
@@ -135,7 +154,7 @@ class Model:
             if node.op.startswith("onnx."):
                 given = [[bool(name) for name in side] for side in (proto.input, proto.output)]
                 text += f"{given}{_since(self.onnx, proto)}".encode()
-                text += b"".join(a.SerializeToString(deterministic=True) for a in proto.attribute)
+                text += nameless_attributes(proto)
         return text
 
     def describe_node(self, node: int) -> str:

@@ -2,13 +2,13 @@
 
 A kernel that is right on finite numbers only is guarded by scans of what it reads. What it makes inside of itself is
 not scanned, so such a kernel must not have one of these operators before one that may lose a NaN. Of an opaque operator
-only the name is known here.
+only its name is known here, and the names of those in its bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -45,14 +45,21 @@ _STAYING = frozenset(
     "HannWindow HardSigmoid HardSwish Hardmax LRN LSTM LeakyRelu LpNormalization MelWeightMatrix Mish PRelu RNN Relu "
     "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign SwiGLU Swish Tan Tanh ThresholdedRelu".split()
 )
-"""Opaque operators that make no NaN of finite numbers. Branches, loops, functions and unknown operators may."""
+"""Opaque operators that make no NaN of finite numbers. Functions and unknown operators may."""
+_WITH_BODIES = frozenset("If Loop Scan".split())
+"""Opaque operators that make what those in their bodies make."""
+_NOTHING: Mapping[int, Collection[str]] = {}
 
 
 @dataclass(frozen=True)
 class Domains:
-    """What the operators of one graph may make of finite numbers."""
+    """What the operators of one graph may make of finite numbers.
+
+    ``inside`` has the types of the ONNX operators in the bodies of opaque nodes, by the nodes' ids.
+    """
 
     graph: Graph
+    inside: Mapping[int, Collection[str]] = field(default_factory=lambda: _NOTHING)
 
     def lost(self, nodes: Sequence[Node], *, in_steps: bool = False) -> Node | None:
         """The first node that may make NaN or an infinity which another of the nodes may lose; None without one.
@@ -69,11 +76,19 @@ class Domains:
     def _may_leave(self, node: Node) -> bool:
         if node.op.startswith(_OPAQUE):
             floats = any("float" in self.graph.type_of(value).dtype for value in node.outputs)
-            return floats and node.op.removeprefix(_OPAQUE) not in _STAYING
+            return floats and not self._stays(node)
         rule = _RULES.get(node.op)
         if rule is None or "float" not in self.graph.type_of(node.outputs[0]).dtype:
             return False
         return rule(self.graph, node, [self._spans[value] for value in node.inputs])
+
+    def _stays(self, node: Node) -> bool:
+        """Whether an opaque node makes no NaN of finite numbers."""
+        name = node.op.removeprefix(_OPAQUE)
+        if name not in _WITH_BODIES:
+            return name in _STAYING
+        inside = self.inside.get(node.id, ())
+        return bool(inside) and _WITH_BODIES.union(_STAYING).issuperset(inside)
 
     def _is_lost(self, node: Node, places: set[int]) -> bool:
         """Whether what the node makes reaches an operator that may lose NaN, within these places."""

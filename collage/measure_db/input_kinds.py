@@ -19,6 +19,7 @@ from collage.graph.magnitudes import INTEGER_LIMIT
 _OUTLIER = 1e4
 _GOLDEN = 0.618
 """Multiples of it are spread evenly over the whole numbers."""
+_WITH_BODIES = frozenset(("onnx.If", "onnx.Loop", "onnx.Scan"))
 _UNEVEN = (2.0**-6, 2.0**6)
 """Channels are scaled by powers of two between these. That rounds nothing."""
 
@@ -81,15 +82,19 @@ def free_integers(
 ) -> list[bool]:
     """Which of the values may be any integer: those that are no indices, and that no divisor is computed from.
 
+    Those that bodies of loops and branches read may be both.
+
     ``values`` are value ids, and ``indices`` tells of each whether it is used as an index. ``members`` are the nodes
     that the values go through. ONNX does not define a division of integers by zero, and ONNX Runtime ends the
     process.
     """
-    tainted: set[int] = set()  # values that a divisor is calculated from
+    tainted: set[int] = set()  # values that a divisor is calculated from, or an index in a body
     for number in sorted(members, reverse=True):
         node = graph.nodes[number]
         if node.op in DIVISIONS and len(node.inputs) > 1 and "int" in graph.type_of(node.inputs[1]).dtype:
             tainted.add(node.inputs[1])
+        if node.op in _WITH_BODIES:
+            tainted.update(node.inputs)
         if tainted.intersection(node.outputs):
             tainted.update(node.inputs)
     return [not index and value not in tainted for value, index in zip(values, indices, strict=True)]

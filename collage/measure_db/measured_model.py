@@ -117,4 +117,4 @@ class MeasuredModel:
 
     @cached_property
     def _domains(self) -> Domains:
-        return Domains(self.model.graph)
+        return Domains(self.model.graph, self.model.inner_operators)

@@ -46,7 +46,7 @@ one protobuf."""
 _ROUNDING = 0.05
 """Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
 _NOTE = ".trying"
-_CONTROL_FLOW = ("onnx.Loop", "onnx.Scan", "onnx.If")
+_CONTROL_FLOW = frozenset(("onnx.Loop", "onnx.If"))
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,8 @@ class Samples:
         constants = sum(array.nbytes for array in subgraph.weights.values())
         if constants > _LARGEST_BYTES and not has_files(model.onnx):
             return
-        if any(node.op in _CONTROL_FLOW for node in subgraph.operators):
+        inner = model.inner_operators
+        if any(n.op in _CONTROL_FLOW or "Loop" in inner.get(n.id, ()) for n in subgraph.operators):
             return  # a changed number of iterations may be one that never ends
         names = [f"v{value}" for value in subgraph.inputs]
         end = time.monotonic() + self._budget_s

@@ -18,6 +18,8 @@ from collage.native.team import Team, team_of
 _MOST_PIECES = 256
 _EVENT_BYTES = 128
 _EVENT_WORDS = _EVENT_BYTES // 4
+_OUT_OF_RANGE = -2
+"""The status of a kernel that reads an index out of range (kernels.h)."""
 
 
 class TaskError(CollageError):
@@ -210,4 +212,5 @@ class LaunchList:
             self._join(team_of(self.team.threads))
         status = self._run(*self._arguments)
         if status:
-            raise TaskError(f"native step {self._failed.value} of {len(self)} returned status {status}.")
+            why = ": an index is out of range." if status == _OUT_OF_RANGE else f" returned status {status}."
+            raise TaskError(f"native step {self._failed.value} of {len(self)}{why}")

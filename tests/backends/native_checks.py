@@ -56,14 +56,16 @@ def filled(content: np.ndarray) -> np.ndarray:
     """A copy at a multiple of 64 bytes, with NaN on both sides (see ``untouched``)."""
     room = aligned_bytes(content.nbytes + 8 * MARGIN).view(np.float32)
     room[...] = np.nan
-    room[MARGIN:-MARGIN] = content.reshape(-1)
-    return room[MARGIN:-MARGIN].reshape(content.shape)
+    copy = room[MARGIN:-MARGIN].view(content.dtype).reshape(content.shape)
+    copy[...] = content
+    return copy
 
 
 def untouched(copy: np.ndarray) -> bool:
     """Whether there still is NaN on both sides."""
     room = np.ctypeslib.as_array(
-        ctypes.cast(copy.ctypes.data - 4 * MARGIN, ctypes.POINTER(ctypes.c_float)), (copy.size + 2 * MARGIN,)
+        ctypes.cast(copy.ctypes.data - 4 * MARGIN, ctypes.POINTER(ctypes.c_float)),
+        (copy.nbytes // 4 + 2 * MARGIN,),
     )
     return bool(np.isnan(room[:MARGIN]).all() and np.isnan(room[-MARGIN:]).all())
 

@@ -79,13 +79,14 @@ def test_a_full_compile_is_this_list_of_passes() -> None:
     first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "GpuStreams", "Glance"]
     promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
     streams = ["Place", "Calibrate", "Concurrency", "GpuStreams", "Glance"]
-    begin = ["Import", "Verify", "Ranges", "Match"]
+    begin = ["Import", "Verify", "Ranges", "Match", "RefuseOpaque"]
     assert list(leaves(FULL)) == [*begin, *promising, "Measure", *streams, *search]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
     search = ["MeasureFew", "PlaceOnce", "GpuStreams", "SelectOnly"]
-    assert list(leaves(QUICK)) == ["Import", "Verify", "EarlyEngines", "Match", *search * 4]
+    begin = ["Import", "Verify", "EarlyEngines", "Match", "RefuseOpaque"]
+    assert list(leaves(QUICK)) == [*begin, *search * 4]
 
 
 def test_a_compile_that_is_stopped_settles() -> None:

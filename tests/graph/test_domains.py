@@ -345,6 +345,28 @@ def test_what_a_branch_makes() -> None:
     assert Domains(graph).lost(graph.nodes[1:]) is None
 
 
+@pytest.mark.parametrize(
+    ("inner", "domain", "kept"), [("Mul", "", True), ("Div", "", False), ("Mul", "other", False)]
+)
+def test_what_a_loop_makes_is_made_in_its_body(inner: str, domain: str, kept: bool) -> None:
+    inside = helper.make_graph(
+        [helper.make_node(inner, ["row", "w"], ["made"], domain=domain)],
+        "body",
+        [helper.make_tensor_value_info("row", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("made", TensorProto.FLOAT, [4])],
+    )
+    nodes = [N("Scan", ["x"], ["h"], num_scan_inputs=1, body=inside), N("Relu", ["h"], ["y"])]
+    proto = make_model(nodes, {"x": [5, 4]}, {"y": [5, 4]}, {"w": np.zeros(4, np.float32)})
+    proto.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [5, 4]))
+    model = from_simplified(proto)
+    graph = model.graph
+    name = f"{domain}.{inner}" if domain else inner
+    assert model.inner_operators == {0: {name}}
+    assert graph.nodes[0].op == "onnx.Scan"
+    assert (Domains(graph, model.inner_operators).lost(graph.nodes) is None) == kept
+    assert Domains(graph).lost(graph.nodes) is not None
+
+
 def test_an_opaque_quotient() -> None:
     """It is one step, so that only what follows may lose what it makes."""
     model = from_simplified(simplify(model_of(*LOST["a quotient"][:2])), wrong={0: "as a test"})

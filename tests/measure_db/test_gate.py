@@ -336,6 +336,39 @@ def test_a_division_of_integers_is_checked(tmp_path: Path) -> None:
     assert isinstance(measured(model, right, tmp_path), Measurement)
 
 
+def choosing() -> onnx.ModelProto:
+    """Rows that choose one of two matrices each, in a loop."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Gather", ["w", "one"], ["matrix"], axis=0),
+            helper.make_node("MatMul", ["row", "matrix"], ["made"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("row", TensorProto.FLOAT, [16]),
+            helper.make_tensor_value_info("one", TensorProto.INT64, []),
+        ],
+        [helper.make_tensor_value_info("made", TensorProto.FLOAT, [8])],
+    )
+    weights = {"w": np.random.default_rng(0).standard_normal((2, 16, 8)).astype(np.float32)}
+    nodes = [helper.make_node("Scan", ["x", "c"], ["y"], num_scan_inputs=2, body=body)]
+    return make_model(nodes, {"x": [4, 16], "c": [4]}, {"y": [4, 8]}, weights, types={"c": TensorProto.INT64})
+
+
+def test_a_loop_of_known_length_is_tried_on_nan(tmp_path: Path) -> None:
+    """What its body does with integers is not known, so that these stay."""
+
+    def of_finite(inputs: Sequence[Any], output: Any, calls: int) -> None:
+        output[...] = np.nan_to_num(output)
+
+    outcome = measured(choosing(), right, tmp_path / "a")
+    assert isinstance(outcome, Measurement) and not outcome.finite_only
+    outcome = measured(choosing(), of_finite, tmp_path / "b")
+    assert isinstance(outcome, Measurement) and outcome.finite_only
+    model = import_model(choosing())
+    assert free_integers(model.graph, model.graph.inputs, (0,), [False] * 2) == [False, False]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integers_have_all_sizes_and_signs(dtype: str) -> None:
     rng, info = np.random.default_rng(0), np.iinfo(dtype)

@@ -22,6 +22,7 @@ from collage.native.library import address_of
 from tests.backends import (
     test_native_bf16,
     test_native_direct,
+    test_native_experts,
     test_native_gemm,
     test_native_int8,
     test_native_lstm,
@@ -92,6 +93,13 @@ def test_weights_in_fewer_bits() -> None:
 def test_lstm() -> None:
     test_native_lstm.test_layers_of_all_directions("bidirectional", 6)
     test_native_lstm.test_numbers_far_from_zero_saturate()
+
+
+def test_experts() -> None:
+    for rows in (3, 100):
+        test_native_experts.test_rows_choose_any_expert(4, rows, 2)
+        test_native_experts.test_matrices_of_any_size(64, 96)
+    test_native_experts.test_a_row_is_the_same_however_many_there_are(100)
 
 
 def test_attention_to_caches_of_all_types() -> None:

@@ -10,6 +10,7 @@ from collage.backends.native_kernels.amx_gemm import AmxGemm
 from collage.backends.native_kernels.bf16_direct import Bf16DirectConv
 from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
+from collage.backends.native_kernels.experts import Bf16Experts, Experts
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.int8_gemm import Int8Gemm
 from collage.backends.native_kernels.lstm import LstmLayer
@@ -37,6 +38,8 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Bf16DirectConv(),
     Int8Gemm(),
     LstmLayer(),
+    Experts(),
+    Bf16Experts(),
 )
 
 

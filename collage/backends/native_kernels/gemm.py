@@ -26,8 +26,10 @@ TILE_ROWS = 8
 """Rows of a tile with AVX-512. So few read all weights once, and may read them in order; which is faster, and by how
 much, differs between processors."""
 
+ROW_CHUNK = 128
+"""Rows that are multiplied with the weights at a time."""
+
 _PANEL = 3
-_ROW_CHUNK = 128
 
 
 class Gemm(ChainAlgorithm):
@@ -53,14 +55,13 @@ class Gemm(ChainAlgorithm):
         product = task.product
         split, order = split_and_order(build.variant.split)
         depth, columns = product.matrix.shape
-        slices = -(-depth // build.speeds.blocking.gemm_depth)
-        deep = -(-depth // (slices * BLOCK)) * BLOCK
+        deep = slice_depth(depth, build)
         shares = 1 if split == WHOLE else build.threads
         numbers = {
             "rows": product.rows,
             "depth": depth,
             "columns": columns,
-            "row_chunk": _ROW_CHUNK,
+            "row_chunk": ROW_CHUNK,
             "slice": deep,
             "shares": shares,
             "by_rows": split == ROWS,
@@ -105,6 +106,12 @@ def orders_of(rows: int) -> list[str]:
 def with_order(packed: Packed) -> Packed:
     """The same; artifacts that are older than the number prefetch."""
     return replace(packed, numbers={"in_order": 0, **packed.numbers})
+
+
+def slice_depth(depth: int, build: BuildOptions) -> int:
+    """The depth of a slice, a multiple of 16: slices are as few as may be, and equal but for the last one."""
+    slices = -(-depth // build.speeds.blocking.gemm_depth)
+    return -(-depth // (slices * BLOCK)) * BLOCK
 
 
 def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:

@@ -38,11 +38,11 @@ def pieces_of_share(flop: float, chunks: int) -> int:
 class SharedKernel(NativeKernel):
     """A kernel whose share i is the call ``function(&shape, &buffers, i)``. A thread has ``pieces`` shares.
 
-    The kernel's C struct of buffers is pointers in this order: the data, ``constants`` (arrays of the kernel's
-    own, None for NULL), the residual or NULL where the kernel can add one, the result, and scratch memory of the
-    share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual`` say which of the
-    subgraph's inputs these are, and ``shares`` how many there are. ``limits`` tells how far the function goes in its
-    buffers.
+    The kernel's C struct of buffers is pointers in this order: the data, other inputs (``also_read``), ``constants``
+    (arrays of the kernel's own, None for NULL), the residual or NULL where the kernel can add one, the result, and
+    scratch memory of the share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual``
+    say which of the subgraph's inputs these are, and ``shares`` how many there are. ``limits`` tells how far the
+    function goes in its buffers.
     """
 
     def __init__(
@@ -70,13 +70,17 @@ class SharedKernel(NativeKernel):
         self._constants = tuple(constants)
         self._scratch_bytes = 0 if scratch_bytes is None else scratch_bytes(packed.numbers)
 
+    def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Inputs that are read besides the data, and no residual. There are none unless a kernel has some."""
+        return ()
+
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
         """One step with a task for each thread that takes part. Raises ValueError where buffers are too small."""
         numbers = self._numbers
         data, result = picked("input", inputs, numbers["data"]), picked("output", outputs, 0)
         check_floats("the data", data, self._needs.data)
         check_floats("the result", result, self._needs.result)
-        arrays: list[Array | None] = [data, *self._constants]
+        arrays: list[Array | None] = [data, *self.also_read(inputs), *self._constants]
         if self._takes_residual:
             residual = None if numbers["residual"] is None else picked("input", inputs, numbers["residual"])
             if residual is not None:

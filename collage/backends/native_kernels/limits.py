@@ -226,6 +226,20 @@ def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
+def experts_limits(n: Numbers, arrays: Arrays, together: int = 1) -> Needs:
+    """The limits of the kernel in `expert_gemm.h`. Its choices are checked where it is bound to buffers.
+
+    So many weights lie ``together`` in 4 bytes.
+    """
+    at_least(1, n, "rows", "depth", "columns", "experts", "row_chunk", "slice")
+    one_of((0, 1), n, "in_order")
+    if n["row_chunk"] > _MOST_FLOATS or n["depth"] % together:
+        raise MalformedError(f"{n['row_chunk']} rows of {n['depth']} at a time")
+    blocks = -(-n["columns"] // BLOCK)
+    check_floats("weights", arrays["weights"], n["experts"] * n["depth"] * blocks * BLOCK // together)
+    return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
+
+
 def bf16_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `bf16_gemm.h`. A number of bfloat16 counts as half a float."""
     at_least(1, n, "rows", "depth", "columns", "row_chunk")

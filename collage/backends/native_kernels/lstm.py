@@ -17,7 +17,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import Algorithm, is_small
-from collage.backends.native_kernels.gemm import COLUMNS, WHOLE, Gemm, packed_weights
+from collage.backends.native_kernels.gemm import COLUMNS, ROW_CHUNK, WHOLE, Gemm, packed_weights, slice_depth
 from collage.core.typed import MalformedError
 from collage.graph.dataflow import Array
 from collage.graph.storage import BLOCK, PLAIN
@@ -36,7 +36,6 @@ OPERATOR = "onnx.LSTM"
 """The name of an LSTM that TVM's importer has left as it is."""
 
 _GATES = 4
-_ROW_CHUNK = 128
 _DIRECTIONS = {b"forward": 1, b"reverse": 1, b"bidirectional": 2}
 _ACTIVATIONS = [b"Sigmoid", b"Tanh", b"Tanh"]
 _KNOWN = frozenset({"activations", "direction", "hidden_size", "input_forget", "layout"})
@@ -172,8 +171,7 @@ class LstmLayer(Algorithm[Lstm]):
         """The numbers of the kernel and its weights, in the order in which they are read. Raises UnsupportedError."""
         shares = 1 if build.variant.split == WHOLE else build.threads
         depth = task.of_data.shape[2]
-        slices = -(-depth // build.speeds.blocking.gemm_depth)
-        deep = -(-depth // (slices * BLOCK)) * BLOCK
+        deep = slice_depth(depth, build)
         numbers = {
             "steps": task.steps,
             "batch": task.batch,
@@ -244,7 +242,7 @@ class _LstmKernel(NativeKernel):
             "rows": n["steps"] * n["batch"],
             "depth": n["elements"],
             "columns": self._columns,
-            "row_chunk": _ROW_CHUNK,
+            "row_chunk": ROW_CHUNK,
             "slice": n["slice"],
             "shares": n["shares"],
             "by_rows": 0,

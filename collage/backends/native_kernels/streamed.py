@@ -62,7 +62,7 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
         "rows": product.rows,
         "depth": depth,
         "columns": columns,
-        "row_chunk": _row_chunk(depth),
+        "row_chunk": row_chunk(depth),
         "shares": 1 if split == WHOLE else build.threads,
         "by_rows": split == ROWS,
         "widens": kind == WIDENED,
@@ -103,7 +103,7 @@ def panels_of(weights: Array, together: int, shares: int) -> Floats:
     return np.concatenate(parts).view(np.float32)
 
 
-def _row_chunk(depth: int) -> int:
+def row_chunk(depth: int) -> int:
     """The number of rows that are multiplied with a panel at a time, a multiple of a tile's."""
     chunk = _CHUNK_BYTES // (2 * depth) // TILE_ROWS * TILE_ROWS
     return max(TILE_ROWS, min(chunk, _MOST_CHUNK))

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.core.progress import Progress
-from collage.errors import ModelError
-from collage.frontend.model import Model, from_simplified
+from collage.frontend.model import from_simplified
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Verify:
     """
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets a model with the wrong nodes opaque. Raises ModelError for opaque nodes in a strict compile."""
+        """Sets a model with the wrong nodes opaque."""
         model = compilation.imported
         context.progress(Progress("verify", 0, 1, model.name))
         while True:
@@ -27,16 +26,4 @@ class Verify:
                 break
             opaque = {**model.opaque, **wrong}
             model = from_simplified(model.onnx, model.name, opaque, model.example_inputs, model.assumed)
-        if context.options.strict:
-            _refuse_opaque(model)
         return replace(compilation, model=model)
-
-
-def _refuse_opaque(model: Model) -> None:
-    """Raise ModelError for nodes that TVM's importer could not convert."""
-    if model.opaque:
-        nodes = model.onnx.graph.node
-        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in model.opaque.items())
-        raise ModelError(
-            f"strict: {len(model.opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
-        )

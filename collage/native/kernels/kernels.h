@@ -33,12 +33,13 @@
 extern "C" {
 #endif
 
-// Status of a kernel that was built for another processor, or whose shape is none of those it knows.
-enum { COLLAGE_UNAVAILABLE = -1 };
+// Status of a kernel that was built for another processor, or whose shape is none of those it knows; and of one that reads
+// an index out of range. launch.py has the second one, too.
+enum { COLLAGE_UNAVAILABLE = -1, COLLAGE_OUT_OF_RANGE = -2 };
 
 // To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
 // a library of another revision is not used, nor are measurements and packed kernels of another one.
-#define COLLAGE_KERNELS_REVISION 11
+#define COLLAGE_KERNELS_REVISION 12
 
 int collage_kernels_revision(void);
 

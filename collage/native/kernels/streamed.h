@@ -63,10 +63,10 @@ using StreamedTiles = const std::array<StreamedTile, kTileRows + 1> &;
 // Reads the weights of some blocks of columns once, and multiplies all rows with a panel of them while it is in the L2
 // cache, `most` at a time; they prefetch the next panel meanwhile. `o` has the rows, whose elements have `item` bytes, and
 // `lines`. tiles_of(blocks of a panel) are its tiles, and finish(rows, column, columns) is called when `sums` has their
-// sums. `in_order` leaves prefetching to the processor.
+// sums. `in_order` leaves prefetching to the processor. `after` is what is read after all of that, or nullptr.
 template <typename TilesOf, typename Finish>
 void each_panel(Streamed o, size_t item, Range rows, int most, Range blocks, const float *weights, void *sums,
-                bool in_order, TilesOf tiles_of, Finish finish) {
+                bool in_order, TilesOf tiles_of, Finish finish, const float *after = nullptr) {
   const char *const first = static_cast<const char *>(o.a);
   const float *const end = weights + blocks.end * kLanes * o.lines;
   const int64_t groups = parts(rows, most);
@@ -78,12 +78,13 @@ void each_panel(Streamed o, size_t item, Range rows, int most, Range blocks, con
     const StreamedTiles tiles = tiles_of(wide);
     const intptr_t lines = o.lines * wide;
     const float *const next = weights + lines * kLanes;
-    const bool more = next < end && !once;
+    const float *const then = next < end ? next : after;
+    const bool more = then != nullptr && !once;
     o.b = weights;
     o.ahead_lines = more ? (wide * o.kStep + groups - 1) / groups : 0;
     for (int64_t group = 0; group < groups; ++group) {
       const Range some = part(rows, group, groups);
-      if (more) o.ahead = next + lines * group / groups * kLanes;
+      if (more) o.ahead = then + lines * group / groups * kLanes;
       o.a = first + (some.begin - rows.begin) * o.a_row * item;
       tiles[some.end - some.begin](o, sums);
       finish(some, block * kLanes, wide * kLanes);

@@ -1,0 +1,292 @@
+"""Products of rows that each choose one of many constant matrices, as in mixtures of experts; see `expert_gemm.cpp`.
+
+ONNX has no operator for them. They are read from a ``Scan`` over the rows and their choices, whose body gathers the
+chosen matrix and multiplies the row with it. An engine that runs it as it is written copies a matrix for each row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.native_kernels.bf16_gemm import packed_weights as packed_in_bf16
+from collage.backends.native_kernels.gemm import (
+    COLUMNS,
+    IN_ORDER,
+    ROW_CHUNK,
+    WHOLE,
+    orders_of,
+    packed_weights,
+    slice_depth,
+    split_and_order,
+    words,
+)
+from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import experts_limits
+from collage.backends.native_kernels.streamed import TILE_SUMS, WIDENED, row_chunk
+from collage.core.typed import typed
+from collage.graph.dataflow import Array
+from collage.graph.storage import BF16, BLOCK
+from collage.kernel.buffers import ALIGNMENT
+from collage.kernel.options import BuildOptions, Variant
+from collage.native import NativeKernel
+from collage.native.packed import Packed
+from collage.native.reach import FLOAT_BYTES, check_floats, picked
+
+if TYPE_CHECKING:
+    import onnx
+
+    from collage.frontend.subgraph import Subgraph
+
+OPERATOR = "onnx.Scan"
+"""The name of a loop over the elements of tensors, which TVM's importer has left as it is."""
+
+_DOMAINS = ("", "ai.onnx")
+_AXES = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
+"""Attributes of a Scan that are zeros where it goes along first axes, and forward."""
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """``result[r] = data[r] @ weights[choice[r]]`` for each row r.
+
+    ``weights`` are (E, K, N) in float32. ``data`` (R, K) in float32 and ``choice`` (R,) in int64 are positions among
+    the subgraph's inputs, and ``rows`` is R. The result is (R, N) in float32.
+    """
+
+    data: int
+    choice: int
+    rows: int
+    weights: Floats
+
+    @property
+    def flop(self) -> int:
+        """The number of floating-point operations."""
+        _, depth, columns = self.weights.shape
+        return 2 * self.rows * int(depth * columns)
+
+
+def read_experts(subgraph: Subgraph) -> ExpertProduct:
+    """The subgraph as such products. Raises UnsupportedError with the reason where it is something else."""
+    if len(subgraph.nodes) != 1:
+        raise UnsupportedError("something follows the products of experts")
+    graph, (node,) = subgraph.model.graph, subgraph.operators
+    proto = subgraph.model.onnx.graph.node[node.source]
+    if proto.domain not in _DOMAINS:
+        raise UnsupportedError(f"a Scan of the domain {proto.domain}")
+    _check_scan(proto)
+    data, choice, weights = node.inputs
+    if not graph.is_constant(weights):
+        raise UnsupportedError("the experts' matrices are no constant")
+    if graph.is_constant(data) or graph.is_constant(choice):
+        raise UnsupportedError("the rows or their choices are constants")
+    kinds = [graph.type_of(value) for value in (data, choice, weights, node.outputs[0])]
+    dtypes = [each.dtype for each in kinds]
+    if dtypes != ["float32", "int64", "float32", "float32"]:
+        raise UnsupportedError(f"products of experts of {', '.join(dtypes)}")
+    rows, chosen, matrices, made = (each.shape for each in kinds)
+    fits = len(rows) == 2 and chosen == rows[:1] and len(matrices) == 3 and matrices[1] == rows[1]
+    if not fits or made != (rows[0], matrices[2]):
+        raise UnsupportedError(f"{rows} rows with the choices {chosen} of the matrices {matrices}")
+    if 0 in (*rows, *matrices):
+        raise UnsupportedError("there are no rows, no experts, or no numbers in them")
+    return ExpertProduct(
+        subgraph.inputs.index(data),
+        subgraph.inputs.index(choice),
+        rows[0],
+        np.asarray(graph.constants[weights], np.float32),
+    )
+
+
+def _check_scan(node: onnx.NodeProto) -> None:
+    """Raise UnsupportedError unless the node multiplies each row with the matrix that its index chooses."""
+    attributes = {each.name: each for each in node.attribute}
+    body = attributes["body"].g
+    odd = sorted(attributes.keys() - {"body", "num_scan_inputs", *_AXES})
+    if odd or any(number for name in _AXES if name in attributes for number in attributes[name].ints):
+        raise UnsupportedError(f"a Scan along other axes than the first ones, or backward{' '.join(odd)}")
+    ports = (
+        len(node.input),
+        attributes["num_scan_inputs"].i,
+        len(node.output),
+        len(body.input),
+        len(body.output),
+    )
+    if ports != (2, 2, 1, 2, 1) or not all((*node.input, *node.output)):
+        raise UnsupportedError("a Scan with a state, or over something else than rows and their choices")
+    row, chosen = (each.name for each in body.input)
+    steps = {each.op_type: each for each in body.node if each.domain in _DOMAINS}
+    if [each.op_type for each in body.node] != ["Gather", "MatMul"] or len(steps) != 2:
+        raise UnsupportedError("the body of the Scan does not gather a matrix and multiply by it")
+    gather, product = steps["Gather"], steps["MatMul"]
+    if any(each.name != "axis" or each.i not in (0, -3) for each in gather.attribute):
+        raise UnsupportedError("the body of the Scan gathers along another axis than the first one")
+    if (
+        body.initializer
+        or body.sparse_initializer
+        or len({row, chosen, gather.input[0], gather.output[0]}) != 4
+    ):
+        raise UnsupportedError("the experts' matrices are inside the Scan")
+    wired = gather.input[1] == chosen and [*product.input] == [row, gather.output[0]]
+    if not wired or body.output[0].name != product.output[0]:
+        raise UnsupportedError("the body of the Scan gathers or multiplies something else")
+
+
+class Experts(Algorithm[ExpertProduct]):
+    """Takes rows that choose one of many constant matrices each, in float32."""
+
+    name = "experts"
+    roots = frozenset({OPERATOR})
+    together: ClassVar[int] = 1
+    """The number of weights that lie in 4 bytes."""
+
+    def task(self, subgraph: Subgraph) -> ExpertProduct:
+        """The subgraph as products of experts."""
+        return subgraph.parsed(read_experts)
+
+    def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
+        """Plain variants, split by columns, so that each thread reads its part of the matrices, or one thread has all.
+
+        Where experts have few rows on average, these may be read in order.
+        """
+        experts, _, columns = task.weights.shape
+        splits = [COLUMNS] if 1 < build.threads <= columns // BLOCK else []
+        if not splits or is_small(task.flop, build):
+            splits.append(WHOLE)
+        orders = orders_of(-(-task.rows // experts))
+        return [Variant(split=words(split, order)) for split in splits for order in orders]
+
+    def pack(self, task: ExpertProduct, build: BuildOptions) -> Packed:
+        """The shape of the kernel, and each expert's weights in the order in which they are read."""
+        depth = task.weights.shape[1]
+        return self.packed(task, build, ROW_CHUNK, slice_depth(depth, build))
+
+    def packed(self, task: ExpertProduct, build: BuildOptions, chunk: int, deep: int) -> Packed:
+        """The same, where so many rows are multiplied with a depth of ``deep`` at a time."""
+        split, order = split_and_order(build.variant.split)
+        experts, depth, columns = task.weights.shape
+        shares = build.threads if split.startswith(COLUMNS) else 1
+        numbers = {
+            "rows": task.rows,
+            "depth": depth,
+            "columns": columns,
+            "experts": experts,
+            "row_chunk": chunk,
+            "slice": deep,
+            "shares": shares,
+            "in_order": order == IN_ORDER,
+            "data": task.data,
+            "choice": task.choice,
+        }
+        whole = depth * -(-columns // BLOCK) * BLOCK
+        weights = np.empty((experts, whole // self.together), np.float32)
+        for place, matrix in zip(weights, task.weights, strict=True):
+            place[...] = self.one_packed(matrix, deep, shares)
+        return Packed(numbers, {"weights": weights})
+
+    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Floats:
+        """One expert's matrix (K, N) in the order in which it is read, flat."""
+        return packed_weights(matrix, deep, shares)
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
+        return _ExpertKernel(packed, threads, "", self.together)
+
+
+class Bf16Experts(Experts):
+    """The same with matrices of bfloat16, which are widened and multiplied with float32 rows."""
+
+    name = "bf16_experts"
+    precision = BF16
+    together = 2
+
+    def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
+        """The splits and orders of float32. Raises UnsupportedError for matrices of an odd depth."""
+        if task.weights.shape[1] % self.together:
+            raise UnsupportedError("matrices of an odd depth in bfloat16")
+        return [
+            replace(each, split=words(*_with_kind(each.split)), precision=BF16)
+            for each in super().variants(task, build)
+        ]
+
+    def pack(self, task: ExpertProduct, build: BuildOptions) -> Packed:
+        """The shape of the kernel, and each expert's weights in bfloat16, in the order in which they are read."""
+        depth = task.weights.shape[1]
+        return self.packed(task, build, row_chunk(depth), depth)
+
+    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Floats:
+        """One expert's matrix (K, N) in bfloat16, of which two are seen as one float32."""
+        return packed_in_bf16(matrix, shares)
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
+        return _ExpertKernel(packed, threads, "_bf16", self.together)
+
+
+def _with_kind(text: str) -> tuple[str, str, str]:
+    """The words of a split, that weights are widened, and the order of reading."""
+    split, order = split_and_order(text)
+    return split, WIDENED, order
+
+
+class _ExpertKernel(SharedKernel):
+    """A kernel that reads, besides the data, the rows' choices. ``together`` weights have 4 bytes."""
+
+    def __init__(self, packed: Packed, threads: int, kind: str, together: int) -> None:
+        super().__init__(
+            f"collage_expert_gemm{kind}",
+            SHAPE,
+            packed,
+            threads,
+            limits=partial(experts_limits, together=together),
+            constants=[packed.arrays["weights"]],
+            residual=False,
+            scratch_bytes=partial(scratch_bytes, sums=TILE_SUMS if kind else 0),
+        )
+        self._choice, self._rows = (typed(int, packed.numbers[name]) for name in ("choice", "rows"))
+
+    def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The rows' choices. Raises MalformedError where there are too few."""
+        choice = picked("input", inputs, self._choice)
+        check_floats("the choice", choice, self._rows * _INDEX_BYTES / FLOAT_BYTES)
+        return (choice,)
+
+
+SHAPE = type(
+    "Shape",
+    (ctypes.Structure,),
+    {
+        "_fields_": [
+            (name, ctypes.c_int64)
+            for name in (
+                *("rows", "depth", "columns", "experts"),
+                *("row_chunk", "slice", "shares", "in_order"),
+            )
+        ]
+    },
+)
+"""``collage_expert_gemm_shape``."""
+
+
+def scratch_bytes(numbers: Mapping[str, Any], sums: int = 0) -> int:
+    """The size of a share's order of the rows, copies of some, and ``sums`` of a tile.
+
+    It is what ``collage_expert_gemm_scratch`` and ``collage_expert_gemm_bf16_scratch`` say.
+    """
+    rows = min(numbers["rows"], numbers["row_chunk"])
+    parts = (
+        _INDEX_BYTES * (numbers["experts"] + 2 + 2 * numbers["rows"]),
+        FLOAT_BYTES * rows * numbers["depth"],
+        FLOAT_BYTES * rows * numbers["columns"],
+        FLOAT_BYTES * sums,
+    )
+    return int(sum(-(-each // ALIGNMENT) * ALIGNMENT for each in parts))
