@@ -27,6 +27,7 @@ from collage.serve.decoder.angles import attention_of, tables_of_angles
 from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
 from collage.serve.decoder.mixing import refuse_mixing
 from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes
@@ -84,8 +85,8 @@ def compile_parts(
         raise CollageError(problem)
     name = name_of(source) or name
     buckets = checked_buckets(options.buckets)
-    model = as_written(source)
     progress(Progress("recognise", 0, 1, name))
+    model = with_fixed_shapes(as_written(source), PROBE)
     decoder, graph = recognise(model, name, options.max_length)
     refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
     length = _longest(decoder, options.max_length, name)

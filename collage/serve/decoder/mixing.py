@@ -12,6 +12,8 @@ from collage.serve.decoder.segments import Segment
 
 _ALWAYS = frozenset("DynamicQuantizeLinear CumSum LSTM GRU RNN Conv ConvTranspose".split())
 """Operators that look at several tokens by what they are; ``DynamicQuantizeLinear`` has one scale for all."""
+_BY_DATA = frozenset("NonZero Compress Unique NonMaxSuppression".split())
+"""Operators that make as many rows as the data says."""
 _ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
 """Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
 
@@ -24,7 +26,14 @@ def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) ->
     varying = graph.from_tokens | graph.from_positions
     for segment in segments:
         for node in segment.bare.graph.node:
-            if varying.intersection(node.input) and _mixes(graph, node, tokens):
+            if not varying.intersection(node.input):
+                continue
+            if node.op_type in _BY_DATA:
+                raise ModelError(
+                    f"{described(node)} makes as many rows as the tokens say, and segments have fixed shapes: of "
+                    "mixtures of experts those can be served whose experts all compute the same with other weights."
+                )
+            if _mixes(graph, node, tokens):
                 raise ModelError(
                     f"{described(node)} mixes tokens outside of attention, where every token must be computed by "
                     "itself: this decoder cannot be served."

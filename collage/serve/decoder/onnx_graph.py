@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.product import is_product, type_of_product
 
 IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
 _NO_TYPES = (
@@ -267,6 +268,9 @@ class _Reader:
 
     def _infer(self, node: onnx.NodeProto) -> None:
         """Add the types of what the node makes, where onnx can tell them."""
+        if is_product(node):
+            self._types[node.output[0]] = type_of_product(node, self._types)
+            return
         version = self._versions.get(node.domain, 1)
         # Some operators of old sets, such as LessOrEqual of set 12, lack rules that those of later ones have.
         for each in (

@@ -18,6 +18,7 @@ from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.network import note_network
 from collage.serve.decoder.description import Decoder, Layer, Source
+from collage.serve.decoder.experts.product import DOMAIN, in_operators
 from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
 
 _CONSTANT = -1
@@ -203,9 +204,19 @@ def model_of(segment: Segment, network_bytes: int) -> onnx.ModelProto:
     for info in (*model.graph.input, *model.graph.output):
         info.name = names[info.name]
     _rename(model, names)
+    _write_out_products(model)
     model.graph.initializer.extend(segment.weights.values())
     note_network(model, network_bytes)
     return model
+
+
+def _write_out_products(model: onnx.ModelProto) -> None:
+    """Put what backends read in the place of experts' products, in place."""
+    nodes = in_operators(model.graph.node)
+    versions = [each for each in model.opset_import if each.domain != DOMAIN]
+    del model.graph.node[:], model.opset_import[:]
+    model.graph.node.extend(nodes)
+    model.opset_import.extend(versions)
 
 
 def structure(segment: Segment) -> str:

@@ -16,6 +16,7 @@ from collage.errors import ModelError, UsageError
 from collage.graph.dataflow import Array
 from collage.serve.decoder.compiled import After
 from collage.serve.decoder.description import Decoder, Layer, Source
+from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.onnx_graph import OnnxGraph
 from collage.serve.decoder.segments import Segment
 from collage.serve.decoder.splits import Split, Splits, find_splits, weight_product
@@ -132,8 +133,9 @@ class _Part:
         if weight_product(self._graph, node):
             rows = values.get(node.input[0])
             mine = self._columns(values[name] if rows is None else rows)
-            made.input[1] = self._taken(node.input[1], mine, 1 if rows is None else 0)
-            if len(node.input) > 2 and node.input[2]:
+            last = len(self._graph.shapes[node.input[1]]) - 1
+            made.input[1] = self._taken(node.input[1], mine, last if rows is None else last - 1)
+            if len(node.input) > 2 and node.input[2] and not is_product(node):
                 made.input[2] = self._bias(node.input[2], mine if rows is None else None)
         elif node.op_type in ("Reshape", "Split"):
             if len(node.input) > 1 and node.input[1]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from collage.errors import ModelError
+from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
 
 _UNARY = frozenset(
@@ -74,7 +75,9 @@ class _Search:
 
 
 def weight_product(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
-    """Whether the node multiplies by a matrix of weights."""
+    """Whether the node multiplies by a matrix of weights, or by one of several for each row."""
+    if is_product(node):
+        return node.input[1] in graph.weights
     if node.op_type not in ("MatMul", "Gemm") or node.domain or node.input[1] not in graph.weights:
         return False
     plain = not any(attribute(node, name, 0) for name in ("transA", "transB"))
@@ -130,7 +133,7 @@ def _propagate(
                     raise _origins_error(splits, node)
                 sums.add(node.output[0])
                 continue
-            name, width = node.output[0], int(graph.weights[node.input[1]].dims[1])
+            name, width = node.output[0], int(graph.weights[node.input[1]].dims[-1])
             parts = search.parts.get(name, (width,))
             if name not in search.whole and not any(each % processes for each in parts):
                 values[name] = Split(parts, frozenset({name}))

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from scripts.lib.decoders.attention import attention
 from scripts.lib.decoders.emit import Emitter
+from scripts.lib.decoders.experts import mixture
 from scripts.lib.decoders.shape import ATTENTION, GPT2, PLAIN, DecoderShape
 
 EPSILON = 1e-5
@@ -84,6 +85,8 @@ def _norm(emit: Emitter, shape: DecoderShape, name: str, x: str) -> str:
 
 
 def _feed_forward(emit: Emitter, shape: DecoderShape, x: str) -> str:
+    if shape.experts:
+        return mixture(emit, shape, x)
     wide, inner = 1 / math.sqrt(shape.width), 1 / math.sqrt(shape.inner * 2 * shape.layers)
     if shape.family == GPT2:
         up = emit.op("MatMul", x, emit.weight("mlp.fc", shape.width, shape.inner, scale=wide))

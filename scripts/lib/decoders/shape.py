@@ -18,6 +18,10 @@ class DecoderShape:
 
     A LLAMA rotates the first ``rotary`` elements of a head, all where it is None: as pairs of neighbours where
     ``pairs``, as GPT-J does, else each with the one half of them away.
+
+    With ``experts``, the inner part of a LLAMA is a mixture of so many of ``inner`` elements each, of which every token
+    chooses ``chosen``. It is the loop over all experts that exporters write: as optimum does, or with ATTENTION as
+    torch's exporter does. With PLAIN all experts compute all tokens, as in GPT-OSS.
     """
 
     family: str
@@ -32,6 +36,8 @@ class DecoderShape:
     bias: bool = False
     rotary: int | None = None
     pairs: bool = False
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def head(self) -> int:
@@ -49,21 +55,24 @@ class DecoderShape:
         attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * self.head
         gates = 2 if self.family == GPT2 else 3
         tables = self.vocabulary * self.width * (1 if self.family == GPT2 else 2)
-        return self.layers * (attention + gates * self.width * self.inner) + tables
+        inner = self.inner * max(1, self.experts)
+        return self.layers * (attention + gates * self.width * inner) + tables
 
 
 NAMED = {
     "gpt2_124m": DecoderShape(GPT2, 12, 768, 12, 12, 3072, 50257, 1024),
     "qwen2_like": DecoderShape(LLAMA, 12, 768, 12, 4, 2048, 32000, 4096, bias=True),
     "llama_1b": DecoderShape(LLAMA, 22, 2048, 32, 4, 5632, 32000, 4096),
+    "moe_like": DecoderShape(LLAMA, 12, 768, 12, 4, 256, 32000, 4096, experts=32, chosen=4),
 }
-"""GPT-2 of 124 M parameters (Radford et al. 2019), a Llama like Qwen2 of the same depth and width, and a Llama of
-1.1 G parameters (the sizes of TinyLlama)."""
+"""GPT-2 of 124 M parameters (Radford et al. 2019), a Llama like Qwen2 of the same depth and width, a Llama of 1.1 G
+parameters (the sizes of TinyLlama), and a mixture of 32 experts like Qwen3's, of which a token chooses 4."""
 
 SUMMARIES = {
     "gpt2_124m": "GPT-2 of 124 M parameters as a decoder with a K/V cache (Radford et al. 2019)",
     "qwen2_like": "A decoder like Qwen2: 12 layers of 768, 4 K/V heads, rotary, with a K/V cache",
     "llama_1b": "A Llama of 1.1 G parameters as a decoder with a K/V cache, 4.4 GB",
+    "moe_like": "A mixture of 32 experts in 12 layers of 768, of which a token chooses 4, with a K/V cache, 1.2 GB",
 }
 
 
@@ -78,4 +87,6 @@ def small(shape: DecoderShape, layers: int = 2) -> DecoderShape:
         inner=128,
         vocabulary=256,
         positions=256,
+        experts=min(shape.experts, 5),
+        chosen=min(shape.chosen, 2),
     )

@@ -1,0 +1,187 @@
+"""Writing a mixture as products that choose their matrix: every row is a token in one of its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from collage.frontend.weights import array_of
+from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.product import product
+from collage.serve.decoder.experts.values import Mixture, Operand, Step
+
+
+@dataclass(frozen=True)
+class Written:
+    """The nodes that make a mixture's value, and the constants that they read."""
+
+    nodes: Sequence[onnx.NodeProto]
+    constants: Sequence[onnx.TensorProto]
+
+
+def write(
+    mixture: Mixture, weights: Mapping[str, onnx.TensorProto], shapes: Mapping[str, tuple[int, ...]]
+) -> Written | None:
+    """The mixture in that form, or None where its experts do not compute the same of other weights."""
+    bodies = [
+        _Body.of(steps, part.made)
+        for steps, part in zip(
+            mixture.steps, sorted(mixture.total.parts, key=lambda each: each.expert), strict=True
+        )
+    ]
+    first = bodies[0]
+    if any(body.kinds(weights) != first.kinds(weights) for body in bodies):
+        return None
+    tokens = {each.name for body in bodies for each in body.all("tokens")}
+    gates = {each.name for body in bodies for each in body.all("gates")}
+    if len(tokens) != 1 or len(gates) > 1 or first.made.kind != "step":
+        return None
+    return _Writer(mixture, weights, shapes).write(bodies, tokens.pop(), next(iter(gates), ""))
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The steps on which ``made`` depends, in order."""
+
+    steps: tuple[Step, ...]
+    made: Operand
+
+    @staticmethod
+    def of(steps: Sequence[Step], made: Operand) -> _Body:
+        wanted, waiting = set[int](), [made]
+        while waiting:
+            each = waiting.pop()
+            if each.kind == "step" and each.step not in wanted:
+                wanted.add(each.step)
+                waiting += steps[each.step].operands
+        places = {step: place for place, step in enumerate(sorted(wanted))}
+
+        def moved(each: Operand) -> Operand:
+            return Operand("step", step=places[each.step]) if each.kind == "step" else each
+
+        kept = (steps[step] for step in places)
+        return _Body(
+            tuple(Step(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept),
+            moved(made),
+        )
+
+    def all(self, kind: str) -> list[Operand]:
+        return [each for step in self.steps for each in step.operands if each.kind == kind]
+
+    def kinds(self, weights: Mapping[str, onnx.TensorProto]) -> object:
+        """What all experts must have in common."""
+
+        def of(each: Operand) -> object:
+            shape = tuple(weights[each.name].dims) if each.kind == "weight" else ()
+            name = each.name if each.kind in ("same", "tokens", "gates") else ""
+            return each.kind, name, each.step, each.turned, shape
+
+        return [(step.operator, step.attributes, tuple(map(of, step.operands))) for step in self.steps]
+
+
+@dataclass
+class _Writer:
+    mixture: Mixture
+    weights: Mapping[str, onnx.TensorProto]
+    shapes: Mapping[str, tuple[int, ...]]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
+
+    def write(self, bodies: Sequence[_Body], tokens: str, gates: str) -> Written:
+        slots, shape = self.mixture.slots, self.shapes[self.mixture.made]
+        choice = self._reshaped(self.mixture.choice, [-1], "choice")
+        rows = self._reshaped(tokens, [-1, 1, self._width(tokens)], "tokens")
+        rows = self._node("Expand", [rows, self._integers([1, slots, 1], "slots")], "each slot")
+        operands = {
+            "tokens": self._reshaped(rows, [-1, self._width(tokens)], "rows"),
+            "gates": self._reshaped(gates, [-1, 1], "gates") if gates else "",
+        }
+        results: list[str] = []
+        for place, step in enumerate(bodies[0].steps):
+            names = []
+            for number, each in enumerate(step.operands):
+                if each.kind == "step":
+                    names.append(results[each.step])
+                elif each.kind == "stack":
+                    names.append(self._stack(each, step))
+                elif each.kind == "last axis":
+                    names.append(self._integers([1], "last axis"))
+                elif each.kind == "weight":
+                    own = [body.steps[place].operands[number] for body in bodies]
+                    names.append(self._stacked(own, f"{place}.{number}"))
+                else:
+                    names.append(operands.get(each.kind, each.name))
+            results.append(self._step(step, names, choice, place))
+        last = self._reshaped(results[bodies[0].made.step], [-1, slots, shape[-1]], "by slot")
+        total = self._node("ReduceSum", [last, self._integers([1], "axis")], "sum", keepdims=0)
+        tokens_of = self.shapes[self.mixture.choice][0]
+        total = self._reshaped(total, [-1 if size == tokens_of else size for size in shape], "total")
+        base = self.mixture.total.base
+        self._node("Add" if base else "Identity", [base, total] if base else [total], "")
+        return Written(self.nodes, list(self.constants.values()))
+
+    def _width(self, tokens: str) -> int:
+        """The number of features of a token."""
+        return int(np.prod(self.shapes[tokens])) // self.shapes[self.mixture.choice][0]
+
+    def _step(self, step: Step, names: Sequence[str], choice: str, place: int) -> str:
+        """A step for all rows: each reads the parameters of the expert that it has chosen."""
+        if step.operator == "MatMul":
+            node = product(names[0], names[1], choice, self._name(f"step {place}"))
+            self.nodes.append(node)
+            return str(node.output[0])
+        found = [
+            self._node("Gather", [name, choice], f"step {place}.{number}", axis=0)
+            if each.kind in ("weight", "stack")
+            else name
+            for number, (name, each) in enumerate(zip(names, step.operands, strict=True))
+        ]
+        name = self._node(step.operator, found, f"step {place}")
+        given = onnx.NodeProto()
+        given.ParseFromString(step.attributes)
+        self.nodes[-1].attribute.extend(given.attribute)
+        return name
+
+    def _stacked(self, operands: Sequence[Operand], about: str) -> str:
+        """The experts' parameters, one after the other."""
+        arrays = [self._array(each) for each in operands]
+        return self._constant(np.stack(arrays), about)
+
+    def _stack(self, operand: Operand, step: Step) -> str:
+        """Parameters that are one after the other already: matrices, or vectors, each with an axis of one element."""
+        if step.operator == "MatMul":
+            return operand.name
+        array = array_of(self.weights[operand.name])
+        return self._constant(array.reshape(array.shape[0], -1), operand.name)
+
+    def _array(self, operand: Operand) -> Array:
+        found = array_of(self.weights[operand.name])
+        if found.ndim > 1 and found.shape[0] == 1 and found.size == found.shape[-1]:
+            return found.reshape(-1)
+        return found.T if operand.turned else found
+
+    def _reshaped(self, name: str, shape: Sequence[int], about: str) -> str:
+        return self._node("Reshape", [name, self._integers(shape, f"{about}/shape")], about)
+
+    def _integers(self, numbers: Sequence[int], about: str) -> str:
+        return self._constant(np.array(numbers, np.int64), about)
+
+    def _constant(self, array: Array, about: str) -> str:
+        name = self._name(f"{about}/constant")
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        return name
+
+    def _node(self, operator: str, inputs: Sequence[str], about: str, **attributes: int) -> str:
+        """Add a node, which makes the mixture's value where it is about nothing else."""
+        name = self._name(about) if about else self.mixture.made
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name))
+        self.nodes[-1].attribute.extend(helper.make_attribute(*each) for each in attributes.items())
+        return name
+
+    def _name(self, about: str) -> str:
+        return f"{self.mixture.made}/experts/{about}"

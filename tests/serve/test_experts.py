@@ -1,0 +1,207 @@
+"""Mixtures of experts: loops over experts become products that choose their matrix, and give the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from collage.api import default_registry
+from collage.errors import ModelError
+from collage.serve import Engine, EngineOptions, Sampling
+from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.compile import DecoderOptions
+from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.experts.product import DOMAIN, in_operators, is_product
+from collage.serve.decoder.experts.rewrite import with_fixed_shapes
+from collage.serve.decoder.mixing import refuse_mixing
+from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.runner import DecoderRunner
+from collage.serve.decoder.segments import cut
+from scripts.lib.decoders.build import decoder
+from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
+
+MOE = small(NAMED["moe_like"], 2)
+FORMS = [PAST, ATTENTION, PLAIN]
+
+
+def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with products that choose their matrix, written in ONNX's operators."""
+    found = with_fixed_shapes(model, PROBE)
+    assert found is not model
+    nodes = in_operators(found.graph.node)
+    del found.graph.node[:]
+    found.graph.node.extend(nodes)
+    sets = [each for each in found.opset_import if each.domain != DOMAIN]
+    del found.opset_import[:]
+    found.opset_import.extend(sets)
+    onnx.checker.check_model(found)
+    return found
+
+
+def check_same(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Rewrite a model, and compare its logits with the original's. Returns the one that was rewritten."""
+    found = rewritten(model)
+    before, after = OriginalDecoder(model, 1), OriginalDecoder(found, 1)
+    for count in (1, 2, 40):
+        tokens = np.random.default_rng(count).integers(0, MOE.vocabulary, count).tolist()
+        wanted = before.logits(tokens)
+        assert np.abs(after.logits(tokens) - wanted).max() < 2e-5 * np.abs(wanted).max()
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chosen", [1, 2, 5])
+def test_the_same_logits(form: str, chosen: int) -> None:
+    found = check_same(decoder(replace(MOE, form=form, chosen=chosen)))
+    kinds = [node.op_type for node in found.graph.node]
+    assert not {"NonZero", "ScatterElements", "ScatterND"}.intersection(kinds)
+    assert kinds.count("Scan") == (2 if form == PLAIN else 3) * MOE.layers
+
+
+def users(model: onnx.ModelProto, kind: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == kind]
+
+
+def with_biases(model: onnx.ModelProto) -> None:
+    """Experts' products have biases, by ``Gemm`` with transposed weights."""
+    tensors = {each.name: each for each in model.graph.initializer}
+    for node in users(model, "MatMul"):
+        if "mlp.experts" in node.input[1]:
+            tensor = tensors[node.input[1]]
+            matrix = numpy_helper.to_array(tensor)
+            bias = np.random.default_rng(len(node.input[1])).standard_normal(matrix.shape[1], np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(matrix.T), tensor.name))
+            model.graph.initializer.append(numpy_helper.from_array(bias, f"{tensor.name}.bias"))
+            node.op_type = "Gemm"
+            node.attribute.append(helper.make_attribute("transB", 1))
+            node.input.append(f"{tensor.name}.bias")
+
+
+def on_top_of_another_value(model: onnx.ModelProto) -> None:
+    """The sum over experts does not begin with zeros, but with the tokens themselves."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for added in users(model, "ScatterND"):
+        before = makers[added.input[0]]
+        if before.op_type == "Expand":
+            added.input[0] = makers[before.input[1]].input[0]
+
+
+def with_another_activation(model: onnx.ModelProto) -> None:
+    for node in users(model, "Sigmoid"):
+        node.op_type = "Tanh"
+
+
+@pytest.mark.parametrize("change", [with_biases, on_top_of_another_value, with_another_activation])
+def test_other_experts(change: object) -> None:
+    model = decoder(replace(MOE, form=ATTENTION))
+    assert callable(change)
+    change(model)
+    check_same(model)
+
+
+def refuse(model: onnx.ModelProto) -> None:
+    """Raise ModelError, as a compile does before it measures anything."""
+    described, graph = recognise(model, "it")
+    refuse_mixing(graph, cut(graph, described), PROBE.tokens)
+
+
+def one_of_another_kind(model: onnx.ModelProto) -> None:
+    """One expert has another activation than the others."""
+    users(model, "Sigmoid")[0].op_type = "Tanh"
+
+
+def left_out(model: onnx.ModelProto) -> None:
+    """The first expert's rows are added nowhere."""
+    first, second = users(model, "ScatterND")[:2]
+    second.input[0] = first.input[0]
+
+
+def twice(model: onnx.ModelProto) -> None:
+    """The first expert's rows are added a second time, where the last one's should be."""
+    added = users(model, "ScatterND")
+    added[MOE.experts - 1].input[1:] = added[0].input[1:]
+
+
+def with_factors_of_others(model: onnx.ModelProto) -> None:
+    """One expert's rows have other factors than those of the choice."""
+    factors = [each for each in users(model, "GatherND") if "Unsqueeze" in each.input[0]]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((29, 2, 1), np.float32), "ones"))
+    factors[1].input[0] = "ones"
+
+
+@pytest.mark.parametrize("change", [one_of_another_kind, left_out, twice, with_factors_of_others])
+def test_what_is_no_mixture_of_equal_experts_is_refused(change: object) -> None:
+    model = decoder(replace(MOE, form=ATTENTION))
+    assert callable(change)
+    change(model)
+    found = with_fixed_shapes(model, PROBE)
+    assert len([node for node in found.graph.node if is_product(node)]) == 3 * (MOE.layers - 1)
+    with pytest.raises(
+        ModelError, match=r"node /?model\.layers\.0/NonZero.* makes as many rows as the tokens say"
+    ):
+        refuse(found)
+
+
+def summed_over_tokens(model: onnx.ModelProto) -> None:
+    """What all experts make is added up in another way."""
+    (axes,) = {each.input[1] for each in users(model, "ReduceSum") if "Mul" in each.input[0]}
+    (first, *_) = [each for each in users(model, "ReduceSum") if each.input[1] == axes]
+    first.attribute[0].i = 1
+
+
+def with_scores_of_all(model: onnx.ModelProto) -> None:
+    """The scores of experts that were not chosen are no zeros."""
+    (first, *_) = users(model, "ScatterElements")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((29, 5), np.float32), "ones"))
+    first.input[0] = "ones"
+
+
+@pytest.mark.parametrize("change", [summed_over_tokens, with_scores_of_all])
+def test_what_all_experts_compute_stays_where_it_is_something_else(change: object) -> None:
+    model = decoder(replace(MOE, form=PLAIN))
+    assert callable(change)
+    change(model)
+    found = with_fixed_shapes(model, PROBE)
+    assert len([node for node in found.graph.node if is_product(node)]) == 2 * (MOE.layers - 1)
+
+
+def test_a_model_without_experts_stays_as_it_is() -> None:
+    model = decoder(small(NAMED["qwen2_like"], 1))
+    assert with_fixed_shapes(model, PROBE) is model
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("experts") / "db.sqlite"
+
+
+@pytest.fixture(scope="module")
+def compiled(database: Path) -> CompiledDecoder:
+    options = DecoderOptions((1, 8, 32), threads=2, db=database, quick=True)
+    return compile_decoder(decoder(MOE), options, default_registry(), lambda progress: None)
+
+
+def test_the_engine_gives_the_tokens_of_onnx_runtime(compiled: CompiledDecoder) -> None:
+    """Tokens of an iteration choose experts of their own, whatever is padded or comes from other requests."""
+    original = OriginalDecoder(decoder(MOE), 1)
+    prompts = [tuple(range(first, first + 3 * first)) for first in range(1, 12)]
+    runner = DecoderRunner(compiled, default_registry(), 64)
+    with Engine(runner, EngineOptions(max_running=6)) as engine:
+        streams = [engine.submit(prompt, Sampling(max_tokens=9, temperature=0)) for prompt in prompts]
+        found = [stream.result().tokens for stream in streams]
+    for prompt, tokens in zip(prompts, found, strict=True):
+        logits = original.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        assert tokens == tuple(logits.argmax(-1))
+
+
+def test_experts_are_divided_among_processes(database: Path) -> None:
+    """Compiling for two processes compares the whole with ONNX Runtime; each has half of every expert's columns."""
+    options = DecoderOptions((1, 8), threads=1, db=database, quick=True, processes=2)
+    parts = compile_divided(decoder(MOE), options, default_registry(), lambda progress: None)
+    assert [part.processes for part in parts] == [2, 2]
