@@ -7,6 +7,7 @@ import hashlib
 import onnx
 
 from collage.frontend.model import Model
+from collage.frontend.proto_size import bytes_of
 from collage.graph.dataflow import Graph
 
 _SMALL_BYTES = 1024
@@ -45,7 +46,7 @@ def _digest(model: onnx.ModelProto, more: str) -> str:
         hasher.update(info.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         hasher.update(f"{tensor.name}{tensor.dims}{tensor.data_type}".encode())
-        if tensor.ByteSize() <= _SMALL_BYTES and tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if bytes_of(tensor) <= _SMALL_BYTES and tensor.data_location != onnx.TensorProto.EXTERNAL:
             hasher.update(tensor.SerializeToString(deterministic=True))
     hasher.update(f"{more}{[(o.domain, o.version) for o in model.opset_import]}".encode())
     return hasher.hexdigest()

@@ -16,7 +16,9 @@ from collage.compiler.options import CompileOptions
 from collage.compiler.siblings import Shop, compile_family
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError, UsageError
+from collage.frontend.apart import moved_out
 from collage.frontend.load import ModelSource, as_written
+from collage.frontend.weights import WeightFiles
 from collage.kernel.target import host
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK
@@ -86,29 +88,30 @@ def compile_parts(
     name = name_of(source) or name
     buckets = checked_buckets(options.buckets)
     progress(Progress("recognise", 0, 1, name))
-    model = with_fixed_shapes(as_written(source), PROBE)
-    decoder, graph = recognise(model, name, options.max_length)
-    refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
-    length = _longest(decoder, options.max_length, name)
-    rotations = tables_of_angles(graph, decoder, length, name)
-    decoder = with_masks(model, graph, decoder, length)
-    threads = options.threads or host().threads
-    compile_options = CompileOptions(
-        backends=options.backends or default_backends(registry),
-        threads=threads,
-        db=options.db,
-        effort=QUICK if options.quick else FULL,
-        streams=False,
-        strict=True,
-        exact=True,
-        tolerance=options.tolerance,
-        eight_bits=options.eight_bits,
-    )
-    ends = row_buckets(buckets)
-    weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
-    parts: dict[tuple[int, int], Parts] = {}
-    ranks: list[Shards] = []
     with ExitStack() as stack:
+        files = stack.enter_context(WeightFiles())  # segments refer to them, and are copied often
+        model = moved_out(with_fixed_shapes(as_written(source), PROBE), files)
+        decoder, graph = recognise(model, name, options.max_length)
+        refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
+        length = _longest(decoder, options.max_length, name)
+        rotations = tables_of_angles(graph, decoder, length, name)
+        decoder = with_masks(model, graph, decoder, length)
+        threads = options.threads or host().threads
+        compile_options = CompileOptions(
+            backends=options.backends or default_backends(registry),
+            threads=threads,
+            db=options.db,
+            effort=QUICK if options.quick else FULL,
+            streams=False,
+            strict=True,
+            exact=True,
+            tolerance=options.tolerance,
+            eight_bits=options.eight_bits,
+        )
+        ends = row_buckets(buckets)
+        weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
+        parts: dict[tuple[int, int], Parts] = {}
+        ranks: list[Shards] = []
         database = stack.enter_context(Database(options.db))
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)

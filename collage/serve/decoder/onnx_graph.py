@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from collage.core.printable import printable
 from collage.errors import ModelError
+from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.product import is_product, type_of_product
 
@@ -92,7 +93,7 @@ class OnnxGraph:
         """The value of a constant of one element, or None for another value."""
         array = self.constants.get(name)
         if array is None and name in self.weights and np.prod(self.weights[name].dims) == 1:
-            array = numpy_helper.to_array(self.weights[name])
+            array = array_of(self.weights[name])
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
@@ -140,7 +141,7 @@ class _Reader:
                 np.prod(tensor.dims) <= _SMALL
                 and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
             ) or np.prod(tensor.dims) <= 1:
-                self._add_constant(tensor.name, numpy_helper.to_array(tensor))
+                self._add_constant(tensor.name, array_of(tensor))
         for info in self._inputs:
             self._types[info.name] = self._fixed(info)
             if info.name == MASK:

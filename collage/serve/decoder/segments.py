@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.network import note_network
+from collage.frontend.weights import array_of
 from collage.serve.decoder.description import Decoder, Layer, Source
 from collage.serve.decoder.experts.product import DOMAIN, in_operators
 from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
@@ -233,7 +234,7 @@ def structure(segment: Segment) -> str:
     for name, tensor in sorted(segment.weights.items(), key=lambda pair: names[pair[0]]):
         texts.append(f"{names[name]} {tensor.data_type} {list(tensor.dims)}".encode())
         if tensor.data_type != TensorProto.FLOAT or math.prod(tensor.dims) <= 1:
-            texts.append(numpy_helper.to_array(tensor).tobytes())
+            texts.append(array_of(tensor).tobytes())
     texts += [
         info.type.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)
     ]

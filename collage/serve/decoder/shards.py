@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError
+from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.compiled import After
 from collage.serve.decoder.description import Decoder, Layer, Source
@@ -150,7 +151,7 @@ class _Part:
     def _constant(self, name: str) -> Array:
         if name in self._graph.constants:
             return self._graph.constants[name]
-        return numpy_helper.to_array(self._graph.weights[name])
+        return array_of(self._graph.weights[name])
 
     def _taken(self, name: str, places: NDArray[np.int64], axis: int) -> str:
         """A constant with some places of an axis only."""

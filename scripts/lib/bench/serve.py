@@ -193,10 +193,11 @@ def command(
 ) -> None:
     """Compare Collage's serving engine with a static batch, request-level scheduling and other systems.
 
-    A MODEL is gpt2_124m, qwen2_like or llama_1b; by default the first two. Files that are missing are made, which takes
-    long for Collage's (the module of a decoder stays in --folder). All contenders have the same weights, token ids and
-    arrivals, threads, and precision of weights and cache, and ignore end tokens. Each has a process of its own, which
-    is stopped while another one is measured. One that is not installed is left out.
+    A MODEL is gpt2_124m, qwen2_like, llama_1b or moe_like; by default the first two. Files that are missing are made,
+    which takes long for Collage's (the module of a decoder stays in --folder). All contenders have the same weights,
+    token ids and arrivals, threads, and precision of weights and cache, and ignore end tokens. Each has a process of
+    its own, which is stopped while another one is measured. One that is not installed is left out, and so are all other
+    systems for moe_like, whose weights are not written in their formats.
 
     In bfloat16 Collage's decoder is compiled with an error of the logits of at most 2e-2, and has bfloat16 where that
     is faster. In int8 the error is at most 5e-2, and weights are in 8 bits where that is faster; other systems have
@@ -249,7 +250,8 @@ def command(
                     course.running,
                     course.precision,
                 )
-                with opened(rivals.names, rivals.pythons, setup, Path(sys.executable)) as field:
+                names = [each for each in rivals.names if each not in PEERS or not model.shape.experts]
+                with opened(names, rivals.pythons, setup, Path(sys.executable)) as field:
                     results.append(study(model, field, course, machine))
             except CollageError as error:
                 say(f"error: {name}: {error}")

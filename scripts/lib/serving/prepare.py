@@ -18,7 +18,10 @@ from scripts.lib.studies.each import say
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder, and where it is: ``module`` is Collage's file, ``folder`` is what other systems read."""
+    """A decoder, and where it is: ``module`` is Collage's file, ``folder`` is what other systems read.
+
+    There is no folder of a mixture of experts.
+    """
 
     name: str
     shape: DecoderShape
@@ -59,7 +62,7 @@ def prepared(name: str, making: Making) -> Model:
     if not model.onnx.exists():
         say(f"{name}: writing {model.onnx}")
         write_decoder(name, home, making.tiny)
-    if not (model.folder / "config.json").exists():
+    if not model.shape.experts and not (model.folder / "config.json").exists():
         write_folder(model.onnx, model.shape, model.folder)
     if not model.module.exists():
         say(f"{name}: compiling {model.module}")
