@@ -96,12 +96,23 @@ def on_top_of_another_value(model: onnx.ModelProto) -> None:
             added.input[0] = makers[before.input[1]].input[0]
 
 
+def with_numbers_of_their_own(model: onnx.ModelProto) -> None:
+    """Each expert has a constant of its own for the same number, in other axes."""
+    for place, node in enumerate(users(model, "Sigmoid")):
+        node.op_type = "Max"
+        node.input.append(f"lowest {place}")
+        lowest = numpy_helper.from_array(np.full([1] * (place % 3), -0.1, np.float32), f"lowest {place}")
+        model.graph.initializer.append(lowest)
+
+
 def with_another_activation(model: onnx.ModelProto) -> None:
     for node in users(model, "Sigmoid"):
         node.op_type = "Tanh"
 
 
-@pytest.mark.parametrize("change", [with_biases, on_top_of_another_value, with_another_activation])
+@pytest.mark.parametrize(
+    "change", [with_biases, on_top_of_another_value, with_another_activation, with_numbers_of_their_own]
+)
 def test_other_experts(change: object) -> None:
     model = decoder(replace(MOE, form=ATTENTION))
     assert callable(change)
@@ -118,6 +129,15 @@ def refuse(model: onnx.ModelProto) -> None:
 def one_of_another_kind(model: onnx.ModelProto) -> None:
     """One expert has another activation than the others."""
     users(model, "Sigmoid")[0].op_type = "Tanh"
+
+
+def with_another_number(model: onnx.ModelProto) -> None:
+    """One expert has another constant than the others."""
+    for place, node in enumerate(users(model, "Sigmoid")):
+        node.op_type = "Max"
+        node.input.append("one" if place == 2 else "two")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "one"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
 
 
 def left_out(model: onnx.ModelProto) -> None:
@@ -139,7 +159,9 @@ def with_factors_of_others(model: onnx.ModelProto) -> None:
     factors[1].input[0] = "ones"
 
 
-@pytest.mark.parametrize("change", [one_of_another_kind, left_out, twice, with_factors_of_others])
+@pytest.mark.parametrize(
+    "change", [one_of_another_kind, with_another_number, left_out, twice, with_factors_of_others]
+)
 def test_what_is_no_mixture_of_equal_experts_is_refused(change: object) -> None:
     model = decoder(replace(MOE, form=ATTENTION))
     assert callable(change)

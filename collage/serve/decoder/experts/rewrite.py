@@ -26,7 +26,7 @@ def with_fixed_shapes(model: onnx.ModelProto, probe: Sizes) -> onnx.ModelProto:
     graph = read_graph(model, probe)
     found: dict[str, Written] = {}
     for mixture in (*mixtures(graph, probe.tokens), *dense_mixtures(graph, probe.tokens)):
-        written = write(mixture, graph.weights, graph.shapes)
+        written = write(mixture, graph)
         if written is not None:
             found[mixture.made] = written
     if not found:

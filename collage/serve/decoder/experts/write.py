@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,10 @@ from onnx import helper, numpy_helper
 
 from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.body import Body, number_of
 from collage.serve.decoder.experts.product import product
 from collage.serve.decoder.experts.values import Mixture, Operand, Step
+from collage.serve.decoder.onnx_graph import OnnxGraph
 
 
 @dataclass(frozen=True)
@@ -23,76 +25,33 @@ class Written:
     constants: Sequence[onnx.TensorProto]
 
 
-def write(
-    mixture: Mixture, weights: Mapping[str, onnx.TensorProto], shapes: Mapping[str, tuple[int, ...]]
-) -> Written | None:
+def write(mixture: Mixture, graph: OnnxGraph) -> Written | None:
     """The mixture in that form, or None where its experts do not compute the same of other weights."""
     bodies = [
-        _Body.of(steps, part.made)
+        Body.of(steps, part.made)
         for steps, part in zip(
             mixture.steps, sorted(mixture.total.parts, key=lambda each: each.expert), strict=True
         )
     ]
     first = bodies[0]
-    if any(body.kinds(weights) != first.kinds(weights) for body in bodies):
+    if any(body.common(graph) != first.common(graph) for body in bodies):
         return None
     tokens = {each.name for body in bodies for each in body.all("tokens")}
     gates = {each.name for body in bodies for each in body.all("gates")}
     if len(tokens) != 1 or len(gates) > 1 or first.made.kind != "step":
         return None
-    return _Writer(mixture, weights, shapes).write(bodies, tokens.pop(), next(iter(gates), ""))
-
-
-@dataclass(frozen=True)
-class _Body:
-    """The steps on which ``made`` depends, in order."""
-
-    steps: tuple[Step, ...]
-    made: Operand
-
-    @staticmethod
-    def of(steps: Sequence[Step], made: Operand) -> _Body:
-        wanted, waiting = set[int](), [made]
-        while waiting:
-            each = waiting.pop()
-            if each.kind == "step" and each.step not in wanted:
-                wanted.add(each.step)
-                waiting += steps[each.step].operands
-        places = {step: place for place, step in enumerate(sorted(wanted))}
-
-        def moved(each: Operand) -> Operand:
-            return Operand("step", step=places[each.step]) if each.kind == "step" else each
-
-        kept = (steps[step] for step in places)
-        return _Body(
-            tuple(Step(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept),
-            moved(made),
-        )
-
-    def all(self, kind: str) -> list[Operand]:
-        return [each for step in self.steps for each in step.operands if each.kind == kind]
-
-    def kinds(self, weights: Mapping[str, onnx.TensorProto]) -> object:
-        """What all experts must have in common."""
-
-        def of(each: Operand) -> object:
-            shape = tuple(weights[each.name].dims) if each.kind == "weight" else ()
-            name = each.name if each.kind in ("same", "tokens", "gates") else ""
-            return each.kind, name, each.step, each.turned, shape
-
-        return [(step.operator, step.attributes, tuple(map(of, step.operands))) for step in self.steps]
+    return _Writer(mixture, graph).write(bodies, tokens.pop(), next(iter(gates), ""))
 
 
 @dataclass
 class _Writer:
     mixture: Mixture
-    weights: Mapping[str, onnx.TensorProto]
-    shapes: Mapping[str, tuple[int, ...]]
+    graph: OnnxGraph
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
 
-    def write(self, bodies: Sequence[_Body], tokens: str, gates: str) -> Written:
-        slots, shape = self.mixture.slots, self.shapes[self.mixture.made]
+    def write(self, bodies: Sequence[Body], tokens: str, gates: str) -> Written:
+        slots, shape = self.mixture.slots, self.graph.shapes[self.mixture.made]
         choice = self._reshaped(self.mixture.choice, [-1], "choice")
         rows = self._reshaped(tokens, [-1, 1, self._width(tokens)], "tokens")
         rows = self._node("Expand", [rows, self._integers([1, slots, 1], "slots")], "each slot")
@@ -108,6 +67,8 @@ class _Writer:
                     names.append(results[each.step])
                 elif each.kind == "stack":
                     names.append(self._stack(each, step))
+                elif each.kind == "same" and step.operator != "Slice":  # whose bounds have an axis
+                    names.append(self._constant(number_of(self.graph, each), f"{place}.{number}"))
                 elif each.kind == "last axis":
                     names.append(self._integers([1], "last axis"))
                 elif each.kind == "weight":
@@ -118,7 +79,7 @@ class _Writer:
             results.append(self._step(step, names, choice, place))
         last = self._reshaped(results[bodies[0].made.step], [-1, slots, shape[-1]], "by slot")
         total = self._node("ReduceSum", [last, self._integers([1], "axis")], "sum", keepdims=0)
-        tokens_of = self.shapes[self.mixture.choice][0]
+        tokens_of = self.graph.shapes[self.mixture.choice][0]
         total = self._reshaped(total, [-1 if size == tokens_of else size for size in shape], "total")
         base = self.mixture.total.base
         self._node("Add" if base else "Identity", [base, total] if base else [total], "")
@@ -126,7 +87,7 @@ class _Writer:
 
     def _width(self, tokens: str) -> int:
         """The number of features of a token."""
-        return int(np.prod(self.shapes[tokens])) // self.shapes[self.mixture.choice][0]
+        return int(np.prod(self.graph.shapes[tokens])) // self.graph.shapes[self.mixture.choice][0]
 
     def _step(self, step: Step, names: Sequence[str], choice: str, place: int) -> str:
         """A step for all rows: each reads the parameters of the expert that it has chosen."""
@@ -155,11 +116,11 @@ class _Writer:
         """Parameters that are one after the other already: matrices, or vectors, each with an axis of one element."""
         if step.operator == "MatMul":
             return operand.name
-        array = array_of(self.weights[operand.name])
+        array = array_of(self.graph.weights[operand.name])
         return self._constant(array.reshape(array.shape[0], -1), operand.name)
 
     def _array(self, operand: Operand) -> Array:
-        found = array_of(self.weights[operand.name])
+        found = array_of(self.graph.weights[operand.name])
         if found.ndim > 1 and found.shape[0] == 1 and found.size == found.shape[-1]:
             return found.reshape(-1)
         return found.T if operand.turned else found
