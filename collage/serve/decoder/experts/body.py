@@ -20,7 +20,7 @@ class Body:
 
     @staticmethod
     def of(steps: Sequence[Step], made: Operand) -> Body:
-        """Those of an expert's steps on which ``made`` depends."""
+        """The body of an expert: those of its steps on which ``made`` depends."""
         wanted, waiting = set[int](), [made]
         while waiting:
             each = waiting.pop()
