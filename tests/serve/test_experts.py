@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
 
 MOE = small(NAMED["moe_like"], 2)
 FORMS = [PAST, ATTENTION, PLAIN]
+Change = Callable[[onnx.ModelProto], None]
 
 
 def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -113,9 +115,8 @@ def with_another_activation(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "change", [with_biases, on_top_of_another_value, with_another_activation, with_numbers_of_their_own]
 )
-def test_other_experts(change: object) -> None:
+def test_other_experts(change: Change) -> None:
     model = decoder(replace(MOE, form=ATTENTION))
-    assert callable(change)
     change(model)
     check_same(model)
 
@@ -162,9 +163,8 @@ def with_factors_of_others(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "change", [one_of_another_kind, with_another_number, left_out, twice, with_factors_of_others]
 )
-def test_what_is_no_mixture_of_equal_experts_is_refused(change: object) -> None:
+def test_what_is_no_mixture_of_equal_experts_is_refused(change: Change) -> None:
     model = decoder(replace(MOE, form=ATTENTION))
-    assert callable(change)
     change(model)
     found = with_fixed_shapes(model, PROBE)
     assert len([node for node in found.graph.node if is_product(node)]) == 3 * (MOE.layers - 1)
@@ -188,10 +188,20 @@ def with_scores_of_all(model: onnx.ModelProto) -> None:
     first.input[0] = "ones"
 
 
-@pytest.mark.parametrize("change", [summed_over_tokens, with_scores_of_all])
-def test_what_all_experts_compute_stays_where_it_is_something_else(change: object) -> None:
+def repeated_one_by_one(model: onnx.ModelProto) -> None:
+    """Each token is repeated for itself, and not all of them together."""
+    (first, *_) = users(model, "Tile")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 5, 1]), "each"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "second axis"))
+    place = list(model.graph.node).index(first)
+    apart = helper.make_node("Unsqueeze", [first.input[0], "second axis"], ["apart"])
+    model.graph.node.insert(place, apart)
+    model.graph.node[place + 1].input[:] = ["apart", "each"]
+
+
+@pytest.mark.parametrize("change", [summed_over_tokens, with_scores_of_all, repeated_one_by_one])
+def test_what_all_experts_compute_stays_where_it_is_something_else(change: Change) -> None:
     model = decoder(replace(MOE, form=PLAIN))
-    assert callable(change)
     change(model)
     found = with_fixed_shapes(model, PROBE)
     assert len([node for node in found.graph.node if is_product(node)]) == 2 * (MOE.layers - 1)

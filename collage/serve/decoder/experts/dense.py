@@ -7,13 +7,13 @@ weigh the results are zeros but for the experts that were chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 
 from collage.serve.decoder.experts.row_steps import Steps
-from collage.serve.decoder.experts.unchanged import base_of, is_zero
+from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import Mixture, Operand, Part, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 
@@ -134,7 +134,17 @@ class _Reader:
         if len(shape) != 3 or shape[:2] != (self.experts, self.tokens):
             return None
         while (node := self.graph.producers.get(name)) is not None and node.op_type in _REPEATING:
+            before, after = (self.graph.shapes.get(each, ()) for each in (node.input[0], name))
+            if node.op_type in ("Expand", "Tile") and not _repeats_whole(before, after):
+                return None
             name = node.input[0]
-            if math.prod(self.graph.shapes.get(name, (0,))) == self.tokens * shape[2]:
+            if math.prod(before) == self.tokens * shape[2]:
                 return base_of(self.graph, name)
         return None
+
+
+def _repeats_whole(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a value is repeated as a whole: nothing but axes of one element is in front of what grows."""
+    padded = (*(1,) * (len(after) - len(before)), *before)
+    grown = [axis for axis, sizes in enumerate(zip(padded, after, strict=True)) if sizes[0] != sizes[1]]
+    return len(grown) <= 1 and all(size == 1 for axis in grown for size in after[:axis])

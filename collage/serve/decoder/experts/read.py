@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 import numpy as np
 import onnx
 
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.row_steps import Steps
-from collage.serve.decoder.experts.unchanged import base_of, is_zero
+from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import (
     EXPERT,
     FEATURE,
@@ -47,18 +48,28 @@ _LENGTHS = frozenset(
 def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
     """The mixtures of experts of a graph that was read for so many tokens, a number that no other axis has."""
     found: list[Mixture] = []
+    order = {id(node): place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         shape = graph.shapes.get(node.output[1], ()) if node.op_type == "TopK" else ()
         if len(shape) == 2 and shape[0] == tokens:
-            found += _Reader(graph, tokens, node.output[1], shape[1]).read()
+            found += _Reader(graph, order, tokens, node.output[1], shape[1]).read()
     return found
+
+
+def _alike(one: Column, other: Column) -> bool:
+    """Whether two columns have numbers of the same rows, in the same axes."""
+    return one.expert == other.expert and one.axes == other.axes
 
 
 @dataclass
 class _Reader:
-    """Follows one choice through the graph. What it does not understand it does not follow."""
+    """Follows one choice through the graph. What it does not understand it does not follow.
+
+    ``order`` has the places of the graph's nodes, by id.
+    """
 
     graph: OnnxGraph
+    order: Mapping[int, int]
     tokens: int
     choice: str
     slots: int
@@ -67,13 +78,28 @@ class _Reader:
     steps: dict[int, Steps] = field(default_factory=dict)
 
     def read(self) -> Iterator[Mixture]:
-        self.known[self.choice] = Choice((TOKEN, SLOT))
-        for node in self.graph.nodes:
-            self._visit(node)
+        self._follow()
         for name, total in self.known.items():
             if isinstance(total, Total) and self._is_whole(total) and self._is_last(name):
                 steps = tuple(self.steps[each].all for each in range(self.experts) if each in self.steps)
                 yield Mixture(self.choice, self.slots, name, total, steps)
+
+    def _follow(self) -> None:
+        """Tell what all values are that depend on the choice, in order."""
+        self.known[self.choice] = Choice((TOKEN, SLOT))
+        waiting: list[int] = []
+        reached: set[int] = set()
+        names = [self.choice]
+        while True:
+            places = {self.order[id(user)] for name in names for user in self.graph.users.get(name, ())}
+            for place in places - reached:
+                heappush(waiting, place)
+            reached |= places
+            if not waiting:
+                return
+            node = self.graph.nodes[heappop(waiting)]
+            self._visit(node)
+            names = [name for name in node.output if name in self.known]
 
     def _is_whole(self, total: Total) -> bool:
         return self.experts > 0 and sorted(part.expert for part in total.parts) == list(range(self.experts))
@@ -84,10 +110,7 @@ class _Reader:
         return not any(isinstance(self.known.get(each.output[0]), (Total, Part)) for each in users)
 
     def _visit(self, node: onnx.NodeProto) -> None:
-        taken = [self.known.get(name) for name in node.input]
-        if all(value is None for value in taken):
-            return
-        made = self._made(node, taken)
+        made = self._made(node, [self.known.get(name) for name in node.input])
         if isinstance(made, list):
             self.known.update(zip(node.output, made, strict=False))
         elif made is not None:
@@ -262,6 +285,8 @@ class _Reader:
         parts = [each for each in taken if isinstance(each, Column) and each.axes == (ROW, ONE)]
         if len(parts) != len(taken) or attribute(node, "axis") not in (-1, 1):
             return None
+        if len({each.expert for each in parts}) > 1:
+            return None
         if any(each.token and (each.with_slot or each.slots > 1) for each in parts):
             return None
         return Places(parts[0].expert, tuple(TOKEN if each.token else SLOT for each in parts), (ROW, PAIR))
@@ -275,7 +300,7 @@ class _Reader:
             if isinstance(column, Column) and column == replace(column, token=True, slots=1, with_slot=False):
                 return None if factor is None else replace(column, slots=int(factor))
             return None
-        if isinstance(first, Column) and isinstance(second, Column) and first.axes == second.axes:
+        if isinstance(first, Column) and isinstance(second, Column) and _alike(first, second):
             token, slot = (first, second) if first.token else (second, first)
             if token.token and not token.with_slot and not slot.token:
                 return replace(token, with_slot=True)

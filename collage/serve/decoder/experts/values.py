@@ -60,11 +60,13 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a step: ``step`` is the number of an earlier one, otherwise ``name`` is a value of the graph.
+    """An operand of a step.
 
-    ``kind`` is "tokens" for the rows of the value that tokens have, "gates" for the rows' own factors, "weight" for a
-    parameter of the expert, transposed where ``turned``, "stack" for the parameters of all experts in one constant, and
-    "same" for one that all experts have in common.
+    ``kind`` is "step" for what an earlier step makes, whose number is ``step``. Others are the value ``name`` of the
+    graph: "tokens" for rows of a value that tokens have, "gates" for the rows' own factors, "weight" for a parameter
+    of the expert, transposed where ``turned``, "stack" for the parameters of all experts in one constant, and "same"
+    for a number that all experts have in common. "last axis" is the number of the rows' last axis, and "none" an
+    operand that is left out.
     """
 
     kind: str

@@ -73,7 +73,7 @@ class _Writer:
                     names.append(self._integers([1], "last axis"))
                 elif each.kind == "weight":
                     own = [body.steps[place].operands[number] for body in bodies]
-                    names.append(self._stacked(own, f"{place}.{number}"))
+                    names.append(self._stacked(own, step, f"{place}.{number}"))
                 else:
                     names.append(operands.get(each.kind, each.name))
             results.append(self._step(step, names, choice, place))
@@ -107,10 +107,13 @@ class _Writer:
         self.nodes[-1].attribute.extend(given.attribute)
         return name
 
-    def _stacked(self, operands: Sequence[Operand], about: str) -> str:
-        """The experts' parameters, one after the other."""
-        arrays = [self._array(each) for each in operands]
-        return self._constant(np.stack(arrays), about)
+    def _stacked(self, operands: Sequence[Operand], step: Step, about: str) -> str:
+        """The experts' parameters, one after the other: matrices of a product, or vectors."""
+        arrays = [array_of(self.graph.weights[each.name]) for each in operands]
+        if step.operator != "MatMul":
+            return self._constant(np.stack([each.reshape(-1) for each in arrays]), about)
+        turned = operands[0].turned  # of all, or of none
+        return self._constant(np.stack([each.T if turned else each for each in arrays]), about)
 
     def _stack(self, operand: Operand, step: Step) -> str:
         """Parameters that are one after the other already: matrices, or vectors, each with an axis of one element."""
@@ -118,12 +121,6 @@ class _Writer:
             return operand.name
         array = array_of(self.graph.weights[operand.name])
         return self._constant(array.reshape(array.shape[0], -1), operand.name)
-
-    def _array(self, operand: Operand) -> Array:
-        found = array_of(self.graph.weights[operand.name])
-        if found.ndim > 1 and found.shape[0] == 1 and found.size == found.shape[-1]:
-            return found.reshape(-1)
-        return found.T if operand.turned else found
 
     def _reshaped(self, name: str, shape: Sequence[int], about: str) -> str:
         return self._node("Reshape", [name, self._integers(shape, f"{about}/shape")], about)
