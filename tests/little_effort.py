@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-FULL = {"kernel_s": 0.03, "rounds": 8, "compare_s": 2.0, "settle_s": 0.01, "turn_s": 0.01, "speeds_s": 0.0}
+FULL = {
+    "kernel_s": 0.03,
+    "rounds": 8,
+    "compare_s": 2.0,
+    "settle_s": 0.005,
+    "turn_s": 0.004,
+    "speeds_s": 0.0,
+    "noted_s": 0.05,
+}
 EXHAUSTIVE = {**FULL, "transform_s": 0.05}
-FIRST = {"rounds": 3, "compare_s": 0.2, "settle_s": 0.0, "turn_s": 0.01}
+FIRST = {"rounds": 3, "compare_s": 0.2, "settle_s": 0.0, "turn_s": 0.004}
 
 RACE = {"_BURST_S": 0.02, "_SETTLE_S": 0.005}
 

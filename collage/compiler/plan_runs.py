@@ -134,7 +134,7 @@ class PlanRuns:
     def _time_launches(self, executable: Executable) -> PlanTimes:
         self.progress(Progress("run", 0, 1, f"a mix of {len(executable.launches)} kernels"))
         with self.failures.blaming([executable]):
-            found = self.plans.times(executable.job)
+            found = self.plans.times(executable.job, self.measurer.settings.effort.noted_s)
         self.made += 1
         return replace(found, launches_us=tuple(round(each, 3) for each in found.launches_us))
 

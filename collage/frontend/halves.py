@@ -81,7 +81,7 @@ def _types_of(model: onnx.ModelProto) -> _Types:
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx") or "Quantize" in node.op_type or "QLinear" in node.op_type:
             raise _OtherError(f"{node.domain or 'ONNX'}'s {node.op_type}")
-        if any(each.g.ByteSize() or each.graphs for each in node.attribute):
+        if any(each.HasField("g") or each.graphs for each in node.attribute):
             raise _OtherError(f"{node.op_type} has a graph inside")
         if any(each.name in _DTYPES and each.i == _HALF for each in node.attribute):
             raise _OtherError(f"{node.op_type} makes float16 of something else")

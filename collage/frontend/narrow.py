@@ -19,6 +19,7 @@ from onnx import TensorProto
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
 from collage.frontend.narrow_patterns import rewritten
+from collage.frontend.proto_size import bytes_of
 from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.rounding_sums import rounding_sums
 from collage.frontend.scales_of_zeros import scale_shows
@@ -234,7 +235,7 @@ def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.output.extend(model.graph.output)
     graph.value_info.extend(model.graph.value_info)
     for tensor in model.graph.initializer:
-        if tensor.data_type in INTEGERS or tensor.ByteSize() < _LARGE_BYTES:
+        if tensor.data_type in INTEGERS or bytes_of(tensor) < _LARGE_BYTES:
             graph.initializer.add().CopyFrom(tensor)
         else:
             graph.input.append(

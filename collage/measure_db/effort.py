@@ -18,10 +18,11 @@ class Effort:
     Where it ``races``, kernels that are slower than another of the same operators are let go after a few samples.
 
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
-    taken for ``kernel_s``, and those of a layout transform for ``transform_s``. Whole models are compared in at most
-    ``rounds`` rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The
-    machine's speeds are measured for ``speeds_s``, the first time; with 0 they are only looked up. Kernels need not be
-    timed more precisely than ``worth``, a share of their network's time (see ``Enough``).
+    taken for ``kernel_s``, and those of a layout transform for ``transform_s``. The launches of a network are timed in
+    their places for ``noted_s``. Whole models are compared in at most ``rounds`` rounds, and for at most ``compare_s``.
+    ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds are measured for ``speeds_s``, the
+    first time; with 0 they are only looked up. Kernels need not be timed more precisely than ``worth``, a share of
+    their network's time (see ``Enough``).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Effort:
     turn_s: float
     transform_s: float
     speeds_s: float = 0.0
+    noted_s: float = 0.5
     races: bool = True
     worth: float = 0.0
 

@@ -32,7 +32,6 @@ from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.timing import Timing
 
-_NOTED_S = 0.5
 _SEARCH_S = 1.0
 """Seconds of noted runs that find the launch which fails, when a plan has failed in runs without notes."""
 _LAUNCH_S = 1.0
@@ -73,9 +72,9 @@ class Plans:
         """Seconds of a run by the plan's name, the one that was used last at the end."""
         self._files = itertools.count()
 
-    def times(self, plan: Plan) -> PlanTimes:
-        """The microseconds that each launch takes in its place in the network."""
-        return self._times(plan, _NOTED_S, search=True)
+    def times(self, plan: Plan, seconds: float) -> PlanTimes:
+        """The microseconds that each launch takes in its place in the network, from runs for so many seconds."""
+        return self._times(plan, seconds, search=True)
 
     def compare(
         self,
