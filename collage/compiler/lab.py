@@ -42,9 +42,8 @@ class WorkerLab:
             self._put_away()
             self._bench = _workbench(context, compilation)
         self._bench.assembler.ranges = compilation.ranges
-        self._bench.measurer.network_us = (
-            1e3 * context.course.best[-1].latency_ms if context.course.best else 0.0
-        )
+        best_us = 1e3 * context.course.best[-1].latency_ms if context.course.best else 0.0
+        self._bench.measurer.network_us = max(best_us, compilation.source.share_us)
         return self._bench
 
     def close(self) -> tuple[Event, ...]:

@@ -78,16 +78,22 @@ class Shop:
 
 
 def compile_family(
-    shop: Shop, models: Iterator[onnx.ModelProto], name: str, adopt: Callable[[Parts], Parts]
+    shop: Shop,
+    models: Iterator[onnx.ModelProto],
+    name: str,
+    adopt: Callable[[Parts], Parts],
+    *,
+    share_us: float = 0.0,
 ) -> Family:
     """Compile the first model, and give the others its placement. All shapes are fixed.
 
     Models are taken one at a time, and ``adopt`` gets the parts of each, to put their weights where they are to stay.
-    Raises ModelError where a model differs in its structure, and what ``collage.compile`` raises with ``strict``.
+    ``share_us`` is as in ``Source``. Raises ModelError where a model differs in its structure, and what
+    ``collage.compile`` raises with ``strict``.
     """
     context = shop.context()
     first = load_onnx(next(models))
-    compilation = compiled(context, Source(first, AsLoaded.of(first), name, family=True))
+    compilation = compiled(context, Source(first, AsLoaded.of(first), name, family=True, share_us=share_us))
     found = _unguarded(compilation.result.parts)
     adopted = [adopt(found)]
     for model in models:

@@ -45,7 +45,8 @@ class Source:
 
     ``example_inputs`` are the user's inputs by name, and ``samples`` several such sets, whose first one they are then.
     A ``family`` has other models of this structure, which get the same placement with weights of their own. So nothing
-    in it may depend on what numbers this model has inside.
+    in it may depend on what numbers this model has inside. Where the model is a part of something larger, ``share_us``
+    are microseconds that its equal share of the whole takes at least: kernels are timed as precisely as that needs.
     """
 
     original: onnx.ModelProto
@@ -54,6 +55,7 @@ class Source:
     example_inputs: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
     family: bool = False
+    share_us: float = 0.0
 
 
 class Lab(Protocol):

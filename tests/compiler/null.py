@@ -140,6 +140,7 @@ class NullMeasurer:
         self.as_loaded = None
         self.as_loaded_digest: str | None = None
         self.made_in_all = 1
+        self.network_us = 0.0
         self.single: NullMeasurer = self
         self.changed: list[Any] = []
         self.outrun: dict[tuple[str, tuple[int, ...]], Slower] = {}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
+from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer
@@ -60,6 +63,27 @@ def test_few_offers_are_measured_first_and_the_rest_against_the_placed_mix() -> 
     assert order == [(0,), (0, 1), (1,), (2,), (3,)]  # what could replace the slowest kernels comes first
     assert rivals_us[0,] == rivals_us[0, 1] == 2.0 * (15.0 + found.epsilon_us)
     assert rivals_us[2,] == 2.0 * (10.0 + found.epsilon_us)
+
+
+@pytest.mark.parametrize(
+    ("effort", "measured"), [(FULL, {(0,), (1,), (0, 1)}), (EXHAUSTIVE, {(0,), (1,), (2,), (3,), (0, 1)})]
+)
+def test_what_could_gain_next_to_nothing_is_not_measured(
+    effort: Effort, measured: set[tuple[int, ...]]
+) -> None:
+    costs = {
+        ("lib", (0,)): 10.0,
+        ("lib", (1,)): 10.0,
+        ("lib", (2,)): 0.5,
+        ("lib", (3,)): 0.4,
+        ("lib", (0, 1)): 15.0,
+    }
+    made = Made(costs, LIBRARY, effort=effort)
+    placed = Place()(made.context, made.measured())
+    made.measurer.network_us = 20_000.0
+    made.measurer.asked.clear()
+    Measure()(made.context, replace(placed, outcomes={}))
+    assert {request.nodes for request in made.measurer.asked} == measured
 
 
 def test_few_are_exact_ones_before_there_is_a_mix_and_reduced_ones_for_its_slowest_kernels_then() -> None:

@@ -29,7 +29,8 @@ class Measure:
     Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
     ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
     whole models last, so that a compile that is stopped has looked where most could be gained. Measuring ends where it
-    gains little (``worthwhile``).
+    gains little (``worthwhile``). What could replace no more than a share of ``negligible`` of the network's time is
+    not measured, as far as the effort does not measure everything.
 
     The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
     ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
@@ -40,6 +41,7 @@ class Measure:
     between: bool = False
     slowest: float = 0.0
     slack: float = 1.1
+    negligible: float = 1e-4
     worthwhile: Worthwhile = field(default_factory=Worthwhile)
     typical_us: float = 200.0
     switched: int = 4
@@ -51,8 +53,10 @@ class Measure:
         offers = self._few(context, compilation) if self.few else compilation.offers
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
+        least_us = self.negligible * measurer.network_us if context.options.effort.worth else 0.0
         requests.sort(key=lambda r: (len(r.nodes) == count, -rivals_us.get(r.nodes, math.inf), r.nodes))
-        measured = self.worthwhile.raced(context, compilation, requests, rivals_us)
+        asked = [each for each in requests if rivals_us.get(each.nodes, math.inf) >= least_us]
+        measured = self.worthwhile.raced(context, compilation, asked, rivals_us)
         outcomes = {**compilation.outcomes, **measured}
         # What is not measured now may have been measured on a busy machine, which is better than nothing.
         outcomes |= measurer.recorded([each for each in requests if each not in outcomes])

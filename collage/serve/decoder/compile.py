@@ -13,7 +13,7 @@ import onnx
 from collage.backends.base import BackendKind
 from collage.backends.registry import Registry
 from collage.compiler.options import CompileOptions
-from collage.compiler.siblings import Shop, compile_family
+from collage.compiler.siblings import Family, Shop, compile_family
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.apart import moved_out
@@ -117,6 +117,9 @@ def compile_parts(
         shop = Shop(registry, compile_options, database, workers, progress)
         more = () if options.backends else _more_backends(registry)
         maker = _Segments(shop, more, SharedArrays(), name, weights)
+        iteration_us = weights / (
+            shop.context().speeds.levels[-1].team_read_gbs * 1e3
+        )  # it reads each of them
         for bucket in sorted({*buckets, *ends}):
             sized = read_decoder(model, Sizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
@@ -128,8 +131,11 @@ def compile_parts(
                 for place in range(len(all_segments))
                 if bucket in (ends if place % count == count - 1 else buckets)
             ]
-            for place, found in maker.compiled(all_segments, wanted, bucket).items():
-                parts[bucket, place] = found
+            found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
+            parts.update({(bucket, place): each for place, each in found.items()})
+            iteration_us = max(
+                iteration_us, measured_us / options.processes
+            )  # one of more tokens takes longer
     last = len(ranks[0].segments) - 1
     return tuple(
         CompiledDecoder(
@@ -194,21 +200,27 @@ class _Segments:
     weights: int
 
     def compiled(
-        self, segments: Sequence[Segment], wanted: Sequence[int], tokens: int
-    ) -> Mapping[int, Parts]:
-        """The parts of the wanted segments for so many tokens; those of equal structure are measured once."""
+        self, segments: Sequence[Segment], wanted: Sequence[int], tokens: int, iteration_us: float
+    ) -> tuple[Mapping[int, Parts], float]:
+        """The parts of the wanted segments for so many tokens, and the microseconds that these take together.
+
+        Segments of equal structure are measured once. An iteration takes at least ``iteration_us`` microseconds.
+        """
         families: dict[str, list[int]] = {}
         for place in wanted:
             families.setdefault(structure(segments[place]), []).append(place)
         found: dict[int, Parts] = {}
+        measured_us = 0.0
         about = f"{self.name} at {tokens} tokens"
         for number, places in enumerate(families.values()):
             self.shop.progress(Progress(f"segments of {about}", number, len(families)))
-            parts = self._family([segments[place] for place in places], f"segment {places[0]} of {about}")
-            found.update(zip(places, parts, strict=True))
-        return found
+            name, share_us = f"segment {places[0]} of {about}", iteration_us / len(places)
+            family = self._family([segments[place] for place in places], name, share_us)
+            found.update(zip(places, family.parts, strict=True))
+            measured_us += family.measured_us * len(places)
+        return found, measured_us
 
-    def _family(self, segments: Sequence[Segment], about: str) -> Sequence[Parts]:
+    def _family(self, segments: Sequence[Segment], about: str, share_us: float) -> Family:
         """The parts of segments of equal structure. Raises NoPlacementError, which names the segment."""
         own = list(self.shop.options.backends or ())
         problem: NoPlacementError | None = None
@@ -216,7 +228,7 @@ class _Segments:
             shop = replace(self.shop, options=replace(self.shop.options, backends=backends))
             models = (model_of(each, self.weights) for each in segments)  # one at a time: they are large
             try:
-                return compile_family(shop, models, about, self.shared.adopt).parts
+                return compile_family(shop, models, about, self.shared.adopt, share_us=share_us)
             except NoPlacementError as error:
                 problem = error
         raise NoPlacementError(f"{about}: {problem}") from problem
