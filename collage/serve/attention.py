@@ -34,6 +34,7 @@ _LANES = 16
 class Heads:
     """The heads of a layer, and how they score keys; head h reads K/V head ``h // (heads / kv_heads)``.
 
+    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many where that is 0.
     ``rotary`` is the number of elements of a head that are rotated, 0 for none: as pairs of neighbours where
     ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``. With a ``softcap``
     scores x become softcap * tanh(x / softcap) then. With ``slopes``, one for each head, they lose that for each token
@@ -51,13 +52,17 @@ class Heads:
     window: int = 0
     slopes: tuple[float, ...] = ()
     sinks: tuple[float, ...] = ()
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for heads that the kernel cannot compute, as a damaged file may have them."""
+        object.__setattr__(self, "value_dim", self.value_dim or self.dim)
         if not 0 < self.kv_heads <= self.heads or self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} K/V heads")
         if not 0 < self.dim <= MOST_DIM or not 0 <= self.rotary <= self.dim or self.rotary % 2:
             raise ValueError(f"heads of {self.dim} elements, of which {self.rotary} are rotated, cannot be")
+        if not 0 < self.value_dim <= MOST_DIM:
+            raise ValueError(f"heads with values of {self.value_dim} elements cannot be")
         each = len(self.slopes), len(self.sinks)
         if self.window < 0 or not self.softcap >= 0 or not {*each} <= {0, self.heads}:
             raise ValueError(
@@ -66,14 +71,24 @@ class Heads:
             )
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """The heads, the K/V heads and the elements of a head, which are the same in all layers of a decoder."""
-        return self.heads, self.kv_heads, self.dim
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The heads, the K/V heads, ``dim`` and ``value_dim``, which are the same in all layers of a decoder."""
+        return self.heads, self.kv_heads, self.dim, self.value_dim
+
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """The floats of a token in q, in k, in v and in the output."""
+        return (
+            self.heads * self.dim,
+            self.kv_heads * self.dim,
+            self.kv_heads * self.value_dim,
+            self.heads * self.value_dim,
+        )
 
     def block_bytes(self, dtype: str = "float32") -> int:
         """The bytes of a block of one layer's cache."""
         tokens = self.kv_heads * BLOCK_TOKENS
-        elements = tokens * (self.dim + -(-self.dim // _LANES) * _LANES)
+        elements = tokens * (self.dim + _whole_vectors(self.value_dim))
         return elements * np_dtype(dtype).itemsize + (2 * 4 * tokens if dtype == _SCALED else 0)
 
 
@@ -93,7 +108,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, dim, padded].
+    """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, value_dim, padded].
 
     Both are float32, or bfloat16 or int8, to which k and v are rounded when they are written. In int8 they are
     multiples of ``scales`` [block, kv_head, 2, token], those of keys and those of values; other types have none.
@@ -116,9 +131,8 @@ class Cache:
 
 def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
     """An empty cache of that many blocks, in one of ``CACHE_TYPES``. Raises MemoryError."""
-    wide = -(-heads.dim // _LANES) * _LANES
     keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), dtype)
-    values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, wide), dtype)
+    values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, _whole_vectors(heads.value_dim)), dtype)
     values.fill(0)  # what pads a head is multiplied, too
     scales = (blocks, heads.kv_heads, 2, BLOCK_TOKENS) if dtype == _SCALED else (0,)
     return Cache(keys, values, aligned_empty(scales, "float32"))
@@ -213,12 +227,13 @@ def attention_steps(
 ) -> list[Step]:
     """The steps of a layer: k and v are written to the cache, parts of sequences are attended to, and merged.
 
-    With ``partial`` the output has (m, s, o) of each head [heads, 2 + dim], to be merged with those of other processes.
-    Raises CollageError without the native kernels, and for rows that are too short, as a damaged file may name them.
+    With ``partial`` the output has (m, s, o) of each head [heads, 2 + value_dim], to be merged with those of other
+    processes. Raises CollageError without the native kernels, and for rows that are too short, as a damaged file may
+    name them.
     """
     rows = (operands.q, operands.k, operands.v, operands.out)
-    kv_width = heads.kv_heads * heads.dim
-    widths = heads.heads * heads.dim, kv_width, kv_width, heads.heads * (heads.dim + 2 * partial)
+    *widths, out_width = heads.widths
+    widths.append(out_width + 2 * heads.heads * partial)
     for name, each, width in zip("q k v output".split(), rows, widths, strict=True):
         _check_rows(name, each, width)
     cells = CACHE_TYPES.index(operands.cache.keys.dtype.name)
@@ -262,7 +277,7 @@ def _check_rows(name: str, rows: Rows, width: int) -> None:
 
 
 class Merge:
-    """Merges the partial results of several processes [count, row, heads, 2 + dim] to rows of the output."""
+    """Merges the partial results of several processes [count, row, heads, 2 + value_dim] to rows of the output."""
 
     def __init__(self, heads: Heads, partials: Array, out: Rows, threads: int) -> None:
         self._partials = partials
@@ -297,6 +312,11 @@ def _function(name: str) -> int:
     return found
 
 
+def _whole_vectors(elements: int) -> int:
+    """The number of elements, filled up to whole vectors."""
+    return -(-elements // _LANES) * _LANES
+
+
 def _address(array: Array) -> int | None:
     """Where an array is, or None for an empty one."""
     return int(array.ctypes.data) if array.size else None
@@ -326,10 +346,8 @@ class _Shape(ctypes.Structure):
     """The C struct ``collage_attention_shape``."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads cells".split()
-        ),
+        *((name, ctypes.c_int64) for name in "heads kv_heads dim value_dim rotary interleaved".split()),
+        *((name, ctypes.c_int64) for name in "q_row k_row v_row out_row threads cells".split()),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("window", ctypes.c_int64),

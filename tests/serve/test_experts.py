@@ -121,6 +121,65 @@ def test_other_experts(change: Change) -> None:
     check_same(model)
 
 
+def with_factors_in_one_axis(model: onnx.ModelProto) -> None:
+    """The factors of an expert's rows are brought into one axis first, as DeepSeek-V3's are."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for name, value in (("all", [-1]), ("last", [1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    for node in users(model, "Reshape"):
+        gathered = makers.get(node.input[0])
+        if gathered is not None and gathered.op_type == "Gather" and "Add" in gathered.input[1]:
+            flat, place = f"{node.name}/flat", list(model.graph.node).index(node)
+            model.graph.node.insert(place, helper.make_node("Reshape", [node.input[0], "all"], [flat]))
+            node.op_type, node.input[:] = "Unsqueeze", [flat, "last"]
+
+
+def with_groups(model: onnx.ModelProto) -> None:
+    """Tokens choose two of three groups of two experts first, and experts of these, as in DeepSeek-V3."""
+    for name, value in (
+        ("groups", [-1, 3, 2]),
+        ("one", [1]),
+        ("two", [2]),
+        ("whole", [-1, 6]),
+        ("last", [-1]),
+    ):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    for name, value in (("pair", np.ones((1, 1, 2), np.float32)), ("none", np.float32(0))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    for router in users(model, "TopK"):
+        scores, tag = router.input[0], router.name
+        made = [
+            helper.make_node("Reshape", [scores, "groups"], [f"{tag}/grouped"]),
+            helper.make_node("TopK", [f"{tag}/grouped", "two"], [f"{tag}/best", f"{tag}/places"]),
+            helper.make_node("ReduceSum", [f"{tag}/best", "last"], [f"{tag}/sums"], keepdims=0),
+            helper.make_node("TopK", [f"{tag}/sums", "two"], [f"{tag}/most", f"{tag}/chosen"]),
+            helper.make_node("Mul", [f"{tag}/sums", "none"], [f"{tag}/zeros"]),
+            helper.make_node("Mul", [f"{tag}/most", "none"], [f"{tag}/more zeros"]),
+            helper.make_node("Exp", [f"{tag}/more zeros"], [f"{tag}/ones"]),
+            helper.make_node(
+                "ScatterElements", [f"{tag}/zeros", f"{tag}/chosen", f"{tag}/ones"], [f"{tag}/set"], axis=1
+            ),
+            helper.make_node("Unsqueeze", [f"{tag}/set", "last"], [f"{tag}/column"]),
+            helper.make_node("Mul", [f"{tag}/column", "pair"], [f"{tag}/each"]),
+            helper.make_node("Reshape", [f"{tag}/each", "whole"], [f"{tag}/mask"]),
+            helper.make_node("Cast", [f"{tag}/mask"], [f"{tag}/kept"], to=onnx.TensorProto.BOOL),
+            helper.make_node("Where", [f"{tag}/kept", scores, "none"], [f"{tag}/scores"]),
+        ]
+        place = list(model.graph.node).index(router)
+        for node in made[::-1]:
+            model.graph.node.insert(place, node)
+        router.input[0] = f"{tag}/scores"
+
+
+@pytest.mark.parametrize("change", [with_factors_in_one_axis, with_groups])
+def test_the_experts_of_deepseek(change: Change) -> None:
+    model = decoder(replace(MOE, form=PAST, experts=6))
+    change(model)
+    found = check_same(model)
+    assert "NonZero" not in {node.op_type for node in found.graph.node}
+    refuse(with_fixed_shapes(model, PROBE))
+
+
 def refuse(model: onnx.ModelProto) -> None:
     """Raise ModelError, as a compile does before it measures anything."""
     described, graph = recognise(model, "it")

@@ -79,6 +79,19 @@ def test_nodes_in_any_order() -> None:
     assert len(recognise(found, "it")[0].layers) == 2
 
 
+def test_the_largest_elements_are_sorted() -> None:
+    """DeepSeek-V3's choice of experts leaves their order open, and kernels sort."""
+    model = decoder(small(NAMED["moe_like"], 2))
+    wanted = OriginalDecoder(model, 1).logits(TOKENS)
+    choices = [node for node in model.graph.node if node.op_type == "TopK"]
+    for node in choices:
+        node.attribute.append(helper.make_attribute("sorted", 0))
+    found = [node for node in normal(model).graph.node if node.op_type == "TopK"]
+    assert len(found) == len(choices) == 2
+    assert all(each.i == 1 for node in found for each in node.attribute if each.name == "sorted")
+    np.testing.assert_allclose(OriginalDecoder(normal(model), 1).logits(TOKENS), wanted, rtol=0, atol=1e-4)
+
+
 def test_a_decoder_in_normal_form_stays_as_it_is() -> None:
     model = decoder(QWEN2)
     assert in_normal_form(model) is model

@@ -44,7 +44,8 @@ INLINE Place place(const Item &item, int64_t row) {
 // Where a row of an item has its result.
 INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t row) {
   const Place at = place(item, row);
-  return b.out + (b.batch->first[item.request] + at.token) * s.out_row + at.head * (s.partial ? kSent + s.dim : s.dim);
+  const int64_t wide = s.partial ? kSent + s.value_dim : s.value_dim;
+  return b.out + (b.batch->first[item.request] + at.token) * s.out_row + at.head * wide;
 }
 
 #if COLLAGE_AMX
@@ -53,7 +54,7 @@ INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t
 INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, State &state, TileState &tiles, int64_t kv,
                          int64_t last) {
   const Batch &batch = *b.batch;
-  const int64_t wide = padded(s.dim), rows = rows_of_one(item), row = kv * rows;
+  const int64_t wide = value_width(s), rows = rows_of_one(item), row = kv * rows;
   const int32_t *const table = batch.tables + batch.table[item.request];
   float *const o = state.o + row * wide;
   configure_tiles(tiles, rows > kTileRows ? (rows + 1) / 2 : rows);
@@ -93,14 +94,15 @@ template <bool TILED, typename Cell>
 INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state,
                    [[maybe_unused]] TileState &tiles) {
   const Batch &batch = *b.batch;
-  const int64_t half = s.rotary / 2, wide = padded(s.dim), each = rows_of_one(item), rows = each * item.kv_heads;
+  const int64_t half = s.rotary / 2, each = rows_of_one(item), rows = each * item.kv_heads;
+  const int64_t wide = padded(s.dim), value_wide = value_width(s);
   const int64_t start = batch.start[item.request], from = item.head / (s.heads / s.kv_heads);
   for (int64_t row = 0; row < rows; ++row) {
     const Place at = place(item, row);
     const int64_t position = start + at.token;
     const float *const q = b.q + (batch.first[item.request] + at.token) * s.q_row + at.head * s.dim;
     rotate(s, q, b.cos + position * half, b.sin + position * half, state.q + row * wide, 1, s.scale);
-    memset(state.o + row * wide, 0, wide * sizeof(float));
+    memset(state.o + row * value_wide, 0, value_wide * sizeof(float));
     state.m[row] = -INFINITY;
     state.s[row] = 0.0f;
     state.slope[row] = b.slopes ? b.slopes[at.head] : 0.0f;
@@ -125,23 +127,23 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     attend_span<Cell>(s, b, item, state, span, last, end < item.block_end ? table[end] * s.kv_heads + from : span.place[0]);
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const float *const o = state.o + row * wide;
+    const float *const o = state.o + row * value_wide;
     if (item.partial >= 0) {
-      float *const to = batch.partials + item.partial + row * (kHead + wide);
+      float *const to = batch.partials + item.partial + row * (kHead + value_wide);
       to[0] = state.m[row];
       to[1] = state.s[row];
-      memcpy(to + kHead, o, wide * sizeof(float));
+      memcpy(to + kHead, o, value_wide * sizeof(float));
       continue;
     }
     float *const to = output(s, b, item, row);
     if (s.partial) {
       to[0] = state.m[row];
       to[1] = state.s[row];
-      memcpy(to + kSent, o, s.dim * sizeof(float));
+      memcpy(to + kSent, o, s.value_dim * sizeof(float));
       continue;
     }
     const float factor = 1.0f / divisor(b.sinks, place(item, row).head, state.m[row], state.s[row]);
-    for (int64_t d = 0; d < s.dim; ++d) to[d] = o[d] * factor;
+    for (int64_t d = 0; d < s.value_dim; ++d) to[d] = o[d] * factor;
   }
 }
 
@@ -187,13 +189,13 @@ INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t b
 
 INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
   const Batch &batch = *b.batch;
-  const int64_t wide = kHead + padded(s.dim);
+  const int64_t wide = kHead + value_width(s);
   for (int64_t i = part; i < batch.merge_count; i += s.threads) {
     const Item &item = batch.items[batch.merges[i].item];
     const int64_t rows = rows_of_one(item) * item.kv_heads;
     for (int64_t row = 0; row < rows; ++row) {
-      merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, kHead, s.dim,
-                s.partial, b.sinks, place(item, row).head, output(s, b, item, row));
+      merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, kHead,
+                s.value_dim, s.partial, b.sinks, place(item, row).head, output(s, b, item, row));
     }
   }
 }
@@ -277,8 +279,8 @@ int collage_attention_combine(void *a, void *b, intptr_t n, void *) {
   const Partials &p = *static_cast<const Partials *>(b);
   for (int64_t row = p.rows * n / s.threads; row < p.rows * (n + 1) / s.threads; ++row)
     for (int64_t head = 0; head < s.heads; ++head)
-      merge_row(p.partials + (row * s.heads + head) * (kSent + s.dim), p.count, p.apart, kSent, s.dim, false,
-                p.sinks, head, p.out + row * s.out_row + head * s.dim);
+      merge_row(p.partials + (row * s.heads + head) * (kSent + s.value_dim), p.count, p.apart, kSent, s.value_dim,
+                false, p.sinks, head, p.out + row * s.out_row + head * s.value_dim);
   return 0;
 }
 

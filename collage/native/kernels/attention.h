@@ -12,11 +12,12 @@ extern "C" {
 enum { COLLAGE_ATTENTION_BLOCK = 32 };  // tokens of a block of the cache
 enum { COLLAGE_CELLS_FLOAT32, COLLAGE_CELLS_BFLOAT16, COLLAGE_CELLS_INT8 };  // what a cache holds
 
-// The heads of a model. Head h reads K/V head h / (heads / kv_heads). Of each head of q and k the first `rotary`
-// elements are rotated by the position of their token: pairs (2i, 2i + 1) where `interleaved`, else (i, i + rotary / 2).
-// The rows are the distances of tokens, in floats.
+// The heads of a model. Head h reads K/V head h / (heads / kv_heads). Heads of q and k have `dim` elements, and those of
+// v and of the output `value_dim`. Of each head of q and k the first `rotary` elements are rotated by the position of
+// their token: pairs (2i, 2i + 1) where `interleaved`, else (i, i + rotary / 2). The rows are the distances of tokens, in
+// floats.
 typedef struct {
-  int64_t heads, kv_heads, dim;
+  int64_t heads, kv_heads, dim, value_dim;
   int64_t rotary, interleaved;
   int64_t q_row, k_row, v_row, out_row;
   int64_t threads;
@@ -61,7 +62,7 @@ typedef struct {
 typedef struct {
   const float *q, *k, *v;
   void *keys;               // [block][kv_head][dim][32]
-  void *values;             // [block][kv_head][32][dim rounded up to 16]
+  void *values;             // [block][kv_head][32][value_dim rounded up to 16]
   const float *cos, *sin;   // [position][rotary / 2]
   float *out;               // heads beside each other
   const float *slopes;      // [head] what a score loses for each token between q and k; NULL for nothing
@@ -70,7 +71,8 @@ typedef struct {
   collage_attention_batch *batch;
 } collage_attention_buffers;
 
-// Partial results of several processes, to be merged: `count` of [row][head][2 + dim], `apart` floats from each other.
+// Partial results of several processes, to be merged: `count` of [row][head][2 + value_dim], `apart` floats from each
+// other.
 typedef struct {
   const float *partials;
   float *out;  // heads beside each other

@@ -23,6 +23,9 @@ constexpr int64_t kHead = 16;      // floats before a partial row's o; the first
 
 inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
+// The floats of a row of o, and the cells of a token in a block of values.
+inline int64_t value_width(const Shape &s) { return padded(s.value_dim); }
+
 // The rows of an item that read one of its K/V heads. They follow each other.
 inline int64_t rows_of_one(const Item &item) { return item.tokens * item.heads; }
 

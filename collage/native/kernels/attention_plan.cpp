@@ -72,7 +72,7 @@ class Planner {
       item.block = blocks * i / splits;
       item.block_end = blocks * (i + 1) / splits;
       item.partial = splits > 1 ? batch_.partial_count : -1;
-      if (splits > 1) batch_.partial_count += rows_of_one(item) * item.kv_heads * (kHead + padded(s_.dim));
+      if (splits > 1) batch_.partial_count += rows_of_one(item) * item.kv_heads * (kHead + value_width(s_));
       if (batch_.item_count++ < batch_.item_capacity) batch_.items[batch_.item_count - 1] = item;
     }
   }
@@ -93,7 +93,7 @@ class Planner {
 }  // namespace
 
 extern "C" int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch) {
-  if (shape->dim > kMostDim) return COLLAGE_UNAVAILABLE;
+  if (shape->dim > kMostDim || shape->value_dim > kMostDim) return COLLAGE_UNAVAILABLE;
   Planner planner(*shape, *batch);
   for (int64_t i = 0; i < batch->requests; ++i) planner.request(i);
   return batch->item_count > batch->item_capacity || batch->merge_count > batch->merge_capacity ||

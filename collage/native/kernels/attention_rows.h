@@ -19,7 +19,8 @@ INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
   return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
 }
 
-// The state of an item's rows. A row of q and one of o has as many numbers as the head, filled up to whole vectors.
+// The state of an item's rows. A row of q has as many numbers as a head of q, filled up to whole vectors, and one of o as
+// many as a head of v.
 struct State {
   alignas(64) float q[kRows * kMostDim];
   alignas(64) float o[kRows * kMostDim];
@@ -213,8 +214,8 @@ struct Span {
 template <typename Cell>
 INLINE void attend_span(const Shape &s, const Buffers &b, const Item &item, State &state, const Span &span, int64_t last,
                         int64_t next) {
-  const int64_t each = rows_of_one(item), wide = padded(s.dim), heads = item.kv_heads;
-  const int64_t key_cells = s.dim * kBlock, value_cells = kBlock * wide;
+  const int64_t each = rows_of_one(item), wide = padded(s.dim), value_wide = value_width(s), heads = item.kv_heads;
+  const int64_t key_cells = s.dim * kBlock, value_cells = kBlock * value_wide;
   const Cell *const keys = static_cast<const Cell *>(b.keys), *const values = static_cast<const Cell *>(b.values);
   for (int64_t i = 0; i < span.blocks; ++i)
     for (int64_t kv = 0; kv < heads; ++kv) {
@@ -235,7 +236,8 @@ INLINE void attend_span(const Shape &s, const Buffers &b, const Item &item, Stat
     for (int64_t i = 0; i < span.blocks; ++i) seen[i] = std::min(state.position[row] + 1 - span.first[i], kBlock);
     float *const scores = state.scores + row * kSpanned;
     if (adjusts(s, b)) adjust(s, scores, span.first, span.blocks, state.position[row], state.slope[row]);
-    multiply_row(state.o + row * wide, wide, soften(scores, scores, seen, span.blocks, state.m[row], state.s[row]));
+    multiply_row(state.o + row * value_wide, value_wide,
+                 soften(scores, scores, seen, span.blocks, state.m[row], state.s[row]));
   }
   for (int64_t i = 0; i < span.blocks; ++i) {
     const int64_t count = std::min(kBlock, last + 1 - span.first[i]);
@@ -245,11 +247,12 @@ INLINE void attend_span(const Shape &s, const Buffers &b, const Item &item, Stat
       const Cell *const then = kv + 1 < heads         ? here + value_cells
                                : i + 1 < span.blocks ? values + span.place[i + 1] * value_cells
                                                      : keys + next * key_cells;
-      float *const weights = state.scores + kv * each * kSpanned + i * kBlock, *const o = state.o + kv * each * wide;
+      float *const weights = state.scores + kv * each * kSpanned + i * kBlock;
+      float *const o = state.o + kv * each * value_wide;
       // Weights beyond `count` may become NaN, and are not read.
       if constexpr (kScaled<Cell>) multiply_scales(b.scales + (at * 2 + 1) * kBlock, each, weights);
       by_tiles(each, [&](auto rows, int64_t row) __attribute__((always_inline)) {
-        multiply_values<rows()>(weights + row * kSpanned, here, then, count, wide, o + row * wide);
+        multiply_values<rows()>(weights + row * kSpanned, here, then, count, value_wide, o + row * value_wide);
       });
     }
   }

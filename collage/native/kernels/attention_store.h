@@ -29,7 +29,7 @@ INLINE void rotate(const Shape &s, const float *from, const float *cos, const fl
 template <typename Cell>
 INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
   const Batch &batch = *b.batch;
-  const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
+  const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = value_width(s);
   const int64_t end = tokens * (part + 1) / s.threads;
   Cell *const keys = static_cast<Cell *>(b.keys), *const values = static_cast<Cell *>(b.values);
   for (int64_t head = 0; head < s.kv_heads; ++head) {
@@ -42,16 +42,16 @@ INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
       if (block < 0) continue;
       const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
       const int64_t at = block * s.kv_heads + head;
-      const float *const v = b.v + row * s.v_row + head * s.dim;
+      const float *const v = b.v + row * s.v_row + head * s.value_dim;
       Cell *const to = values + (at * kBlock + slot) * wide;
       if constexpr (kScaled<Cell>) {
         float k[kMostDim], *const scales = b.scales + at * 2 * kBlock + slot;
         rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, k, 1, 1.0f);
         scales[0] = quantize(k, s.dim, keys + at * s.dim * kBlock + slot, kBlock);
-        scales[kBlock] = quantize(v, s.dim, to, 1);
+        scales[kBlock] = quantize(v, s.value_dim, to, 1);
       } else {
         rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
-        for (int64_t d = 0; d < s.dim; ++d) put(to[d], v[d]);
+        for (int64_t d = 0; d < s.value_dim; ++d) put(to[d], v[d]);
       }
     }
   }

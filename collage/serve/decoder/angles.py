@@ -22,8 +22,8 @@ def tables_of_angles(graph: OnnxGraph, decoder: Decoder, length: int, name: str)
     found = []
     empty = np.zeros((length, 0), np.float32)
     for layer in decoder.layers:
-        if layer.dim > MOST_DIM:
-            raise ModelError(f"{name} has heads of {layer.dim} elements; at most {MOST_DIM} can be served.")
+        if (most := max(layer.dim, layer.value_dim)) > MOST_DIM:
+            raise ModelError(f"{name} has heads of {most} elements; at most {MOST_DIM} can be served.")
         rotation = layer.rotation
         if rotation is None:
             found.append(Rotations(empty, empty))
@@ -51,6 +51,7 @@ def attention_of(layer: Layer, rotations: Rotations) -> LayerAttention:
         layer.window,
         layer.slopes,
         layer.sinks,
+        layer.value_dim,
     )
     return LayerAttention(heads, rotations)
 

@@ -37,6 +37,7 @@ class Rotation:
 class Layer:
     """The attention of one layer: ``node`` names it in messages, and ``output`` has the heads beside each other.
 
+    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many where that is 0.
     ``scale``, ``softcap``, ``window``, ``slopes`` and ``sinks`` tell how keys are scored, as those of ``Heads``.
     """
 
@@ -54,6 +55,16 @@ class Layer:
     window: int = 0
     slopes: tuple[float, ...] = ()
     sinks: tuple[float, ...] = ()
+    value_dim: int = 0
+
+    def __post_init__(self) -> None:
+        """Give v's heads the elements of k's where they are not told, as in files of earlier versions."""
+        object.__setattr__(self, "value_dim", self.value_dim or self.dim)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The heads, the K/V heads, ``dim`` and ``value_dim``, as ``sizes`` of ``Heads``."""
+        return self.heads, self.kv_heads, self.dim, self.value_dim
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def load_decoder(
         tables: dict[str, NDArray[np.float32]] = {}
         attention = tuple(_attention(reading, each, length, tables) for each in parts["attention"])
         for layer, each in zip(decoder.layers, attention, strict=True):
-            if not (layer.heads, layer.kv_heads, layer.dim) == each.heads.sizes == attention[0].heads.sizes:
+            if not layer.sizes == each.heads.sizes == attention[0].heads.sizes:
                 raise ValueError(f"{layer.node} has other heads than the decoder")
         return CompiledDecoder(
             typed(str, about["name"]),

@@ -67,7 +67,7 @@ class Values:
     def operands(self, layer: Layer, cache: Cache) -> Operands:
         """What a layer's attention reads and writes."""
         q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
-        return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.dim), cache)
+        return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.value_dim), cache)
 
     def _rows(self, source: Source) -> Rows:
         array = self._values[by_token(source)]
@@ -191,5 +191,5 @@ def _buffers(
         writes += [list(each.writes), [layer.output]]
         reads += [list(each.reads), [by_token(source) for source in (layer.q, layer.k, layer.v)]]
         # The last layer's is read by the last segment only, whose rows are others.
-        types.setdefault(layer.output, TensorType((tokens, layer.heads * layer.dim), "float32"))
+        types.setdefault(layer.output, TensorType((tokens, layer.heads * layer.value_dim), "float32"))
     return allocate(types, [*writes, []], [*reads, [*wiring[-1].reads, *given]])

@@ -21,10 +21,12 @@ def in_normal_form(source: ModelSource) -> ModelSource:
     """The model in that form, or the source itself where it has it.
 
     A decoder in float16 or bfloat16 keeps its weights, and the one that is made rounds values to float32 only. Of a
-    merged decoder the branch with a cache is taken, which may be empty. Raises ModelError for what is no ONNX model.
+    merged decoder the branch with a cache is taken, which may be empty. Where the order of the largest elements is left
+    open, as in DeepSeek-V3's choice of experts, they are sorted, as kernels expect it. Raises ModelError for what is no
+    ONNX model.
     """
     model = as_written(source)
-    changed = [_without_branch(model), _with_nodes_in_order(model)]
+    changed = [_without_branch(model), _with_nodes_in_order(model), _with_sorted_choices(model)]
     if computes_in(model, _NARROW):
         widen(model, _NARROW, TensorProto.FLOAT)
         changed.append(True)
@@ -93,3 +95,17 @@ def _with_nodes_in_order(model: onnx.ModelProto) -> bool:
     del graph.node[:]
     graph.node.extend(nodes)
     return True
+
+
+def _with_sorted_choices(model: onnx.ModelProto) -> bool:
+    """Let each TopK sort what it gives; whether some did not."""
+    unsorted = [
+        each
+        for node in model.graph.node
+        if node.op_type == "TopK"
+        for each in node.attribute
+        if each.name == "sorted" and not each.i
+    ]
+    for each in unsorted:
+        each.i = 1
+    return bool(unsorted)

@@ -197,18 +197,21 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
             f"{described(node)} has a cache for q, or only one for k and v, which cannot be served."
         )
     dim, heads = _head_sizes(graph, core, q)
-    if q.source.width != heads * dim or k.source.width % dim or v.source.width != k.source.width:
+    kv_heads = max(k.source.width // dim, 1)
+    value_dim = _value_dim(graph, core, v, kv_heads)
+    widths = q.source.width, k.source.width, v.source.width
+    if widths != (heads * dim, kv_heads * dim, kv_heads * value_dim):
+        these = f"{dim} elements" if dim == value_dim else f"{dim} elements, and of {value_dim} for v"
         raise ModelError(
-            f"{described(node)} reads rows of {q.source.width}, {k.source.width} and {v.source.width} elements for "
-            f"q, k and v, which are no heads of {dim} elements."
+            f"{described(node)} reads rows of {widths[0]}, {widths[1]} and {widths[2]} elements for q, k and v, which "
+            f"are no heads of {these}."
         )
-    kv_heads = k.source.width // dim
     if heads % kv_heads:
         raise ModelError(
             f"{described(node)} has {heads} heads for {kv_heads} K/V heads, which is no whole number each."
         )
     scale = (dim**-0.5 if core.scale is None else core.scale) * q.factor * k.factor
-    output = _output(graph, core, heads * dim)
+    output = _output(graph, core, heads * value_dim)
     for value in (q.source.value, k.source.value, v.source.value, output):
         _refuse_other_floats(graph, value, node)
     rotation = q.rotation
@@ -218,7 +221,18 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
         )
     name = node.name or node.output[0]
     layer = Layer(
-        name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation, core.softcap
+        name,
+        q.source,
+        k.source,
+        v.source,
+        output,
+        heads,
+        kv_heads,
+        dim,
+        scale,
+        rotation,
+        core.softcap,
+        value_dim=value_dim,
     )
     if core.sinks:
         layer = replace(layer, sinks=read_sinks(graph, node, core.sinks, heads))
@@ -239,6 +253,14 @@ def _head_sizes(graph: OnnxGraph, core: _Core, q: Origin) -> tuple[int, int]:
         f"{described(core.node)} has operands of unknown heads, not "
         "[batch, heads, tokens, head] or [batch * heads, tokens, head]."
     )
+
+
+def _value_dim(graph: OnnxGraph, core: _Core, v: Origin, kv_heads: int) -> int:
+    """The elements of a head of v, of which ``kv_heads`` are beside each other where its shape does not tell."""
+    shape = graph.shapes.get(core.v)
+    if shape is not None and (len(shape) == 4 or core.node.op_type == "Softmax"):
+        return shape[-1]
+    return v.source.width // kv_heads
 
 
 def _add_operator_caches(graph: OnnxGraph, core: _Core, origins: list[Origin]) -> None:
@@ -284,11 +306,8 @@ def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
 
 
 def _check_uniform(layers: tuple[Layer, ...]) -> None:
-    def sizes(layer: Layer) -> tuple[object, ...]:
-        return layer.heads, layer.kv_heads, layer.dim
-
     for layer in layers:
-        if sizes(layer) != sizes(layers[0]):
+        if layer.sizes != layers[0].sizes:
             raise ModelError(
                 f"the attention at {printable(layer.node)} differs from that at {printable(layers[0].node)} in its "
                 "heads: layers with several kinds of heads cannot be served."

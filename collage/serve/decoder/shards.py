@@ -50,7 +50,7 @@ def shard(
         given = {}
         if number:
             before = decoder.layers[number - 1]
-            given = {before.output: Split((before.heads * before.dim,))}
+            given = {before.output: Split((before.heads * before.value_dim,))}
         last = number == len(segments) - 1
         wanted = dict.fromkeys(segment.writes, tuple[int, ...]())
         if not last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,8 +21,8 @@ _SUMS = 2  # m and s, which are before the o of a head
 class CacheAttention:
     """The attention of all layers for iterations of up to ``most`` tokens, those of all processes together.
 
-    ``rows`` has q, k and v of the tokens that this process needs, and ``partials`` [process, token, heads, 2 + dim]
-    what this process has found for all tokens, and the others for this one's.
+    ``rows`` has q, k and v of the tokens that this process needs, and ``partials``
+    [process, token, heads, 2 + value_dim] what this process has found for all tokens, and the others for this one's.
     """
 
     def __init__(
@@ -34,18 +35,18 @@ class CacheAttention:
     ) -> None:
         heads = layers[0].heads
         self._tensors = tensors
-        self._wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
-        width = self._wide + 2 * narrow
+        parts = np.cumsum([0, *heads.widths[:3]]).tolist()
+        self._parts = [slice(first, last) for first, last in pairwise(parts)]
+        self._wide, width = heads.widths[0], parts[-1]
         rank, size = tensors.rank, tensors.size
         self.rows: Array = aligned_empty((most, width), "float32")
         self.rows.fill(0)  # rows that others need are read before they have a meaning
-        self.partials: Array = aligned_empty((size, most, heads.heads, _SUMS + heads.dim), "float32")
+        self.partials: Array = aligned_empty((size, most, heads.heads, _SUMS + heads.value_dim), "float32")
         self._peers = [peer for peer in range(size) if peer != rank]
         self._outgoing = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
         self._incoming = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
         self._batch = Batch(heads, threads)
-        parts = (0, self._wide, self._wide + narrow)
-        q, k, v = (attention.Rows(self.rows, offset, width) for offset in parts)
+        q, k, v = (attention.Rows(self.rows, part.start, width) for part in self._parts)
         out = attention.Rows(self.partials[rank], 0, self.partials[rank, 0].size)
         self._launches = [
             LaunchList(
@@ -98,12 +99,10 @@ class CacheAttention:
         self._return_results()
 
     def _take(self, own: Operands) -> None:
-        count, at = self._own.stop - self._own.start, 0
-        width = self.rows.shape[1]
-        for source, end in ((own.q, self._wide), (own.k, (self._wide + width) // 2), (own.v, width)):
+        count = self._own.stop - self._own.start
+        for source, part in zip((own.q, own.k, own.v), self._parts, strict=True):
             whole = source.array.reshape(-1, source.distance)
-            self.rows[self._own, at:end] = whole[:count, source.offset : source.offset + end - at]
-            at = end
+            self.rows[self._own, part] = whole[:count, source.offset : source.offset + part.stop - part.start]
 
     def _floats(self, queries: Rows | slice, writes: Rows | slice) -> int:
         rest = int(self.rows.shape[1]) - self._wide

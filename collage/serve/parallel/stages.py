@@ -94,4 +94,4 @@ def _type(compiled: CompiledDecoder, tokens: int, name: str) -> TensorType:
                 return port.type
     assert name not in (IDS, POSITIONS)
     layer = next(each for each in compiled.decoder.layers if each.output == name)
-    return TensorType((tokens, layer.heads * layer.dim), "float32")
+    return TensorType((tokens, layer.heads * layer.value_dim), "float32")

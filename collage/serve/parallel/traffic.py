@@ -14,8 +14,9 @@ def cache_bytes(slices: Sequence[Slice], heads: Heads, layers: int, processes: i
     """The bytes that all processes of Cache Parallelism send in an iteration, together.
 
     In each layer a token sends q, H D floats, to each other process that holds a block which it sees, and gets
-    H (D + 2) floats back: o, m and s of each head. Its k and v, 2 G D floats for G K/V heads, go to the holder of its
-    block, where that is another process. Logits go from other processes to the first one.
+    H (V + 2) floats back: o, m and s of each head, whose values have V elements. Its k and v, G (D + V) floats for G
+    K/V heads, go to the holder of its block, where that is another process. Logits go from other processes to the
+    first one.
     """
     tokens = sum(len(each.token_ids) for each in slices)
     bounds = [-(-tokens * process // processes) for process in range(processes + 1)]
@@ -28,15 +29,21 @@ def cache_bytes(slices: Sequence[Slice], heads: Heads, layers: int, processes: i
             writes += each.blocks[position // BLOCK_TOKENS] % processes != home
             at += 1
         rows += each.wants_logits and home != 0
-    attention = queries * heads.heads * (2 * heads.dim + 2) + writes * 2 * heads.kv_heads * heads.dim
-    return FLOAT * (layers * attention + rows * vocabulary)
+    query, write = _floats(heads)
+    return FLOAT * (layers * (queries * query + writes * write) + rows * vocabulary)
 
 
 def even_cache_bytes(tokens: int, heads: Heads, processes: int) -> float:
     """The bytes of a layer where all processes hold blocks of all sequences: what ``cache_bytes`` is on average."""
     n = processes
-    queries = tokens * (n - 1) * heads.heads * (2 * heads.dim + 2)
-    return FLOAT * (queries + tokens * (n - 1) / n * 2 * heads.kv_heads * heads.dim)
+    query, write = _floats(heads)
+    return FLOAT * tokens * (n - 1) * (query + write / n)
+
+
+def _floats(heads: Heads) -> tuple[int, int]:
+    """The floats of a token's q with what comes back for it, and those of its k and v."""
+    q, k, v, out = heads.widths
+    return q + out + 2 * heads.heads, k + v
 
 
 def tensor_bytes(tokens: int, width: int, processes: int) -> int:

@@ -8,18 +8,13 @@ import numpy as np
 from onnx import helper
 
 from scripts.lib.decoders.emit import Emitter
+from scripts.lib.decoders.rotary import rotated, rotations, turned
 from scripts.lib.decoders.shape import ATTENTION, GPT2, PAST, PLAIN, DecoderShape
-
-_THETA = 10000.0
 
 
 def attention(emit: Emitter, shape: DecoderShape, layer: int, x: str) -> str:
     """The layer's attention with its projections: [batch, sequence, width] to the same."""
-    q, k, v = _projections(emit, shape, x)
-    q, k, v = (_heads(emit, x, each, shape.head) for each in (q, k, v))
-    if shape.family != GPT2:
-        cos, sin = _rotations(emit, shape)
-        q, k = _rotated(emit, shape, q, cos, sin), _rotated(emit, shape, k, cos, sin)
+    q, k, v = _latent(emit, shape, x) if shape.latent else _operands(emit, shape, x)
     if shape.form == ATTENTION:
         mixed = _operator(emit, shape, layer, q, k, v)
     else:
@@ -29,12 +24,45 @@ def attention(emit: Emitter, shape: DecoderShape, layer: int, x: str) -> str:
         k, v = (_repeated(emit, each, groups) for each in (k, v))
         mixed = _product(emit, shape, q, k, v)
     joined = emit.op("Transpose", mixed, perm=[0, 2, 1, 3])
-    joined = emit.op("Reshape", joined, _sizes(emit, x, shape.width))
+    wide = shape.heads * shape.value
+    joined = emit.op("Reshape", joined, _sizes(emit, x, wide))
     scale = 1 / math.sqrt(shape.width * 2 * shape.layers)
-    out = emit.op("MatMul", joined, emit.weight("attn.out", shape.width, shape.width, scale=scale))
+    out = emit.op("MatMul", joined, emit.weight("attn.out", wide, shape.width, scale=scale))
     return (
         emit.op("Add", out, emit.weight("attn.out.bias", shape.width, scale=0.1)) if _biased(shape) else out
     )
+
+
+def _operands(emit: Emitter, shape: DecoderShape, x: str) -> tuple[str, str, str]:
+    """q, k and v [batch, heads, sequence, elements], of which q and k are rotated."""
+    sizes = shape.head, shape.head, shape.value
+    projected = zip(_projections(emit, shape, x), sizes, strict=True)
+    q, k, v = (_heads(emit, x, each, size) for each, size in projected)
+    if shape.family == GPT2:
+        return q, k, v
+    cos, sin = rotations(emit, shape)
+    return rotated(emit, shape, q, cos, sin), rotated(emit, shape, k, cos, sin), v
+
+
+def _latent(emit: Emitter, shape: DecoderShape, x: str) -> tuple[str, str, str]:
+    """q, k and v of DeepSeek's latent attention: the last elements of q and k are rotated, and all heads share k's."""
+    plain, scale = shape.head - shape.rotated, 1 / math.sqrt(shape.width)
+    cos, sin = rotations(emit, shape)
+
+    def split(rows: str, *sizes: int) -> list[str]:
+        return emit.ops("Split", 2, rows, emit.constant(list(sizes)), axis=-1)
+
+    rows = emit.weight("attn.q", shape.width, shape.heads * shape.head, scale=scale)
+    first, last = split(_heads(emit, x, emit.op("MatMul", x, rows), shape.head), plain, shape.rotated)
+    q = emit.op("Concat", first, turned(emit, shape, last, cos, sin), axis=-1)
+    rows = emit.weight("attn.kv_a", shape.width, shape.latent + shape.rotated, scale=scale)
+    inner, last = split(emit.op("MatMul", x, rows), shape.latent, shape.rotated)
+    wide = shape.heads * (plain + shape.value)
+    rows = emit.weight("attn.kv_b", shape.latent, wide, scale=1 / math.sqrt(shape.latent))
+    first, v = split(_heads(emit, x, emit.op("MatMul", inner, rows), plain + shape.value), plain, shape.value)
+    last = turned(emit, shape, _heads(emit, x, last, shape.rotated), cos, sin)
+    shared = emit.op("Expand", last, emit.constant([1, shape.heads, 1, 1]))
+    return q, emit.op("Concat", first, shared, axis=-1), v
 
 
 def _biased(shape: DecoderShape) -> bool:
@@ -53,8 +81,8 @@ def _projections(emit: Emitter, shape: DecoderShape, x: str) -> list[str]:
         product = emit.op("Reshape", emit.op("Gemm", flat, weight, bias), _sizes(emit, x, wide))
         return emit.ops("Split", 3, product, emit.constant([shape.width] * 3), axis=2)
     found = []
-    for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-        wide = heads * shape.head
+    widths = shape.heads * shape.head, shape.kv_heads * shape.head, shape.kv_heads * shape.value
+    for name, wide in zip("qkv", widths, strict=True):
         each = emit.op("MatMul", x, emit.weight(f"attn.{name}", shape.width, wide, scale=scale))
         if shape.bias:
             each = emit.op("Add", emit.weight(f"attn.{name}.bias", wide, scale=0.1), each)
@@ -75,59 +103,6 @@ def _sizes(emit: Emitter, x: str, *more: int) -> str:
 def _heads(emit: Emitter, x: str, flat: str, head: int) -> str:
     split = emit.op("Reshape", flat, _sizes(emit, x, -1, head))
     return emit.op("Transpose", split, perm=[0, 2, 1, 3])
-
-
-def _rotations(emit: Emitter, shape: DecoderShape) -> tuple[str, str]:
-    """cos and sin of all positions [batch, 1, sequence, head], which all layers share."""
-    for node in emit.nodes:
-        if node.name == "/rotary/cos":
-            return "rotary.cos", "rotary.sin"
-    scope, emit.scope = emit.scope, "model.rotary"
-    half = shape.rotated // 2
-    frequencies = (_THETA ** (-np.arange(half) / half)).astype(np.float32).reshape(1, half, 1)
-    places = emit.op("Cast", emit.op("Unsqueeze", "position_ids", emit.constant([1])), to=1)
-    angles = emit.op(
-        "Transpose", emit.op("MatMul", emit.constant(frequencies, np.float32), places), perm=[0, 2, 1]
-    )
-    if shape.pairs:
-        last = emit.constant([-1])
-        wide = emit.op("Unsqueeze", angles, last)
-        twice = emit.op("Reshape", emit.op("Concat", wide, wide, axis=-1), emit.constant([0, 0, -1]))
-    else:
-        twice = emit.op("Concat", angles, angles, axis=-1)
-    twice = emit.op("Unsqueeze", twice, emit.constant([1]))
-    for kind in ("Cos", "Sin"):
-        name = kind.lower()
-        emit.nodes.append(helper.make_node(kind, [twice], [f"rotary.{name}"], name=f"/rotary/{name}"))
-    emit.scope = scope
-    return "rotary.cos", "rotary.sin"
-
-
-def _rotated(emit: Emitter, shape: DecoderShape, x: str, cos: str, sin: str) -> str:
-    if shape.rotated == shape.head:
-        return _turned(emit, shape, x, cos, sin)
-    first = _part(emit, x, 0, shape.rotated)
-    rest = _part(emit, x, shape.rotated, shape.head)
-    return emit.op("Concat", _turned(emit, shape, first, cos, sin), rest, axis=-1)
-
-
-def _turned(emit: Emitter, shape: DecoderShape, x: str, cos: str, sin: str) -> str:
-    size = shape.rotated
-    if shape.pairs:
-        even, odd = _part(emit, x, 0, size, 2), _part(emit, x, 1, size, 2)
-        last = emit.constant([-1])
-        columns = [emit.op("Unsqueeze", each, last) for each in (emit.op("Neg", odd), even)]
-        across = emit.op("Reshape", emit.op("Concat", *columns, axis=-1), emit.constant([0, 0, 0, -1]))
-    else:
-        first, second = _part(emit, x, 0, size // 2), _part(emit, x, size // 2, size)
-        across = emit.op("Concat", emit.op("Neg", second), first, axis=-1)
-    return emit.op("Add", emit.op("Mul", x, cos), emit.op("Mul", across, sin))
-
-
-def _part(emit: Emitter, x: str, start: int, end: int, step: int = 1) -> str:
-    """Elements of each head."""
-    bounds = (emit.constant([each]) for each in (start, end, 3, step))
-    return emit.op("Slice", x, *bounds)
 
 
 def _with_past(emit: Emitter, layer: int, kind: str, new: str) -> str:
@@ -157,14 +132,14 @@ def _repeated(emit: Emitter, x: str, groups: int) -> str:
 
 
 def _product(emit: Emitter, shape: DecoderShape, q: str, k: str, v: str) -> str:
-    turned = emit.op("Transpose", k, perm=[0, 1, 3, 2])
+    columns = emit.op("Transpose", k, perm=[0, 1, 3, 2])
     if shape.family == GPT2:
         scores = emit.op(
-            "Div", emit.op("MatMul", q, turned), emit.constant(math.sqrt(shape.head), np.float32)
+            "Div", emit.op("MatMul", q, columns), emit.constant(math.sqrt(shape.head), np.float32)
         )
     else:  # both sides are scaled, as torch's attention is exported
         root = emit.constant(shape.head**-0.25, np.float32)
-        scores = emit.op("MatMul", emit.op("Mul", q, root), emit.op("Mul", turned, root))
+        scores = emit.op("MatMul", emit.op("Mul", q, root), emit.op("Mul", columns, root))
     scores = emit.op("Add", scores, _mask(emit, shape, scores))
     return emit.op("MatMul", emit.op("Softmax", scores, axis=-1), v)
 

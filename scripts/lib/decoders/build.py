@@ -25,8 +25,8 @@ def decoder(shape: DecoderShape, seed: int = 0, beside: Path | None = None) -> o
     """The decoder with seeded random weights, which go to the file ``beside`` where it is given.
 
     Inputs are int64 ``input_ids`` [batch, sequence] and ``position_ids`` of the same shape, and with a cache
-    ``attention_mask`` [batch, past + sequence] and ``past_key_values.N.key`` and ``.value``
-    [batch, kv_heads, past, head]. Outputs are ``logits`` [batch, sequence, vocabulary] and, with a cache,
+    ``attention_mask`` [batch, past + sequence] and ``past_key_values.N.key`` [batch, kv_heads, past, head] and
+    ``.value`` [batch, kv_heads, past, value]. Outputs are ``logits`` [batch, sequence, vocabulary] and, with a cache,
     ``present.N.key`` and ``.value``.
     """
     emit = Emitter(seed, beside)
@@ -131,9 +131,10 @@ def _outputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:
 
 
 def _cache(shape: DecoderShape, name: str, length: str) -> list[onnx.ValueInfoProto]:
-    sizes: list[str | int | None] = ["batch", shape.kv_heads, length, shape.head]
     return [
-        helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes)
+        helper.make_tensor_value_info(
+            f"{name}.{layer}.{kind}", TensorProto.FLOAT, ["batch", shape.kv_heads, length, size]
+        )
         for layer in range(shape.layers)
-        for kind in ("key", "value")
+        for kind, size in (("key", shape.head), ("value", shape.value))
     ]

@@ -17,7 +17,12 @@ class DecoderShape:
     longest sequence, and ``bias`` tells whether a LLAMA's q, k and v have biases, as Qwen2's do.
 
     A LLAMA rotates the first ``rotary`` elements of a head, all where it is None: as pairs of neighbours where
-    ``pairs``, as GPT-J does, else each with the one half of them away.
+    ``pairs``, as GPT-J does, else each with the one half of them away. Heads of its v have ``values`` elements, as many
+    as those of its k where that is 0.
+
+    With ``latent``, a LLAMA has the multi-head latent attention of DeepSeek-V2 and V3: k and v of all heads are
+    products of one vector of so many elements for each token. The last ``rotary`` elements of a head are rotated
+    instead of the first, and all heads of k have the same there.
 
     With ``experts``, the inner part of a LLAMA is a mixture of so many of ``inner`` elements each, of which every token
     chooses ``chosen``. It is the loop over all experts that exporters write: as optimum does, or with ATTENTION as
@@ -38,11 +43,18 @@ class DecoderShape:
     pairs: bool = False
     experts: int = 0
     chosen: int = 0
+    values: int = 0
+    latent: int = 0
 
     @property
     def head(self) -> int:
-        """The elements of a head."""
+        """The elements of a head of q and k."""
         return self.width // self.heads
+
+    @property
+    def value(self) -> int:
+        """The elements of a head of v."""
+        return self.values or self.head
 
     @property
     def rotated(self) -> int:

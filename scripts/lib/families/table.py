@@ -259,6 +259,18 @@ FAMILIES: tuple[Family, ...] = (
     _usual("deepseek-v2", "DeepseekV2Config", **_LATENT, num_key_value_heads=4, first_k_dense_replace=2),
     _usual("deepseek-v3", "DeepseekV3Config", **_LATENT, num_key_value_heads=4, first_k_dense_replace=2),
     _usual(
+        "deepseek-v3-experts",
+        "DeepseekV3Config",
+        **_LATENT,
+        num_key_value_heads=4,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+    ),
+    _usual(
         "deepseek-v3-one-size",
         "DeepseekV3Config",
         **{**_LATENT, "v_head_dim": 24},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
 
 BUCKETS = (8,)
+_SHAPES = {name: small(NAMED[name], 4) for name in ("gpt2_124m", "qwen2_like")}
+_SHAPES["latent"] = replace(_SHAPES["qwen2_like"], kv_heads=4, values=12, latent=32, rotary=8, pairs=True)
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,13 @@ Make = Callable[[str], Ready]
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Compiles GPT-2 or a decoder like Qwen2, of four layers, once."""
+    """Compiles GPT-2, a decoder like Qwen2, or one with latent attention, of four layers, once."""
     folder = tmp_path_factory.mktemp("parallel")
 
     @cache
     def compiled(name: str) -> Ready:
         options = DecoderOptions(BUCKETS, threads=1, db=folder / "db.sqlite", quick=True, max_length=200)
-        made = compile_decoder(
-            decoder(small(NAMED[name], 4)), options, default_registry(), lambda progress: None
-        )
+        made = compile_decoder(decoder(_SHAPES[name]), options, default_registry(), lambda progress: None)
         path = folder / f"{name}.collage"
         save_decoder(made, path)
         return Ready(path, load_decoder(path, default_registry()))
@@ -49,7 +49,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return compiled
 
 
-@pytest.fixture(scope="session", params=["gpt2_124m", "qwen2_like"])
+@pytest.fixture(scope="session", params=list(_SHAPES))
 def ready(request: pytest.FixtureRequest, make: Make) -> Ready:
     return make(request.param)
 

@@ -47,8 +47,9 @@ class Layer:
         self.heads = heads
         angles = np.random.default_rng(9).uniform(0, 6, (longest, heads.rotary // 2))
         rotations = Rotations(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-        wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
-        self.qkv = aligned_empty((most, wide + 2 * narrow), "float32")
+        *parts, wide = heads.widths
+        self.offsets = np.cumsum([0, *parts]).tolist()
+        self.qkv = aligned_empty((most, sum(parts)), "float32")
         self.whole = aligned_empty((most, wide), "float32")
         self._batch = Batch(heads, 1)
         cache = make_cache(heads, BLOCKS)
@@ -67,10 +68,8 @@ class Layer:
             self.parts.append((attention, self._operands(rows, out, own), rows, out, merge))
 
     def _operands(self, qkv: Array, out: Array, cache: object) -> Operands:
-        wide, distance = out.shape[1], qkv.shape[1]
-        middle = (wide + distance) // 2
-        parts = (Rows(qkv, offset, distance) for offset in (0, wide, middle))
-        return Operands(*parts, Rows(out, 0, wide), cache)  # type: ignore[arg-type]
+        parts = (Rows(qkv, offset, qkv.shape[1]) for offset in self.offsets[:3])
+        return Operands(*parts, Rows(out, 0, out.shape[1]), cache)  # type: ignore[arg-type]
 
     def run(self, slices: list[Slice], random: np.random.Generator) -> tuple[Array, Array]:
         """The rows of the whole attention and of the divided one."""
@@ -105,6 +104,8 @@ class Layer:
         Heads(4, 2, 32, 32, False, 32**-0.5),
         Heads(3, 3, 20, 0, False, 0.3),
         Heads(40, 1, 8, 4, True, 0.4),
+        Heads(4, 2, 24, 8, False, 0.3, value_dim=40),
+        Heads(6, 6, 24, 0, False, 0.3, sinks=(1.0,) * 6, value_dim=8),
         Heads(2, 1, 32, 0, False, 0.4, softcap=2.0, window=40, slopes=(0.2, 0.1), sinks=(1.0, -0.5)),
     ],
 )
@@ -124,7 +125,7 @@ def test_one_layer(heads: Heads, size: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(COUNTS, st.integers(2, 4), st.integers(0, 999))
 def test_one_layer_on_any_mix(counts: list[list[int]], size: int, seed: int) -> None:
-    layer = Layer(Heads(4, 2, 16, 8, False, 0.25), size, 27, 100)
+    layer = Layer(Heads(4, 2, 16, 8, False, 0.25, value_dim=24), size, 27, 100)
     mix = Mix(3, 100, BLOCKS, seed)
     for each in counts:
         if slices := mix.slices(each, 27):

@@ -311,7 +311,9 @@ class _Reader:
     def _reshape(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         value = taken[0]
         rank = self.graph.shapes.get(node.input[1], ())
-        if isinstance(value, Column) and rank == (1,):
+        if rank == (1,) and (
+            isinstance(value, Column) or (isinstance(value, Rows) and FEATURE not in value.axes)
+        ):
             return replace(value, axes=(ROW,))
         if not isinstance(value, Rows) or rank != (2,):
             return None
