@@ -44,6 +44,31 @@ def file(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small.collage"
 
 
+def test_kernels_are_timed_as_precisely_as_an_iteration_needs(
+    original: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from collage.compiler.lab import WorkerLab
+    from collage.serve.decoder.compile import DecoderOptions, compile_parts
+
+    found: dict[str, float] = {}
+    workbench = WorkerLab.workbench
+
+    def noted(lab: WorkerLab, context: Any, compilation: Any) -> Any:
+        bench = workbench(lab, context, compilation)
+        found[compilation.source.name] = bench.measurer.network_us
+        return bench
+
+    monkeypatch.setattr(WorkerLab, "workbench", noted)
+    options = DecoderOptions((1, 64), threads=2, db=tmp_path / "db.sqlite", quick=True, max_length=200)
+    compile_parts(original, options, default_registry(), lambda progress: None)
+    nbytes = sum(onnx.numpy_helper.to_array(each).nbytes for each in original.graph.initializer)
+    one, many = ([us for name, us in found.items() if f" at {count} token" in name] for count in (1, 64))
+    assert len(one) == len(many) == 3  # two layers have a segment before them, between and after them
+    assert (
+        nbytes / 1e6 < one[0] == one[1] == one[2] <= many[0] == many[1] == many[2]
+    )  # memory has less than 1 TB/s
+
+
 def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     from collage.serve.decoder.original import OriginalDecoder
 
