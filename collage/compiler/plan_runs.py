@@ -23,7 +23,7 @@ from collage.kernel.kernel import Kernel
 from collage.kernel.target import Target
 from collage.measure_db.database import Database, Json
 from collage.measure_db.effort import Effort
-from collage.measure_db.interleave import FEWEST, SURE
+from collage.measure_db.interleave import ALIKE, FEWEST, SURE
 from collage.measure_db.keys import (
     Fact,
     Raced,
@@ -153,7 +153,12 @@ class PlanRuns:
         jobs = {executable.label: executable.job for executable in executables}
         with self.failures.blaming(executables):
             raced = self.plans.compare(
-                jobs, race.effort, early=race.early, least=race.least, noted=race.noted
+                jobs,
+                race.effort,
+                early=race.early,
+                least=race.least,
+                noted=race.noted,
+                alike_us=ALIKE * self.measurer.network_us,
             )
         self.made += len(raced) if race.noted else 1
         return {

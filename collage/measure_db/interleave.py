@@ -40,7 +40,7 @@ _SLOWER = 1.001
 """A candidate that was let go counts as slower than the best one by this factor at least."""
 _TIE = 1.01
 """Candidates that are slower than the best one by less than this factor may tie with it."""
-_ALIKE, _ALIKE_US = 0.005, 0.5
+ALIKE, _ALIKE_US = 0.005, 0.5
 """Candidates are alike when their noise is below this part of the shortest time, or below this many microseconds.
 Without the second limit a network of one operator was compared for 15 s, to tell 4.1 us from 4.2 us."""
 
@@ -57,10 +57,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Decision:
-    """When the order of candidates is decided before the last round; see ``take_turns``."""
+    """When the order of candidates is decided before the last round; see ``take_turns``.
+
+    Candidates are alike, too, when their noise is below ``alike_us`` microseconds.
+    """
 
     early: int = FEWEST
     least: int = SURE
+    alike_us: float = 0.0
 
 
 def interleave(
@@ -92,8 +96,8 @@ def take_turns(
     after ``limit_s`` seconds with at least 3 rounds. With a ``decision`` a candidate is let go when it is known to be
     slower than the best one, by a wide margin after ``early`` rounds and by any margin after 8. Then the comparison
     also ends when one candidate is left, after ``least`` rounds or more, or when the times of those that are left are
-    known to 0.5 % or 0.5 us. What a candidate has in ``after`` is called at the end of each of its turns, for
-    ``turn_s`` seconds, without being timed.
+    known to 0.5 %, 0.5 us or ``alike_us``. What a candidate has in ``after`` is called at the end of each of its turns,
+    for ``turn_s`` seconds, without being timed.
     """
     turns: dict[str, Turns] = {name: [] for name in candidates}
     running = list(candidates)
@@ -107,7 +111,8 @@ def take_turns(
                 found = paired({name: turns[name] for name in running})
                 margin = 1.0 if done >= SURE else _WIDE_MARGIN
                 running = [name for name in running if may_be_best(found[name], found, margin)]
-                alike = done >= SURE and _are_alike({name: found[name] for name in running})
+                left = {name: found[name] for name in running}
+                alike = done >= SURE and _are_alike(left, decision.alike_us)
                 if done >= decision.least and (alike or len(running) < 2):
                     break
             shift = done % len(running) if running else 0
@@ -214,11 +219,11 @@ def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [mine / their for mine, their in zip(ours, theirs, strict=False)]
 
 
-def _are_alike(timings: Mapping[str, Timing]) -> bool:
-    """Whether the times of all that may be the best are known well enough for any use."""
+def _are_alike(timings: Mapping[str, Timing], alike_us: float) -> bool:
+    """Whether the times of all that may be the best are known well enough."""
     shortest = min(each.median_us for each in timings.values())
     return all(
-        each.noise_us <= max(_ALIKE_US, _ALIKE * shortest)
+        each.noise_us <= max(_ALIKE_US, alike_us, ALIKE * shortest)
         for each in timings.values()
         if each.median_us > shortest
     )

@@ -147,8 +147,8 @@ class PlanTimes:
 class ComparePlans:
     """Run open plans against each other. Reply: PlansCompared or PlanFailed.
 
-    With ``noted`` each turn ends with runs that note the end of each launch. ``early`` and ``least`` are those of
-    ``interleave``.
+    With ``noted`` each turn ends with runs that note the end of each launch. ``early``, ``least`` and ``alike_us`` are
+    those of ``interleave``.
     """
 
     names: tuple[str, ...]
@@ -156,6 +156,7 @@ class ComparePlans:
     early: int
     least: int
     noted: bool
+    alike_us: float
     limit_s: float
 
 

@@ -190,6 +190,7 @@ class PlanWorker:
             after={name: self._noted(number, each) for number, (name, each) in numbered}
             if message.noted
             else None,
+            alike_us=message.alike_us,
         )
         disturbed = any(is_busy(each.busy) for each in timings.values())
         noted = [

@@ -84,6 +84,7 @@ class Plans:
         early: int = FEWEST,
         least: int = SURE,
         noted: bool = False,
+        alike_us: float = 0.0,
     ) -> dict[str, Raced]:
         """Timings of the plans in one interleaved run, by label; see ``Effort.compare``.
 
@@ -95,7 +96,8 @@ class Plans:
         turns_s = 3 * len(every) * (effort.settle_s + 3 * effort.turn_s)
         limit_s = self._session.settings.limits.time_s + 2 * effort.compare_s + runs_s + turns_s
         names = tuple(plan.name for plan in every)
-        found: PlansCompared = self._ask(ComparePlans(names, effort, early, least, noted, limit_s), every)
+        message = ComparePlans(names, effort, early, least, noted, alike_us, limit_s)
+        found: PlansCompared = self._ask(message, every)
         by_name = dict(zip(names, map(Raced, found.timings, found.launches_us), strict=True))
         return {label: by_name[plan.name] for label, plan in plans.items()}
 

@@ -53,6 +53,15 @@ def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> 
     assert interleave(equal, Pace(), Decision(), clock=clock)["a"].repeats == 8
 
 
+def test_differences_of_no_interest_are_not_told_apart() -> None:
+    def repeats(alike_us: float) -> int:
+        rng, clock = random.Random(1), FakeClock()
+        calls = {name: clock.kernel(lambda: 1000 * rng.uniform(0.95, 1.05)) for name in "ab"}
+        return interleave(calls, Pace(40, 1000.0), Decision(alike_us=alike_us), clock=clock)["a"].repeats
+
+    assert repeats(0.0) > repeats(100.0) == 8
+
+
 def drifting(seed: int, us: dict[str, float]) -> tuple[FakeClock, dict[str, Callable[[], None]]]:
     """Kernels on a machine whose speed changes by up to a half from second to second, with 0.3 % noise of their own."""
     rng = random.Random(seed)
