@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
 
 import numpy as np
 import onnx
 
 from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import Steps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import (
@@ -48,11 +48,10 @@ _LENGTHS = frozenset(
 def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
     """The mixtures of experts of a graph that was read for so many tokens, a number that no other axis has."""
     found: list[Mixture] = []
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         shape = graph.shapes.get(node.output[1], ()) if node.op_type == "TopK" else ()
         if len(shape) == 2 and shape[0] == tokens:
-            found += _Reader(graph, order, tokens, node.output[1], shape[1]).read()
+            found += _Reader(graph, tokens, node.output[1], shape[1]).read()
     return found
 
 
@@ -63,13 +62,9 @@ def _alike(one: Column, other: Column) -> bool:
 
 @dataclass
 class _Reader:
-    """Follows one choice through the graph. What it does not understand it does not follow.
-
-    ``order`` has the places of the graph's nodes, by id.
-    """
+    """Follows one choice through the graph. What it does not understand it does not follow."""
 
     graph: OnnxGraph
-    order: Mapping[int, int]
     tokens: int
     choice: str
     slots: int
@@ -78,28 +73,12 @@ class _Reader:
     steps: dict[int, Steps] = field(default_factory=dict)
 
     def read(self) -> Iterator[Mixture]:
-        self._follow()
+        self.known[self.choice] = Choice((TOKEN, SLOT))
+        follow(self.graph, [self.choice], self._visit)
         for name, total in self.known.items():
             if isinstance(total, Total) and self._is_whole(total) and self._is_last(name):
                 steps = tuple(self.steps[each].all for each in range(self.experts) if each in self.steps)
                 yield Mixture(self.choice, self.slots, name, total, steps)
-
-    def _follow(self) -> None:
-        """Tell what all values are that depend on the choice, in order."""
-        self.known[self.choice] = Choice((TOKEN, SLOT))
-        waiting: list[int] = []
-        reached: set[int] = set()
-        names = [self.choice]
-        while True:
-            places = {self.order[id(user)] for name in names for user in self.graph.users.get(name, ())}
-            for place in places - reached:
-                heappush(waiting, place)
-            reached |= places
-            if not waiting:
-                return
-            node = self.graph.nodes[heappop(waiting)]
-            self._visit(node)
-            names = [name for name in node.output if name in self.known]
 
     def _is_whole(self, total: Total) -> bool:
         return self.experts > 0 and sorted(part.expert for part in total.parts) == list(range(self.experts))
@@ -109,12 +88,14 @@ class _Reader:
         users = self.graph.users.get(name, ())
         return not any(isinstance(self.known.get(each.output[0]), (Total, Part)) for each in users)
 
-    def _visit(self, node: onnx.NodeProto) -> None:
+    def _visit(self, node: onnx.NodeProto) -> Sequence[str]:
+        """Tell what the values are that a node makes. Returns the names of those that are known."""
         made = self._made(node, [self.known.get(name) for name in node.input])
         if isinstance(made, list):
             self.known.update(zip(node.output, made, strict=False))
         elif made is not None:
             self.known[node.output[0]] = made
+        return [name for name in node.output if name in self.known]
 
     def _made(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | list[Value] | None:
         if node.domain not in ("", "ai.onnx"):
