@@ -310,6 +310,39 @@ def test_experts_in_order_may_share_matrices_and_have_biases() -> None:
     check_same(model)
 
 
+def with_those_that_were_chosen(model: onnx.ModelProto) -> None:
+    """The loop goes through the experts that tokens have chosen, as many as there were while it was exported."""
+    for node in users(model, "Transpose"):
+        if "OneHot" in node.input[0]:
+            mask = node.output[0]
+            break
+    found = [
+        helper.make_node("ReduceSum", [mask, constant(model, np.array([-1, -2]))], ["hits"], keepdims=0),
+        helper.make_node("Greater", ["hits", constant(model, np.array(0))], ["hit"]),
+        helper.make_node("NonZero", ["hit"], ["experts"]),
+        helper.make_node("Transpose", ["experts"], ["column"], perm=[1, 0]),
+        helper.make_node("Split", ["column", constant(model, np.ones(5, np.int64))], list("abcde")),
+        *(
+            helper.make_node("Squeeze", [each, constant(model, np.array([0, 1]))], [f"expert {each}"])
+            for each in "abcde"
+        ),
+    ]
+    place = list(model.graph.node).index(maker(model, mask)) + 1
+    looked_up = [each for each in users(model, "Gather") if each.input[0] == mask]
+    for expert, node in zip("abcde", looked_up, strict=True):
+        node.input[1] = f"expert {expert}"
+    for node in reversed(found):
+        model.graph.node.insert(place, node)
+
+
+def test_a_loop_over_those_that_were_chosen_is_refused() -> None:
+    """Its file is wrong for other tokens, and the message tells why, and not what else is odd about it."""
+    model = decoder(MOE)
+    with_those_that_were_chosen(model)
+    with pytest.raises(ModelError, match="only the experts that were chosen while it was exported"):
+        with_fixed_shapes(model, PROBE)
+
+
 def summed_over_tokens(model: onnx.ModelProto) -> None:
     """What all experts make is added up in another way."""
     (axes,) = {each.input[1] for each in users(model, "ReduceSum") if "Mul" in each.input[0]}

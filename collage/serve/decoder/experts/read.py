@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
+from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import Steps
@@ -27,6 +28,7 @@ from collage.serve.decoder.experts.values import (
     Axes,
     Choice,
     Column,
+    Hits,
     Lengths,
     Mask,
     Mixture,
@@ -37,9 +39,10 @@ from collage.serve.decoder.experts.values import (
     Total,
     Value,
 )
-from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
 
 _SAME = frozenset({"Cast", "Identity"})
+_OF_HITS = frozenset("Transpose Squeeze Unsqueeze Split Slice NonZero".split())
 _LENGTHS = frozenset(
     "Shape Size Concat Gather Slice Squeeze Unsqueeze Cast Mul Add ReduceProd Identity".split()
 )
@@ -107,6 +110,8 @@ class _Reader:
         first = taken[0]
         if node.op_type in _SAME and not isinstance(first, Rows):
             return first
+        if node.op_type in _OF_HITS and isinstance(first, Hits):
+            return [first] * len(node.output)
         if node.op_type in ("Transpose", "Unsqueeze", "Squeeze") and first is not None:
             return self._moved(node, first)
         rule = _RULES.get(node.op_type)
@@ -173,6 +178,17 @@ class _Reader:
         self.experts = len(numbers)
         return Mask((TOKEN, SLOT, EXPERT))
 
+    def _hits(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
+        """Whether any token has chosen an expert: how many there are, and whether these are more than 0."""
+        of = taken[0]
+        if node.op_type == "Greater":
+            return of if isinstance(of, Hits) and self.graph.scalar(node.input[1]) == 0 else None
+        if not isinstance(of, Mask) or of.expert is not None or EXPERT not in of.axes:
+            return None
+        summed = self._integers(node, 1, "axes")
+        rest = {*range(len(of.axes))} - {each % len(of.axes) for each in summed or ()}
+        return Hits() if summed is not None and rest == {of.axes.index(EXPERT)} else None
+
     def _nonzero(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         mask = taken[0]
         if not isinstance(mask, Mask) or mask.expert is None or {*mask.axes} != {TOKEN, SLOT}:
@@ -185,6 +201,14 @@ class _Reader:
         of, by = taken[:2]
         axis = attribute(node, "axis", 0)
         assert isinstance(axis, int)
+        if isinstance(of, Hits) and by is None:
+            return of
+        if isinstance(of, Mask) and isinstance(by, Hits):
+            raise ModelError(
+                f"{described(node)} looks up the tokens of one expert among those that are chosen: the file has only "
+                "the experts that were chosen while it was exported, and is wrong for other tokens. Let the model go "
+                "through all experts while it is exported, as optimum-onnx does for Qwen 3."
+            )
         if isinstance(of, (Mask, Places)) and by is None:
             return self._part(of, axis, self.graph.constants.get(node.input[1]))
         if of is None and isinstance(by, Column):
@@ -361,6 +385,8 @@ _Rule = Callable[[_Reader, onnx.NodeProto, Sequence["Value | None"]], "Value | l
 _RULES: Mapping[str, _Rule] = {
     "OneHot": _Reader._one_hot,
     "Equal": _Reader._equal,
+    "ReduceSum": _Reader._hits,
+    "Greater": _Reader._hits,
     "NonZero": _Reader._nonzero,
     "Gather": _Reader._gather,
     "GatherND": _Reader._gather_nd,

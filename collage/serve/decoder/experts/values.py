@@ -30,6 +30,11 @@ class Mask:
 
 
 @dataclass(frozen=True)
+class Hits:
+    """Which experts any token has chosen, or their numbers, or some of these."""
+
+
+@dataclass(frozen=True)
 class Places:
     """The tokens and slots that chose an expert, in the order ``parts``, along the axis "pair"."""
 
@@ -110,7 +115,7 @@ class Total:
     parts: tuple[Part, ...]
 
 
-Value: TypeAlias = Choice | Mask | Places | Column | Lengths | Rows | Part | Total
+Value: TypeAlias = Choice | Mask | Hits | Places | Column | Lengths | Rows | Part | Total
 
 
 @dataclass(frozen=True)
