@@ -19,7 +19,7 @@ from collage.serve.decoder.experts.product import is_product, type_of_product
 
 IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
 _NO_TYPES = (
-    *(KeyError, RuntimeError, onnx.checker.ValidationError),
+    *(KeyError, RuntimeError, ValueError, onnx.checker.ValidationError),
     *(onnx.defs.SchemaError, onnx.shape_inference.InferenceError),
 )
 """What onnx raises where it cannot tell the types of what a node makes."""
