@@ -183,6 +183,14 @@ def test_what_is_no_mixture_of_equal_experts_is_refused(change: Change) -> None:
         refuse(found)
 
 
+def test_a_mask_that_is_turned_with_too_many_axes_stays_as_it_is() -> None:
+    """It is no valid model, and whoever reads it next says so."""
+    model = decoder(replace(MOE, form=ATTENTION))
+    turned = next(node for node in users(model, "Transpose") if "Cast" in node.input[0])
+    turned.attribute[0].ints[:] = [3, 2, 1, 0]
+    assert with_fixed_shapes(model, PROBE) is model
+
+
 def first(model: onnx.ModelProto, kind: str, place: int = 0) -> onnx.NodeProto:
     """The first node of a kind, or one that follows."""
     return users(model, kind)[place]

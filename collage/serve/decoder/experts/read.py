@@ -130,7 +130,7 @@ class _Reader:
         if node.op_type == "Transpose":
             order = attribute(node, "perm", list(range(len(axes)))[::-1])
             assert isinstance(order, list)
-            return tuple(axes[each] for each in order)
+            return tuple(axes[each] for each in order) if sorted(order) == list(range(len(axes))) else None
         places = self._integers(node, 1, "axes")
         if node.op_type == "Squeeze":
             gone = [each for each, axis in enumerate(axes) if axis == ONE]
