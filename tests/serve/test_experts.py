@@ -183,6 +183,19 @@ def test_what_is_no_mixture_of_equal_experts_is_refused(change: Change) -> None:
         refuse(found)
 
 
+@pytest.mark.parametrize("form", [PAST, ATTENTION])
+def test_experts_that_can_be_chosen_and_compute_nothing_are_refused(form: str) -> None:
+    """The router of the first layer has a score more than there are experts."""
+    model = decoder(replace(MOE, form=form))
+    (router,) = (each for each in model.graph.initializer if each.name == "model.layers.0.mlp.gate")
+    scores = np.random.default_rng(0).standard_normal((MOE.width, MOE.experts + 1), np.float32)
+    router.CopyFrom(numpy_helper.from_array(scores, router.name))
+    found = with_fixed_shapes(model, PROBE)
+    assert len([node for node in found.graph.node if is_product(node)]) == 3 * (MOE.layers - 1)
+    with pytest.raises(ModelError, match="of mixtures of experts those can be served"):
+        refuse(found)
+
+
 def test_a_mask_that_is_turned_with_too_many_axes_stays_as_it_is() -> None:
     """It is no valid model, and whoever reads it next says so."""
     model = decoder(replace(MOE, form=ATTENTION))

@@ -14,6 +14,7 @@ import onnx
 
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.choice import experts_chosen_from
 from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import Steps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
@@ -52,9 +53,9 @@ def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
     """The mixtures of experts of a graph that was read for so many tokens, a number that no other axis has."""
     found: list[Mixture] = []
     for node in graph.nodes:
-        shape = graph.shapes.get(node.output[1], ()) if node.op_type == "TopK" else ()
-        if len(shape) == 2 and shape[0] == tokens:
-            found += _Reader(graph, tokens, node.output[1], shape[1]).read()
+        choice = node.output[1] if node.op_type == "TopK" else ""
+        if scores := experts_chosen_from(graph, tokens, choice):
+            found += _Reader(graph, tokens, choice, graph.shapes[choice][1], scores).read()
     return found
 
 
@@ -65,12 +66,16 @@ def _alike(one: Column, other: Column) -> bool:
 
 @dataclass
 class _Reader:
-    """Follows one choice through the graph. What it does not understand it does not follow."""
+    """Follows one choice through the graph. What it does not understand it does not follow.
+
+    ``scores`` is the number of experts that can be chosen, and ``experts`` that of those that the graph looks at.
+    """
 
     graph: OnnxGraph
     tokens: int
     choice: str
     slots: int
+    scores: int
     known: dict[str, Value] = field(default_factory=dict)
     experts: int = 0
     steps: dict[int, Steps] = field(default_factory=dict)
@@ -84,7 +89,8 @@ class _Reader:
                 yield Mixture(self.choice, self.slots, name, total, steps)
 
     def _is_whole(self, total: Total) -> bool:
-        return self.experts > 0 and sorted(part.expert for part in total.parts) == list(range(self.experts))
+        experts = sorted(part.expert for part in total.parts)
+        return self.experts == self.scores and experts == list(range(self.experts))
 
     def _is_last(self, name: str) -> bool:
         """Whether nothing of the same mixture follows."""

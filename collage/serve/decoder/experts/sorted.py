@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
+from collage.serve.decoder.experts.choice import experts_chosen_from
 from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import Steps
 from collage.serve.decoder.experts.same_elements import base_of, filling, is_zero
@@ -72,18 +73,12 @@ def sorted_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
     """The reader of the mixture whose pairs a node puts in the order of their experts."""
     choice = base_of(graph, node.input[0])
-    chooser = graph.producers.get(choice)
-    if chooser is None or chooser.op_type != "TopK" or list(chooser.output).index(choice) != 1:
-        return None
-    shape, scores, pairs, ordered = (
-        graph.shapes.get(name, ()) for name in (choice, chooser.input[0], node.input[0], node.output[1])
-    )
-    by_token = len(shape) == len(scores) == 2 and shape[0] == scores[0] == tokens
-    all_pairs = len(pairs) == 1 and ordered == pairs
+    experts = experts_chosen_from(graph, tokens, choice)
+    pairs, ordered = (graph.shapes.get(name, ()) for name in (node.input[0], node.output[1]))
     ascending = attribute(node, "sorted", 1) and not attribute(node, "largest", 1)
-    if not (by_token and all_pairs and ascending and attribute(chooser, "axis", -1) in (-1, 1)):
+    if not (experts and ascending and len(pairs) == 1 and ordered == pairs):
         return None
-    return _Reader(graph, tokens, choice, shape[1], scores[1], node.output[1])
+    return _Reader(graph, tokens, choice, graph.shapes[choice][1], experts, node.output[1])
 
 
 @dataclass
