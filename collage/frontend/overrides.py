@@ -259,6 +259,18 @@ def _mean_variance(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     return relax.op.divide(centred, relax.op.sqrt(variance))
 
 
+def _rms_norm(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM's operator wants a scale of the shape that is normalised over. ONNX has any that broadcasts to the data."""
+    data, scale = inputs
+    axis = attrs.get("axis", -1) % len(data.ty.shape)
+    sizes, given = ([int(size) for size in each.ty.shape] for each in (data, scale))
+    if sizes[axis:] == given or str(data.ty.dtype) != "float32":
+        return None
+    ones = relax.const(np.ones(sizes[axis:], np.float32))
+    axes = list(range(axis, len(sizes)))
+    return relax.op.multiply(relax.op.nn.rms_norm(data, ones, axes, attrs.get("epsilon", 1e-5)), scale)
+
+
 def _dynamic_quantize(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     """TVM's scale of zeros is 0. ONNX Runtime's is 1."""
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
@@ -335,6 +347,7 @@ OVERRIDES: Mapping[str, Converter] = {
     "Hardmax": _hardmax,
     "Softplus": _softplus,
     "MeanVarianceNormalization": _mean_variance,
+    "RMSNormalization": _rms_norm,
     "DynamicQuantizeLinear": _dynamic_quantize,
 }
 """The converters by ONNX operator type."""

@@ -163,6 +163,13 @@ def branch(model: onnx.ModelProto) -> str:
     return "node cache_branch (If) has a graph of its own"
 
 
+def of_no_dtype(model: onnx.ModelProto) -> str:
+    """A cast to a dtype that there is not, of which onnx raises another error than of what it does not know."""
+    model.graph.node[-1].output[0] = "uncast"
+    model.graph.node.append(helper.make_node("Cast", ["uncast"], ["logits"], to=0))
+    return "its first output logits is of unknown shape"
+
+
 def test_layers_with_scales_of_their_own() -> None:
     model = decoder(QWEN2)
     first, second, *_ = (layer.scale for layer in read_and_cut(model).layers)
@@ -185,6 +192,7 @@ def test_layers_with_scales_of_their_own() -> None:
         no_ids,
         unused_cache,
         branch,
+        of_no_dtype,
     ],
 )
 def test_others_are_refused(spoil: Callable[[onnx.ModelProto], str]) -> None:

@@ -445,3 +445,29 @@ def test_keys_that_are_gathered_behind_axes_of_one_element() -> None:
     assert graph.shapes["gathered"][:4] == (1, 1, PROBE.tokens, 2)
     assert found.layers[0].k == replace(wanted.layers[0].k, value="gathered")
     refuse_mixing(graph, cut(graph, found), PROBE.tokens)
+
+
+def with_repeated_heads(axis: int) -> onnx.ModelProto:
+    """K/V heads are repeated by ``Tile``, each by itself (axis 2 of five), or all of them in turn (axis 1)."""
+    model = decoder(QWEN2)
+    for node in model.graph.node:
+        if node.op_type == "Expand":
+            repeats = [1] * 5
+            repeats[axis] = 2
+            add_weight(model, f"{node.name} repeats", np.array(repeats))
+            node.op_type = "Tile"
+            node.input[1] = f"{node.name} repeats"
+    return model
+
+
+def test_heads_that_are_repeated_by_tiles() -> None:
+    """So torch's older exporter writes ``repeat_interleave``."""
+    described, _ = recognise(with_repeated_heads(2), "it")
+    assert described.layers[0].kv_heads == 2
+    assert described == recognise(decoder(QWEN2), "it")[0]
+
+
+def test_heads_that_are_repeated_in_another_order_are_refused() -> None:
+    """The heads of q that share one of k are not neighbours then."""
+    with pytest.raises(ModelError, match=r"Tile.* and node .* attends to it: this is no form of attention"):
+        recognise(with_repeated_heads(1), "it")

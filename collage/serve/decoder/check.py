@@ -25,8 +25,8 @@ def check(runner: Runner, original: OriginalDecoder, name: str) -> float:
     if worst > TOLERANCE:
         raise ModelError(
             f"{name} cannot be served: computed token by token its logits differ by {worst:.2g} from ONNX Runtime's on "
-            "the whole sequence. Perhaps its attention is not causal, or has a window or biases, or positions are not "
-            "counted from the first token of the sequence."
+            "the whole sequence. Perhaps its attention is not causal, or has a window or biases, or heads that are no "
+            "neighbours share those of k and v, or positions are not counted from the first token of the sequence."
         )
     return worst
 

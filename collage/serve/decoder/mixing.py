@@ -17,6 +17,10 @@ _BY_DATA = frozenset("NonZero Compress Unique NonMaxSuppression".split())
 _ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
 """Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
 
+_OF_EXPERTS = (
+    "of mixtures of experts those can be served whose experts all compute the same with other weights"
+)
+
 
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
     """Raise ModelError where a segment's operator mixes tokens or their positions.
@@ -24,19 +28,21 @@ def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) ->
     ``tokens`` tells their axis from all others.
     """
     varying = graph.from_tokens | graph.from_positions
+    chosen = graph.dependent({node.output[1] for node in graph.nodes if node.op_type == "TopK"} - {""})
     for segment in segments:
         for node in segment.bare.graph.node:
             if not varying.intersection(node.input):
                 continue
             if node.op_type in _BY_DATA:
                 raise ModelError(
-                    f"{described(node)} makes as many rows as the tokens say, and segments have fixed shapes: of "
-                    "mixtures of experts those can be served whose experts all compute the same with other weights."
+                    f"{described(node)} makes as many rows as the tokens say, and segments have fixed shapes: "
+                    f"{_OF_EXPERTS}."
                 )
             if _mixes(graph, node, tokens):
+                more = f" ({_OF_EXPERTS})" if chosen.intersection(node.input) else ""
                 raise ModelError(
                     f"{described(node)} mixes tokens outside of attention, where every token must be computed by "
-                    "itself: this decoder cannot be served."
+                    f"itself: this decoder cannot be served{more}."
                 )
 
 

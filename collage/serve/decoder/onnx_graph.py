@@ -19,7 +19,7 @@ from collage.serve.decoder.experts.product import is_product, type_of_product
 
 IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
 _NO_TYPES = (
-    *(KeyError, RuntimeError, onnx.checker.ValidationError),
+    *(KeyError, RuntimeError, ValueError, onnx.checker.ValidationError),
     *(onnx.defs.SchemaError, onnx.shape_inference.InferenceError),
 )
 """What onnx raises where it cannot tell the types of what a node makes."""
@@ -60,6 +60,11 @@ class OnnxGraph:
         return {name: node for node in self.nodes for name in node.output if name}
 
     @cached_property
+    def order(self) -> Mapping[int, int]:
+        """The place of each node, by id."""
+        return {id(node): place for place, node in enumerate(self.nodes)}
+
+    @cached_property
     def users(self) -> Mapping[str, list[onnx.NodeProto]]:
         """The nodes that read each value."""
         found: dict[str, list[onnx.NodeProto]] = {}
@@ -71,15 +76,16 @@ class OnnxGraph:
     @cached_property
     def from_tokens(self) -> frozenset[str]:
         """The values that depend on the token ids."""
-        return self._dependent({IDS})
+        return self.dependent({IDS})
 
     @cached_property
     def from_positions(self) -> frozenset[str]:
         """The values that depend on the tokens' positions."""
-        return self._dependent({POSITIONS, *self.places})
+        return self.dependent({POSITIONS, *self.places})
 
-    def _dependent(self, found: set[str]) -> frozenset[str]:
+    def dependent(self, names: Collection[str]) -> frozenset[str]:
         """These values, and all that depend on them."""
+        found = set(names)
         for node in self.nodes:
             if found.intersection(node.input):
                 found.update(node.output)

@@ -71,7 +71,7 @@ def _back(graph: OnnxGraph, step: _Step, at: onnx.NodeProto) -> _Step:
     node = graph.producers.get(step.value)
     if node is None or node.domain not in ("", "ai.onnx"):
         return step
-    if node.op_type in _MOVES:
+    if node.op_type in _MOVES or _expands(graph, node):
         return replace(step, value=node.input[0]) if _keeps_columns(graph, step, node) else step
     if node.op_type == "Cast":
         return replace(step, value=_before_casts(graph, step.value))
@@ -89,6 +89,14 @@ def _back(graph: OnnxGraph, step: _Step, at: onnx.NodeProto) -> _Step:
     if node.op_type == "Split" and step.width is None:
         return _column_part(graph, step, node)
     return step
+
+
+def _expands(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
+    """Whether a node repeats axes of one element only, as Expand does: with others, heads would be in another order."""
+    before, after = (graph.shapes.get(name) for name in (node.input[0], node.output[0]))
+    if node.op_type != "Tile" or before is None or after is None:
+        return False
+    return all(size in (1, grown) for size, grown in zip(before, after, strict=True))
 
 
 def _before_casts(graph: OnnxGraph, name: str) -> str:

@@ -145,10 +145,9 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: i
             return None
         if len(nodes) > most:
             return None
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
     unique = {id(node): node for node in nodes}
     body = helper.make_graph(
-        sorted(unique.values(), key=lambda node: order[id(node)]),
+        sorted(unique.values(), key=lambda node: graph.order[id(node)]),
         "part",
         [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

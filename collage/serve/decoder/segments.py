@@ -57,7 +57,6 @@ class _Cutter:
         self._graph = graph
         self._decoder = decoder
         self._outputs = {layer.output: number for number, layer in enumerate(decoder.layers)}
-        self._order = {id(node): place for place, node in enumerate(graph.nodes)}
         self._levels = self._find_levels()
 
     def _find_levels(self) -> dict[str, int | None]:
@@ -133,14 +132,14 @@ class _Cutter:
                 reads[name] = None
             else:
                 node = self._graph.producers[name]
-                nodes[self._order[id(node)]] = node
+                nodes[self._graph.order[id(node)]] = node
                 waiting += node.input
         return [nodes[place] for place in sorted(nodes)], sorted(reads, key=self._read_order)
 
     def _read_order(self, name: str) -> tuple[int, int]:
         """Attention's output comes first, so that segments of equal structure are equal."""
         node = self._graph.producers.get(name)
-        return 0 if name in self._outputs else 1, -1 if node is None else self._order[id(node)]
+        return 0 if name in self._outputs else 1, -1 if node is None else self._graph.order[id(node)]
 
     def _refuse_input(self, node: onnx.NodeProto, name: str) -> None:
         maker = self._graph.producers.get(name)

@@ -1,4 +1,4 @@
-"""A mixture of experts as exporters write it: a loop over the experts, or all of them for all tokens."""
+"""A mixture of experts as exporters write it: a loop over them, all of them for all tokens, or tokens in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def mixture(emit: Emitter, shape: DecoderShape, x: str) -> str:
     best, choice = emit.ops("TopK", 2, scores, emit.constant([shape.chosen]), axis=-1)
     gates = emit.op("Div", best, _sum(emit, shape, best))
     forms = {PAST: _as_optimum, ATTENTION: _as_torch, PLAIN: _all_for_all}
-    found = forms[shape.form](emit, shape, tokens, gates, choice)
+    form = _sorting if shape.sorts else forms[shape.form]
+    found = form(emit, shape, tokens, gates, choice)
     return emit.op("Reshape", found, emit.op("Shape", x))
 
 
@@ -110,6 +111,43 @@ def _all_for_all(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, ch
         "Reshape", emit.op("Transpose", scores, perm=[1, 0]), emit.constant([experts, 1, -1, 1])
     )
     return emit.op("ReduceSum", emit.op("Mul", made, factors), emit.constant([0]), keepdims=0)
+
+
+def _sorting(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice: str) -> str:
+    """The form of Granite: rows in the order of their experts are split where one expert's end."""
+    wide, inner = 1 / math.sqrt(shape.width), 1 / math.sqrt(shape.inner * 2 * shape.layers)
+    experts, zero = shape.experts, emit.constant(0.0, np.float32)
+    count = emit.op("Gather", emit.op("Shape", tokens), emit.constant([0]), axis=0)
+    zeros = emit.op("Expand", zero, emit.op("Concat", count, emit.constant([experts]), axis=0))
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    ones = emit.op("ConstantOfShape", emit.op("Shape", choice), value=one)
+    marks = emit.op("ScatterElements", zeros, choice, ones, axis=1)
+    sums = emit.op("ReduceSum", emit.op("Cast", marks, to=TensorProto.INT64), emit.constant([0]), keepdims=0)
+    bounds = [(emit.constant([each]), emit.constant([each + 1])) for each in range(experts)]
+    lengths = emit.op(
+        "Concat", *(emit.op("Slice", sums, *each, emit.constant([0])) for each in bounds), axis=0
+    )
+    flat = emit.op("Reshape", choice, emit.constant([-1]))
+    order = emit.ops("TopK", 2, flat, emit.op("Shape", flat), axis=0, largest=0)[1]
+    place = emit.op("Cast", order, to=TensorProto.FLOAT)
+    token = emit.op("Floor", emit.op("Div", place, emit.constant(shape.chosen, np.float32)))
+    token = emit.op("Unsqueeze", emit.op("Cast", token, to=TensorProto.INT64), emit.constant([-1]))
+    factors = emit.op("Gather", emit.op("Reshape", gates, emit.constant([-1])), order, axis=0)
+
+    def by_expert(rows: str, matrices: str) -> str:
+        parts = emit.ops("Split", experts, rows, lengths, axis=0)
+        chosen = [emit.op("Gather", matrices, emit.constant(each), axis=0) for each in range(experts)]
+        made = [emit.op("Gemm", *each, transB=1) for each in zip(parts, chosen, strict=True)]
+        return emit.op("Concat", *made, axis=0)
+
+    first = emit.weight("mlp.experts.input", experts, 2 * shape.inner, shape.width, scale=wide)
+    both = by_expert(emit.op("GatherND", tokens, token), first)
+    gate, up = emit.ops("Split", 2, both, emit.constant([shape.inner] * 2), axis=1)
+    active = emit.op("Mul", emit.op("Mul", gate, emit.op("Sigmoid", gate)), up)
+    last = emit.weight("mlp.experts.output", experts, shape.width, shape.inner, scale=inner)
+    made = emit.op("Mul", by_expert(active, last), emit.op("Unsqueeze", factors, emit.constant([1])))
+    total = emit.op("Expand", zero, emit.op("Shape", tokens))
+    return emit.op("ScatterND", total, token, made, reduction="add")
 
 
 def _expert(emit: Emitter, shape: DecoderShape, expert: int, rows: str) -> str:

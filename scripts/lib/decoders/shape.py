@@ -26,7 +26,8 @@ class DecoderShape:
 
     With ``experts``, the inner part of a LLAMA is a mixture of so many of ``inner`` elements each, of which every token
     chooses ``chosen``. It is the loop over all experts that exporters write: as optimum does, or with ATTENTION as
-    torch's exporter does. With PLAIN all experts compute all tokens, as in GPT-OSS.
+    torch's exporter does. With PLAIN all experts compute all tokens, as in GPT-OSS. Where it ``sorts``, tokens are put
+    in the order of their experts, as in Granite.
     """
 
     family: str
@@ -45,6 +46,7 @@ class DecoderShape:
     chosen: int = 0
     values: int = 0
     latent: int = 0
+    sorts: bool = False
 
     @property
     def head(self) -> int:

@@ -47,7 +47,8 @@ class Body:
 
         def of(each: Operand) -> object:
             if each.kind == "weight":
-                return each.turned, tuple(graph.weights[each.name].dims)
+                dims = tuple(graph.weights[each.name].dims)
+                return each.turned, dims if each.number is None else dims[1:]
             if each.kind == "same":
                 return number_of(graph, each).tobytes()
             return each

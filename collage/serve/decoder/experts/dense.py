@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from collage.serve.decoder.experts.choice import experts_chosen_from
 from collage.serve.decoder.experts.row_steps import Steps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import Mixture, Operand, Part, Total
@@ -33,12 +34,11 @@ def dense_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
     """The reader of the mixture whose scores a node makes, which sets the chosen ones among zeros."""
     zeros, choice, gates = node.input
-    shape, chosen = graph.shapes.get(node.output[0], ()), graph.shapes.get(choice, ())
+    shape = graph.shapes.get(node.output[0], ())
     last = attribute(node, "axis", 0) in (1, -1) and attribute(node, "reduction", b"none") == b"none"
-    if len(shape) != 2 or len(chosen) != 2 or not shape[0] == chosen[0] == tokens or not last:
+    if len(shape) != 2 or shape[0] != tokens or not last:
         return None
-    maker = graph.producers.get(choice)
-    if maker is None or maker.op_type != "TopK" or maker.output[1] != choice or not is_zero(graph, zeros):
+    if experts_chosen_from(graph, tokens, choice) != shape[1] or not is_zero(graph, zeros):
         return None
     return _Reader(graph, tokens, choice, gates, shape[1])
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
 
 import numpy as np
 import onnx
 
+from collage.errors import ModelError
 from collage.graph.dataflow import Array
+from collage.serve.decoder.experts.choice import experts_chosen_from
+from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import Steps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import (
@@ -27,6 +29,7 @@ from collage.serve.decoder.experts.values import (
     Axes,
     Choice,
     Column,
+    Hits,
     Lengths,
     Mask,
     Mixture,
@@ -37,9 +40,10 @@ from collage.serve.decoder.experts.values import (
     Total,
     Value,
 )
-from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
 
 _SAME = frozenset({"Cast", "Identity"})
+_OF_HITS = frozenset("Transpose Squeeze Unsqueeze Split Slice NonZero".split())
 _LENGTHS = frozenset(
     "Shape Size Concat Gather Slice Squeeze Unsqueeze Cast Mul Add ReduceProd Identity".split()
 )
@@ -48,11 +52,10 @@ _LENGTHS = frozenset(
 def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
     """The mixtures of experts of a graph that was read for so many tokens, a number that no other axis has."""
     found: list[Mixture] = []
-    order = {id(node): place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        shape = graph.shapes.get(node.output[1], ()) if node.op_type == "TopK" else ()
-        if len(shape) == 2 and shape[0] == tokens:
-            found += _Reader(graph, order, tokens, node.output[1], shape[1]).read()
+        choice = node.output[1] if node.op_type == "TopK" else ""
+        if scores := experts_chosen_from(graph, tokens, choice):
+            found += _Reader(graph, tokens, choice, graph.shapes[choice][1], scores).read()
     return found
 
 
@@ -65,56 +68,43 @@ def _alike(one: Column, other: Column) -> bool:
 class _Reader:
     """Follows one choice through the graph. What it does not understand it does not follow.
 
-    ``order`` has the places of the graph's nodes, by id.
+    ``scores`` is the number of experts that can be chosen, and ``experts`` that of those that the graph looks at.
     """
 
     graph: OnnxGraph
-    order: Mapping[int, int]
     tokens: int
     choice: str
     slots: int
+    scores: int
     known: dict[str, Value] = field(default_factory=dict)
     experts: int = 0
     steps: dict[int, Steps] = field(default_factory=dict)
 
     def read(self) -> Iterator[Mixture]:
-        self._follow()
+        self.known[self.choice] = Choice((TOKEN, SLOT))
+        follow(self.graph, [self.choice], self._visit)
         for name, total in self.known.items():
             if isinstance(total, Total) and self._is_whole(total) and self._is_last(name):
                 steps = tuple(self.steps[each].all for each in range(self.experts) if each in self.steps)
                 yield Mixture(self.choice, self.slots, name, total, steps)
 
-    def _follow(self) -> None:
-        """Tell what all values are that depend on the choice, in order."""
-        self.known[self.choice] = Choice((TOKEN, SLOT))
-        waiting: list[int] = []
-        reached: set[int] = set()
-        names = [self.choice]
-        while True:
-            places = {self.order[id(user)] for name in names for user in self.graph.users.get(name, ())}
-            for place in places - reached:
-                heappush(waiting, place)
-            reached |= places
-            if not waiting:
-                return
-            node = self.graph.nodes[heappop(waiting)]
-            self._visit(node)
-            names = [name for name in node.output if name in self.known]
-
     def _is_whole(self, total: Total) -> bool:
-        return self.experts > 0 and sorted(part.expert for part in total.parts) == list(range(self.experts))
+        experts = sorted(part.expert for part in total.parts)
+        return self.experts == self.scores and experts == list(range(self.experts))
 
     def _is_last(self, name: str) -> bool:
         """Whether nothing of the same mixture follows."""
         users = self.graph.users.get(name, ())
         return not any(isinstance(self.known.get(each.output[0]), (Total, Part)) for each in users)
 
-    def _visit(self, node: onnx.NodeProto) -> None:
+    def _visit(self, node: onnx.NodeProto) -> Sequence[str]:
+        """Tell what the values are that a node makes. Returns the names of those that are known."""
         made = self._made(node, [self.known.get(name) for name in node.input])
         if isinstance(made, list):
             self.known.update(zip(node.output, made, strict=False))
         elif made is not None:
             self.known[node.output[0]] = made
+        return [name for name in node.output if name in self.known]
 
     def _made(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | list[Value] | None:
         if node.domain not in ("", "ai.onnx"):
@@ -126,6 +116,8 @@ class _Reader:
         first = taken[0]
         if node.op_type in _SAME and not isinstance(first, Rows):
             return first
+        if node.op_type in _OF_HITS and isinstance(first, Hits):
+            return [first] * len(node.output)
         if node.op_type in ("Transpose", "Unsqueeze", "Squeeze") and first is not None:
             return self._moved(node, first)
         rule = _RULES.get(node.op_type)
@@ -144,7 +136,7 @@ class _Reader:
         if node.op_type == "Transpose":
             order = attribute(node, "perm", list(range(len(axes)))[::-1])
             assert isinstance(order, list)
-            return tuple(axes[each] for each in order)
+            return tuple(axes[each] for each in order) if sorted(order) == list(range(len(axes))) else None
         places = self._integers(node, 1, "axes")
         if node.op_type == "Squeeze":
             gone = [each for each, axis in enumerate(axes) if axis == ONE]
@@ -192,6 +184,17 @@ class _Reader:
         self.experts = len(numbers)
         return Mask((TOKEN, SLOT, EXPERT))
 
+    def _hits(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
+        """Whether any token has chosen an expert: how many there are, and whether these are more than 0."""
+        of = taken[0]
+        if node.op_type == "Greater":
+            return of if isinstance(of, Hits) and self.graph.scalar(node.input[1]) == 0 else None
+        if not isinstance(of, Mask) or of.expert is not None or EXPERT not in of.axes:
+            return None
+        summed = self._integers(node, 1, "axes")
+        rest = {*range(len(of.axes))} - {each % len(of.axes) for each in summed or ()}
+        return Hits() if summed is not None and rest == {of.axes.index(EXPERT)} else None
+
     def _nonzero(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         mask = taken[0]
         if not isinstance(mask, Mask) or mask.expert is None or {*mask.axes} != {TOKEN, SLOT}:
@@ -204,6 +207,14 @@ class _Reader:
         of, by = taken[:2]
         axis = attribute(node, "axis", 0)
         assert isinstance(axis, int)
+        if isinstance(of, Hits) and by is None:
+            return of
+        if isinstance(of, Mask) and isinstance(by, Hits):
+            raise ModelError(
+                f"{described(node)} looks up the tokens of one expert among those that are chosen: the file has only "
+                "the experts that were chosen while it was exported, and is wrong for other tokens. Let the model go "
+                "through all experts while it is exported, as optimum-onnx does for Qwen 3."
+            )
         if isinstance(of, (Mask, Places)) and by is None:
             return self._part(of, axis, self.graph.constants.get(node.input[1]))
         if of is None and isinstance(by, Column):
@@ -382,6 +393,8 @@ _Rule = Callable[[_Reader, onnx.NodeProto, Sequence["Value | None"]], "Value | l
 _RULES: Mapping[str, _Rule] = {
     "OneHot": _Reader._one_hot,
     "Equal": _Reader._equal,
+    "ReduceSum": _Reader._hits,
+    "Greater": _Reader._hits,
     "NonZero": _Reader._nonzero,
     "Gather": _Reader._gather,
     "GatherND": _Reader._gather_nd,

@@ -8,9 +8,11 @@ from onnx import helper
 from collage.serve.decoder.experts.dense import dense_mixtures
 from collage.serve.decoder.experts.product import DOMAIN
 from collage.serve.decoder.experts.read import mixtures
+from collage.serve.decoder.experts.sorted import sorted_mixtures
 from collage.serve.decoder.experts.write import Written, write
 from collage.serve.decoder.onnx_graph import Sizes, read_graph
 
+_READERS = (mixtures, dense_mixtures, sorted_mixtures)
 _OLDEST_SET = 13
 """The operator set since which the axes of a sum are an input."""
 
@@ -25,7 +27,7 @@ def with_fixed_shapes(model: onnx.ModelProto, probe: Sizes) -> onnx.ModelProto:
         return model
     graph = read_graph(model, probe)
     found: dict[str, Written] = {}
-    for mixture in (*mixtures(graph, probe.tokens), *dense_mixtures(graph, probe.tokens)):
+    for mixture in (each for read in _READERS for each in read(graph, probe.tokens)):
         written = write(mixture, graph)
         if written is not None:
             found[mixture.made] = written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -55,7 +55,7 @@ class Steps:
                 return None
             return self._append("MatMul", b"", [operands[0], Operand("stack", node.input[1])])
         if node.op_type == "Slice":
-            return self._columns(node, operands[0])
+            return self._part(node, operands[0])
         given = list(operands)
         for place, name in enumerate(node.input):
             dims = self._dims(name)
@@ -73,36 +73,33 @@ class Steps:
         is_float = tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT
         return tuple(tensor.dims) if tensor is not None and is_float else ()
 
-    def _columns(self, node: onnx.NodeProto, rows: Operand | None) -> Operand | None:
-        """A part of the features, by constant bounds."""
-        axes = self.graph.constants.get(node.input[3]) if len(node.input) > 3 else None
+    def columns(self, rows: Operand, first: int, end: int, step: int = 1) -> Operand:
+        """Add the choice of a part of the features."""
+        bounds = [Operand("integer", number=each) for each in (first, end, 1, step)]
+        return self._append("Slice", b"", [rows, *bounds])
+
+    def _part(self, node: onnx.NodeProto, rows: Operand | None) -> Operand | None:
+        """A part of the features, by a Slice with constant bounds."""
         rank = len(self.graph.shapes.get(node.input[0], ()))
-        if rows is None or axes is None or [int(each) % rank for each in axes.reshape(-1)] != [rank - 1]:
+        given = [self.graph.constants.get(name) for name in node.input[1:]]
+        if rows is None or not rank or any(each is None or each.size != 1 for each in given):
             return None
-        bounds = [node.input[1], node.input[2], *node.input[4:5]]
-        if any(self.graph.scalar(name) is None for name in bounds):
-            return None
-        first, last, *step = (Operand("same", name) for name in bounds)
-        return self._append("Slice", b"", [rows, first, last, Operand("last axis"), *step])
+        first, end, *rest = [int(each.reshape(-1)[0]) for each in given if each is not None]
+        axis, step = (*rest, 1)[:2] if rest else (0, 1)
+        return self.columns(rows, first, end, step) if axis % rank == rank - 1 else None
 
     def _same_dtype(self, node: onnx.NodeProto) -> bool:
         return node.op_type == "Identity" or attribute(node, "to") == onnx.TensorProto.FLOAT
 
     def _product(self, node: onnx.NodeProto, operands: Sequence[Operand | None]) -> Operand | None:
-        rows, matrix = operands[0], node.input[1]
-        tensor = self.graph.weights.get(matrix)
-        if (
-            rows is None
-            or tensor is None
-            or len(tensor.dims) != 2
-            or tensor.data_type != onnx.TensorProto.FLOAT
-        ):
+        rows, matrix = operands[0], self._parameter(node.input[1], 2)
+        if rows is None or matrix is None:
             return None
         plain = all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
         if not plain or attribute(node, "transA", 0):
             return None
         turned = bool(attribute(node, "transB", 0))
-        made = self._append("MatMul", b"", [rows, Operand("weight", matrix, turned=turned)])
+        made = self._append("MatMul", b"", [rows, replace(matrix, turned=turned)])
         if len(node.input) < 3 or not node.input[2]:
             return made
         bias = self._given(node.input[2])
@@ -110,11 +107,22 @@ class Steps:
 
     def _given(self, name: str) -> Operand | None:
         """A value that is no row: a number that all experts have in common, or a vector of the expert's own."""
-        tensor = self.graph.weights.get(name)
-        if tensor is not None and np.prod(tensor.dims) > 1:
-            vector = np.prod(tensor.dims) == tensor.dims[-1] and tensor.data_type == onnx.TensorProto.FLOAT
-            return Operand("weight", name) if vector else None
-        return Operand("same", name) if self.graph.scalar(name) is not None else None
+        if self.graph.scalar(name) is not None:
+            return Operand("same", name)
+        shape = self.graph.shapes.get(name, ())
+        vector = shape and np.prod(shape) == shape[-1]
+        return self._parameter(name, len(shape)) if vector else None
+
+    def _parameter(self, name: str, rank: int) -> Operand | None:
+        """A weight in float32 with so many axes, by itself or as a part of those of all experts."""
+        node, place = self.graph.producers.get(name), None
+        if node is not None and node.op_type == "Gather" and attribute(node, "axis", 0) == 0:
+            name, number = node.input
+            found, count = self.graph.constants.get(number), (*self._dims(name), 0)[0]
+            if found is None or found.ndim or not -count <= int(found) < count:
+                return None
+            place, rank = int(found) % count, rank + 1
+        return Operand("weight", name, number=place) if len(self._dims(name)) == rank else None
 
     def _append(self, operator: str, attributes: bytes, operands: Sequence[Operand]) -> Operand:
         self.all_steps.append(Step(operator, attributes, tuple(operands)))

@@ -1,7 +1,8 @@
-"""Values that are another one in other axes, and values that are zeros."""
+"""Values that are another one in other axes, and values whose elements are all the same number."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -38,13 +39,18 @@ def _keeps_dtype(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 
 def is_zero(graph: OnnxGraph, name: str) -> bool:
     """Whether a value is all zeros, whatever its shape."""
+    return filling(graph, name) == 0
+
+
+def filling(graph: OnnxGraph, name: str) -> float | None:
+    """The number that all elements of a value are, whatever its shape, or None where they differ or are not known."""
     found = graph.constants.get(name)
-    if found is not None:
-        return not found.any()
     node = graph.producers.get(name)
-    if node is None:
-        return False
-    if node.op_type == "ConstantOfShape":
-        filling = attribute(node, "value")
-        return not isinstance(filling, onnx.TensorProto) or not numpy_helper.to_array(filling).any()
-    return node.op_type in ("Expand", "Cast", "Identity") and is_zero(graph, node.input[0])
+    if found is None and node is not None and node.op_type == "ConstantOfShape":
+        given = attribute(node, "value")
+        found = numpy_helper.to_array(given) if isinstance(given, onnx.TensorProto) else np.zeros(1)
+    if found is not None:
+        return float(found.flat[0]) if found.size and (found == found.flat[0]).all() else None
+    if node is None or node.op_type not in ("Expand", "Cast", "Identity"):
+        return None
+    return filling(graph, node.input[0])

@@ -30,6 +30,11 @@ class Mask:
 
 
 @dataclass(frozen=True)
+class Hits:
+    """Which experts any token has chosen, or their numbers, or some of these."""
+
+
+@dataclass(frozen=True)
 class Places:
     """The tokens and slots that chose an expert, in the order ``parts``, along the axis "pair"."""
 
@@ -65,14 +70,15 @@ class Operand:
     ``kind`` is "step" for what an earlier step makes, whose number is ``step``. Others are the value ``name`` of the
     graph: "tokens" for rows of a value that tokens have, "gates" for the rows' own factors, "weight" for a parameter
     of the expert, transposed where ``turned``, "stack" for the parameters of all experts in one constant, and "same"
-    for a number that all experts have in common. "last axis" is the number of the rows' last axis, and "none" an
-    operand that is left out.
+    for a number that all experts have in common. A "weight" with a ``number`` is the part of a constant that is at that
+    place of its first axis. "integer" is the ``number`` itself, and "none" an operand that is left out.
     """
 
     kind: str
     name: str = ""
     step: int = -1
     turned: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Total:
     parts: tuple[Part, ...]
 
 
-Value: TypeAlias = Choice | Mask | Places | Column | Lengths | Rows | Part | Total
+Value: TypeAlias = Choice | Mask | Hits | Places | Column | Lengths | Rows | Part | Total
 
 
 @dataclass(frozen=True)

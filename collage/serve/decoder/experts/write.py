@@ -38,7 +38,8 @@ def write(mixture: Mixture, graph: OnnxGraph) -> Written | None:
         return None
     tokens = {each.name for body in bodies for each in body.all("tokens")}
     gates = {each.name for body in bodies for each in body.all("gates")}
-    if len(tokens) != 1 or len(gates) > 1 or first.made.kind != "step":
+    known = mixture.made in graph.shapes
+    if len(tokens) != 1 or len(gates) > 1 or first.made.kind != "step" or not known:
         return None
     return _Writer(mixture, graph).write(bodies, tokens.pop(), next(iter(gates), ""))
 
@@ -67,10 +68,10 @@ class _Writer:
                     names.append(results[each.step])
                 elif each.kind == "stack":
                     names.append(self._stack(each, step))
-                elif each.kind == "same" and step.operator != "Slice":  # whose bounds have an axis
+                elif each.kind == "same":
                     names.append(self._constant(number_of(self.graph, each), f"{place}.{number}"))
-                elif each.kind == "last axis":
-                    names.append(self._integers([1], "last axis"))
+                elif each.kind == "integer":
+                    names.append(self._integers([each.number or 0], f"integer {each.number}"))
                 elif each.kind == "weight":
                     own = [body.steps[place].operands[number] for body in bodies]
                     names.append(self._stacked(own, step, f"{place}.{number}"))
@@ -109,7 +110,10 @@ class _Writer:
 
     def _stacked(self, operands: Sequence[Operand], step: Step, about: str) -> str:
         """The experts' parameters, one after the other: matrices of a product, or vectors."""
-        arrays = [array_of(self.graph.weights[each.name]) for each in operands]
+        known = {name: array_of(self.graph.weights[name]) for name in {each.name for each in operands}}
+        arrays = [
+            known[each.name] if each.number is None else known[each.name][each.number] for each in operands
+        ]
         if step.operator != "MatMul":
             return self._constant(np.stack([each.reshape(-1) for each in arrays]), about)
         turned = operands[0].turned  # of all, or of none
