@@ -54,14 +54,14 @@ class Effort:
         """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``take_turns``.
 
         Differences below ``alike_us`` microseconds are of no interest. The run has the machine alone. On a busy machine
-        it takes all its rounds, and the ``undisturbed`` runs of each model decide: a model whose kernels use fewer
-        cores suffers less from a core that is missing, which does not make it the faster one.
+        it takes all its rounds, unless all are as fast as that, and the ``undisturbed`` runs of each model decide: a
+        model whose kernels use fewer cores suffers less from a core that is missing, which does not make it the faster
+        one.
         """
         settle_s = self.settle_s if len(calls) > 1 else 0.0
         pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
         with quiet_machine() as watch:
-            decision = None if watch.disturbed else Decision(early, least, alike_us)
-            turns = take_turns(calls, pace, decision, after=after)
+            turns = take_turns(calls, pace, Decision(early, least, alike_us, watch.disturbed), after=after)
         found = apart(turns) if watch.disturbed else paired(turns)
         return {name: replace(timing, busy=watch.busy) for name, timing in found.items()}
 

@@ -59,12 +59,15 @@ class Pace:
 class Decision:
     """When the order of candidates is decided before the last round; see ``take_turns``.
 
-    Candidates are alike, too, when their noise is below ``alike_us`` microseconds.
+    Candidates are alike, too, when their noise is below ``alike_us`` microseconds. Where others have ``disturbed`` the
+    machine, nothing is known before the last round, except that after 8 of them all candidates are as fast as that,
+    each by its own ``undisturbed`` calls.
     """
 
     early: int = FEWEST
     least: int = SURE
     alike_us: float = 0.0
+    disturbed: bool = False
 
 
 def interleave(
@@ -107,7 +110,10 @@ def take_turns(
         for done in range(pace.rounds):
             if done >= FEWEST and clock() - start >= pace.limit_s * 1e9:
                 break
-            if decision is not None and running and done >= decision.early:
+            if decision is not None and decision.disturbed:
+                if done >= SURE and _spread_us(apart(turns)) <= decision.alike_us:
+                    break
+            elif decision is not None and running and done >= decision.early:
                 found = paired({name: turns[name] for name in running})
                 margin = 1.0 if done >= SURE else _WIDE_MARGIN
                 running = [name for name in running if may_be_best(found[name], found, margin)]
@@ -217,6 +223,12 @@ def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """The ratios of two candidates' times in the rounds that both had."""
     return [mine / their for mine, their in zip(ours, theirs, strict=False)]
+
+
+def _spread_us(timings: Mapping[str, Timing]) -> float:
+    """How much longer the slowest one takes than the fastest."""
+    times = [each.median_us for each in timings.values()]
+    return max(times, default=0.0) - min(times, default=0.0)
 
 
 def _are_alike(timings: Mapping[str, Timing], alike_us: float) -> bool:

@@ -62,6 +62,14 @@ def test_differences_of_no_interest_are_not_told_apart() -> None:
     assert repeats(0.0) > repeats(100.0) == 8
 
 
+@pytest.mark.parametrize(("alike_us", "repeats"), [(0.0, 30), (4.0, 30), (6.0, 8)])
+def test_on_a_busy_machine_only_differences_of_no_interest_end_it(alike_us: float, repeats: int) -> None:
+    clock = FakeClock()
+    calls = {"a": clock.kernel(100), "b": clock.kernel(105), "c": clock.kernel(102)}
+    found = interleave(calls, Pace(30, 1000.0), Decision(alike_us=alike_us, disturbed=True), clock=clock)
+    assert [each.repeats for each in found.values()] == [repeats] * 3
+
+
 def drifting(seed: int, us: dict[str, float]) -> tuple[FakeClock, dict[str, Callable[[], None]]]:
     """Kernels on a machine whose speed changes by up to a half from second to second, with 0.3 % noise of their own."""
     rng = random.Random(seed)
