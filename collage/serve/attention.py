@@ -6,6 +6,7 @@ import ctypes
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -300,9 +301,20 @@ class Merge:
 
 def attention_problem() -> str:
     """The reason why the native attention cannot be used, or "" where it can."""
-    if library_function("collage_attention_combine") is not None:
+    if _sizes() == tuple(map(ctypes.sizeof, (_Shape, _Batch, _Partials))):
         return kernels_problem() if platform.machine() in ("x86_64", "AMD64") else ""
     return NOT_BUILT
+
+
+@cache
+def _sizes() -> tuple[int, ...]:
+    """The bytes of the structs that the library was built with; none where it has no attention, or an older one."""
+    found = library_function("collage_attention_sizes")
+    if found is None:
+        return ()
+    sizes = (ctypes.c_int64 * 3)()
+    _PROTOTYPE(found)(ctypes.addressof(sizes), None)
+    return tuple(sizes)
 
 
 def _function(name: str) -> int:

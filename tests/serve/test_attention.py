@@ -21,6 +21,7 @@ from collage.serve.attention import (
     Operands,
     Rotations,
     Rows,
+    attention_problem,
     attention_steps,
     make_cache,
 )
@@ -449,3 +450,9 @@ def test_blocks_that_are_filled_from_outside() -> None:
         scale = np.expand_dims(cache.scales[1, :, number], axis)
         assert (np.abs(held[1] * scale - whole) <= scale * 0.5001).all()
         assert (np.abs(held[1]).max(axis) == 127).all()
+
+
+def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention_problem() == ""
+    monkeypatch.setattr("collage.serve.attention._sizes", lambda: (112, 144, 48))
+    assert "from older sources" in attention_problem()

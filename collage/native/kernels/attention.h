@@ -80,6 +80,9 @@ typedef struct {
   int64_t rows, count, apart;
 } collage_attention_partials;
 
+// Writes the bytes of a shape, a batch and partial results, by which callers tell whether they have the same structs.
+int collage_attention_sizes(void *sizes, void *);
+
 // Divides the batch into items. Returns 0, or 1 where something is too small; the counts tell what is needed.
 int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch);
 

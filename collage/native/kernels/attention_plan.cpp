@@ -92,6 +92,14 @@ class Planner {
 
 }  // namespace
 
+extern "C" int collage_attention_sizes(void *sizes, void *) {
+  int64_t *const to = static_cast<int64_t *>(sizes);
+  to[0] = sizeof(collage_attention_shape);
+  to[1] = sizeof(collage_attention_batch);
+  to[2] = sizeof(collage_attention_partials);
+  return 0;
+}
+
 extern "C" int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch) {
   if (shape->dim > kMostDim || shape->value_dim > kMostDim) return COLLAGE_UNAVAILABLE;
   Planner planner(*shape, *batch);
