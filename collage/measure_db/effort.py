@@ -50,15 +50,17 @@ class Effort:
         least: int = SURE,
         after: Mapping[str, Call] | None = None,
         alike_us: float = 0.0,
+        pauses: bool = True,
     ) -> dict[str, Timing]:
         """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``take_turns``.
 
-        Differences below ``alike_us`` microseconds are of no interest. The run has the machine alone. On a busy machine
-        it takes all its rounds, unless all are as fast as that, and the ``undisturbed`` runs of each model decide: a
-        model whose kernels use fewer cores suffers less from a core that is missing, which does not make it the faster
-        one.
+        Differences below ``alike_us`` microseconds are of no interest. A turn begins with a pause where it ``pauses``,
+        which is needed only where a library has threads of its own that spin after a run. The run has the machine
+        alone. On a busy machine it takes all its rounds, unless all are as fast as that, and the ``undisturbed`` runs
+        of each model decide: a model whose kernels use fewer cores suffers less from a core that is missing, which does
+        not make it the faster one.
         """
-        settle_s = self.settle_s if len(calls) > 1 else 0.0
+        settle_s = self.settle_s if pauses and len(calls) > 1 else 0.0
         pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
         with quiet_machine() as watch:
             turns = take_turns(calls, pace, Decision(early, least, alike_us, watch.disturbed), after=after)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from collage.backends.base import VIEW
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_in
 from collage.graph.dataflow import Array
@@ -47,6 +48,7 @@ from collage.measure_db.timing import sample_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Backends, Loaded, load_kernels
+from collage.schedule.program import Program
 
 _NOTED_RUNS = 4
 _PLAIN_RUNS = 3
@@ -191,6 +193,7 @@ class PlanWorker:
             if message.noted
             else None,
             alike_us=message.alike_us,
+            pauses=any(has_own_threads(each.plan.program, self._backends) for each in opened.values()),
         )
         disturbed = any(is_busy(each.busy) for each in timings.values())
         noted = [
@@ -223,3 +226,9 @@ class PlanWorker:
             opened.noted()
 
         return call
+
+
+def has_own_threads(program: Program, backends: Backends) -> bool:
+    """Whether a kernel of the program runs on other threads than the team's."""
+    names = {region.backend for region in program.executed} - {VIEW}
+    return any(backends[name].pays_switch() for name in names)
