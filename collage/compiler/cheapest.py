@@ -33,7 +33,7 @@ def cheapest(
     try:
         return _cheapest(context, compilation, candidates, transforms_us)
     except UncoveredError as error:
-        raise NoPlacementError(_uncovered(context, compilation, error.nodes)) from error
+        raise NoPlacementError(why_uncovered(context, compilation, error.nodes)) from error
 
 
 def _cheapest(
@@ -59,7 +59,7 @@ def _cheapest(
     )
 
 
-def _uncovered(context: Context, compilation: Compilation, nodes: Sequence[int]) -> str:
+def why_uncovered(context: Context, compilation: Compilation, nodes: Sequence[int]) -> str:
     """The ONNX nodes that no kernel of the backends runs, and the backends that could be allowed, too."""
     named = ", ".join(map(compilation.imported.describe_node, nodes[:_NAMED]))
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""

@@ -32,6 +32,7 @@ from collage.compiler.passes.ranges import Ranges
 from collage.compiler.passes.recall import Recall
 from collage.compiler.passes.refine import Refine
 from collage.compiler.passes.refuse_opaque import RefuseOpaque
+from collage.compiler.passes.refuse_uncovered import RefuseUncovered
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
@@ -87,7 +88,9 @@ _SEARCH: tuple[Pass, ...] = (
     ),
 )
 
-FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), Match(), RefuseOpaque(), Recall(_SEARCH))
+_MATCH: tuple[Pass, ...] = (Match(), RefuseOpaque(), RefuseUncovered())
+
+FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), *_MATCH, Recall(_SEARCH))
 
 
 def _quick(measure: Pass, *, guarded: bool = True) -> Pass:
@@ -100,11 +103,8 @@ def _quick(measure: Pass, *, guarded: bool = True) -> Pass:
 _QUICK_AT_LAST = Either(_quick(MeasureFew(between=True), guarded=False), _quick(MeasureFew(every=True)))
 
 QUICK: tuple[Pass, ...] = (
-    Import(),
-    Verify(),
-    EarlyEngines(),
-    Match(),
-    RefuseOpaque(),
+    *(Import(), Verify(), EarlyEngines()),
+    *_MATCH,
     Either(_quick(MeasureFew()), Either(_quick(MeasureFew(between=True)), _QUICK_AT_LAST)),
 )
 

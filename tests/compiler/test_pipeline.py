@@ -79,13 +79,13 @@ def test_a_full_compile_is_this_list_of_passes() -> None:
     first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "GpuStreams", "Glance"]
     promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
     streams = ["Place", "Calibrate", "Concurrency", "GpuStreams", "Glance"]
-    begin = ["Import", "Verify", "Ranges", "Match", "RefuseOpaque"]
+    begin = ["Import", "Verify", "Ranges", "Match", "RefuseOpaque", "RefuseUncovered"]
     assert list(leaves(FULL)) == [*begin, *promising, "Measure", *streams, *search]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
     search = ["MeasureFew", "PlaceOnce", "GpuStreams", "SelectOnly"]
-    begin = ["Import", "Verify", "EarlyEngines", "Match", "RefuseOpaque"]
+    begin = ["Import", "Verify", "EarlyEngines", "Match", "RefuseOpaque", "RefuseUncovered"]
     assert list(leaves(QUICK)) == [*begin, *search * 4]
 
 
