@@ -60,8 +60,8 @@ class Decision:
     """When the order of candidates is decided before the last round; see ``take_turns``.
 
     Candidates are alike, too, when their noise is below ``alike_us`` microseconds. Where others have ``disturbed`` the
-    machine, nothing is known before the last round, except that after 8 of them all candidates are as fast as that,
-    each by its own ``undisturbed`` calls.
+    machine, all rounds are taken, unless after 8 of them no candidate's own ``undisturbed`` calls are slower than
+    another one's by more than ``alike_us``.
     """
 
     early: int = FEWEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,46 +19,25 @@ from collage.serve.decoder import compile as compile_module
 from collage.serve.decoder.build import compile_decoder, compile_divided
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.experts.product import DOMAIN, in_operators, is_product
+from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
-from collage.serve.decoder.mixing import refuse_mixing
 from collage.serve.decoder.original import OriginalDecoder
-from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.recognise import PROBE
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.decoder.segments import cut
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
+from tests.serve.mixtures import (
+    MOE,
+    Change,
+    check_same,
+    constant,
+    maker,
+    refuse,
+    users,
+)
 
-MOE = small(NAMED["moe_like"], 2)
-SORTING = replace(MOE, form=ATTENTION, sorts=True)
 FORMS = [PAST, ATTENTION, PLAIN]
-Change = Callable[[onnx.ModelProto], None]
-
-
-def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with products that choose their matrix, written in ONNX's operators."""
-    found = with_fixed_shapes(model, PROBE)
-    assert found is not model
-    nodes = in_operators(found.graph.node)
-    del found.graph.node[:]
-    found.graph.node.extend(nodes)
-    sets = [each for each in found.opset_import if each.domain != DOMAIN]
-    del found.opset_import[:]
-    found.opset_import.extend(sets)
-    onnx.checker.check_model(found)
-    return found
-
-
-def check_same(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Rewrite a model, and compare its logits with the original's. Returns the one that was rewritten."""
-    found = rewritten(model)
-    before, after = OriginalDecoder(model, 1), OriginalDecoder(found, 1)
-    for count in (1, 2, 40):
-        tokens = np.random.default_rng(count).integers(0, MOE.vocabulary, count).tolist()
-        wanted = before.logits(tokens)
-        assert np.abs(after.logits(tokens) - wanted).max() < 2e-5 * np.abs(wanted).max()
-    return found
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,18 +47,6 @@ def test_the_same_logits(form: str, chosen: int) -> None:
     kinds = [node.op_type for node in found.graph.node]
     assert not {"NonZero", "ScatterElements", "ScatterND"}.intersection(kinds)
     assert kinds.count("Scan") == (2 if form == PLAIN else 3) * MOE.layers
-
-
-@pytest.mark.parametrize("chosen", [1, 2, 5])
-def test_the_same_logits_where_tokens_are_put_in_order(chosen: int) -> None:
-    found = check_same(decoder(replace(SORTING, chosen=chosen)))
-    kinds = [node.op_type for node in found.graph.node]
-    assert not {"Split", "ScatterND"}.intersection(kinds)
-    assert kinds.count("Scan") == 2 * MOE.layers
-
-
-def users(model: onnx.ModelProto, kind: str) -> list[onnx.NodeProto]:
-    return [node for node in model.graph.node if node.op_type == kind]
 
 
 def with_biases(model: onnx.ModelProto) -> None:
@@ -189,12 +155,6 @@ def test_the_experts_of_deepseek(change: Change) -> None:
     refuse(with_fixed_shapes(model, PROBE))
 
 
-def refuse(model: onnx.ModelProto) -> None:
-    """Raise ModelError, as a compile does before it measures anything."""
-    described, graph = recognise(model, "it")
-    refuse_mixing(graph, cut(graph, described), PROBE.tokens)
-
-
 def one_of_another_kind(model: onnx.ModelProto) -> None:
     """One expert has another activation than the others."""
     users(model, "Sigmoid")[0].op_type = "Tanh"
@@ -261,133 +221,6 @@ def test_a_mask_that_is_turned_with_too_many_axes_stays_as_it_is() -> None:
     turned = next(node for node in users(model, "Transpose") if "Cast" in node.input[0])
     turned.attribute[0].ints[:] = [3, 2, 1, 0]
     assert with_fixed_shapes(model, PROBE) is model
-
-
-def first(model: onnx.ModelProto, kind: str, place: int = 0) -> onnx.NodeProto:
-    """The first node of a kind, or one that follows."""
-    return users(model, kind)[place]
-
-
-def constant(model: onnx.ModelProto, array: np.ndarray) -> str:
-    """The name of a new constant."""
-    name = f"another {len(model.graph.initializer)}"
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    return name
-
-
-def exchanged(node: onnx.NodeProto) -> None:
-    node.input[0], node.input[1] = node.input[1], node.input[0]
-
-
-def maker(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if name in node.output)
-
-
-def in_the_other_order(model: onnx.ModelProto) -> None:
-    """The last expert's pairs come first, and their numbers do not."""
-    (largest,) = (each for each in first(model, "TopK", 1).attribute if each.name == "largest")
-    largest.i = 1
-
-
-def in_the_order_of_others(model: onnx.ModelProto) -> None:
-    """Pairs are in the order of other numbers than those of their experts."""
-    order = first(model, "TopK", 1)
-    order.input[0] = maker(model, order.input[0]).input[0] + ".changed"
-    place = list(model.graph.node).index(order)
-    flat = maker(model, users(model, "TopK")[0].output[1])
-    one = constant(model, np.array(1))
-    model.graph.node.insert(place, helper.make_node("Mod", [flat.output[1], one], ["mod"]))
-    shape = constant(model, np.array([-1]))
-    model.graph.node.insert(place + 1, helper.make_node("Reshape", ["mod", shape], [order.input[0]]))
-
-
-def with_lengths_of_others(model: onnx.ModelProto) -> None:
-    """The first expert is given as many rows as the second one has."""
-    exchanged(maker(model, first(model, "Split").input[1]))
-
-
-def with_lengths_that_are_computed(model: onnx.ModelProto) -> None:
-    """No expert is given more rows than a limit, which was never reached."""
-    lengths = maker(model, first(model, "Split").input[1])
-    limited = helper.make_node("Min", [lengths.output[0], constant(model, np.array(1000))], ["limited"])
-    model.graph.node.insert(list(model.graph.node).index(lengths) + 1, limited)
-    for node in users(model, "Split"):
-        node.input[1] = node.input[1].replace(lengths.output[0], "limited")
-
-
-def counting_from_one(model: onnx.ModelProto) -> None:
-    """Experts that were not chosen count, too."""
-    marks = first(model, "ScatterElements")
-    maker(model, marks.input[0]).input[0] = constant(model, np.float32(1))
-
-
-def counting_by_twos(model: onnx.ModelProto) -> None:
-    value = maker(model, first(model, "ScatterElements").input[2]).attribute[0]
-    value.t.CopyFrom(numpy_helper.from_array(np.array([2], np.float32)))
-
-
-def joined_in_another_order(model: onnx.ModelProto) -> None:
-    exchanged(maker(model, first(model, "Split", 1).input[0]))
-
-
-def of_other_tokens(model: onnx.ModelProto) -> None:
-    """Rows are those of other tokens than the pairs'."""
-    maker(model, first(model, "Floor").input[0]).input[1] = constant(model, np.float32(3))
-
-
-def with_the_first_factors(model: onnx.ModelProto) -> None:
-    """Rows are weighted by the factors at their tokens' numbers, and not at their own."""
-    for node in users(model, "Gather"):
-        if "TopK" in node.input[1]:
-            token = maker(model, first(model, "GatherND").input[1]).input[0]
-            node.input[1] = token
-            break
-
-
-def put_in_the_place_of_tokens(model: onnx.ModelProto) -> None:
-    """A token's last row replaces it."""
-    del first(model, "ScatterND").attribute[:]
-
-
-def one_with_an_activation(model: onnx.ModelProto) -> None:
-    """One expert has an activation that the others do not have."""
-    made = first(model, "Gemm", 2)
-    active = helper.make_node("Tanh", [made.output[0]], ["active"])
-    place = list(model.graph.node).index(made)
-    for node in users(model, "Concat"):
-        node.input[:] = ["active" if name == made.output[0] else name for name in node.input]
-    model.graph.node.insert(place + 1, active)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(in_the_other_order, in_the_order_of_others, with_lengths_of_others, with_lengths_that_are_computed),
-        *(counting_from_one, counting_by_twos, joined_in_another_order),
-        *(of_other_tokens, with_the_first_factors, put_in_the_place_of_tokens),
-        one_with_an_activation,
-    ],
-)
-def test_what_is_put_in_order_otherwise_is_refused(change: Change) -> None:
-    model = decoder(SORTING)
-    change(model)
-    found = with_fixed_shapes(model, PROBE)
-    assert len([node for node in found.graph.node if is_product(node)]) == 2 * (MOE.layers - 1)
-    with pytest.raises(ModelError, match=r"node model\.layers\.0/.*of mixtures of experts those can be"):
-        refuse(found)
-
-
-def test_experts_in_order_may_share_matrices_and_have_biases() -> None:
-    """What is particular about an expert is read, and not taken from the places of their matrices."""
-    model = decoder(SORTING)
-    first(model, "Gemm", 1).input[1] = first(model, "Gemm").input[1]
-    biases = constant(model, np.random.default_rng(0).standard_normal((5, 256), np.float32))
-    for expert, node in enumerate(users(model, "Gemm")[:5]):
-        place = constant(model, np.array(expert))
-        bias = helper.make_node("Gather", [biases, place], [f"bias {expert}"])
-        model.graph.node.insert(list(model.graph.node).index(node), bias)
-        node.input.append(f"bias {expert}")
-    check_same(model)
 
 
 def with_those_that_were_chosen(model: onnx.ModelProto) -> None:

@@ -117,9 +117,8 @@ def compile_parts(
         shop = Shop(registry, compile_options, database, workers, progress)
         more = () if options.backends else _more_backends(registry)
         maker = _Segments(shop, more, SharedArrays(), name, weights)
-        iteration_us = weights / (
-            shop.context().speeds.levels[-1].team_read_gbs * 1e3
-        )  # it reads each of them
+        memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
+        iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
         for bucket in sorted({*buckets, *ends}):
             sized = read_decoder(model, Sizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
@@ -133,9 +132,8 @@ def compile_parts(
             ]
             found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
             parts.update({(bucket, place): each for place, each in found.items()})
-            iteration_us = max(
-                iteration_us, measured_us / options.processes
-            )  # one of more tokens takes longer
+            # One of more tokens takes longer.
+            iteration_us = max(iteration_us, measured_us / options.processes)
     last = len(ranks[0].segments) - 1
     return tuple(
         CompiledDecoder(
