@@ -15,7 +15,7 @@ from collage.serve.runner import Runner, Slice
 
 K = TypeVar("K")
 
-_CONTEXT = 128
+CONTEXT = 128
 """Tokens before the new ones, where the longest sequence has room for them."""
 
 
@@ -34,16 +34,16 @@ def measured_ms(
         (n, False): [each._replace(wants_logits=False) for each in iteration_of(runner, n, 1)]
         for n in buckets
     }
-    found = _by_turns(runner, {**streams, **chunks}, samples)
+    found = median_ms(runner, {**streams, **chunks}, samples)
     return {n: found[n, True] for n in buckets}, {n: found[n, False] for n in buckets}
 
 
 def streams_ms(runner: Runner, tokens: int, samples: int) -> float:
     """The median time in milliseconds of an iteration of streams with so many tokens; see ``measured_ms``."""
-    return _by_turns(runner, {tokens: iteration_of(runner, tokens)}, samples)[tokens]
+    return median_ms(runner, {tokens: iteration_of(runner, tokens)}, samples)[tokens]
 
 
-def _by_turns(runner: Runner, iterations: Mapping[K, Sequence[Slice]], samples: int) -> dict[K, float]:
+def median_ms(runner: Runner, iterations: Mapping[K, Sequence[Slice]], samples: int) -> dict[K, float]:
     """The median milliseconds of each iteration, with warm caches: it runs once before each sample.
 
     After an iteration of another bucket a small one takes up to twice as long.
@@ -68,7 +68,7 @@ def iteration_of(runner: Runner, tokens: int, requests: int = MOST_REQUESTS) -> 
     slices = []
     for number in range(requests):
         count = tokens * (number + 1) // requests - tokens * number // requests
-        start = max(0, min(_CONTEXT, runner.max_length - count))
+        start = max(0, min(CONTEXT, runner.max_length - count))
         needed = -(-(start + count) // BLOCK_TOKENS)
         blocks = tuple((number * needed + i) % runner.block_count for i in range(needed))
         ids = tuple(random.integers(0, runner.vocabulary, count).tolist())

@@ -171,7 +171,9 @@ def _rates(text: str) -> tuple[float, ...]:
     help="Most requests that each system computes at a time. Default: 32.",
 )
 @click.option(
-    "--only", type=click.Choice(["right", "alone", "trace", "between"]), help="Only this part of the study."
+    "--only",
+    type=click.Choice(["right", "alone", "trace", "clock", "between"]),
+    help="Only this part of the study.",
 )
 @click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
 @click.option(
@@ -208,10 +210,11 @@ def command(
     `shortest-first` is what its Figure 10 compares with: besides, prompts are computed up to the length of the shortest
     one, and the rest of them token by token.
 
-    Four parts: `right` compares the engine's greedy answers with ONNX Runtime's on the original decoder. `alone` is the
+    Five parts: `right` compares the engine's greedy answers with ONNX Runtime's on the original decoder. `alone` is the
     engine against a static batch on the same kernels, and the scheduler's time. `trace` is Orca's trace, saturated and
-    at several rates. `between` is the time between tokens while prompts of 512 tokens arrive. Shares of the bound are
-    those of the machine's memory and products, measured in the same run.
+    at several rates. `clock` is that trace with 500 requests, on a clock that adds up what iterations cost: runs with
+    few requests end before queues are long. `between` is the time between tokens while prompts of 512 tokens arrive.
+    Shares of the bound are those of the machine's memory and products, measured in the same run.
 
     \b
     Examples:

@@ -20,6 +20,11 @@ def cache_precision(precision: str) -> str:
     return FLOAT32 if precision == INT8 else precision
 
 
+REQUEST_LEVEL_BATCH = 8
+"""The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
+NO_TARGET_MS = 1e9
+"""With that time between tokens, prompts are computed in iterations that are as large as they can be."""
+
 Note = Callable[[int, int], None]
 """Takes the number of a request and its next token, when that has come."""
 
@@ -96,17 +101,32 @@ def serve_stepwise(engine: Stepping, arrivals: Sequence[Arrival], note: Note) ->
                 running -= 1
 
 
+class Clock(Protocol):
+    """What tells the time and lets it pass, as the module ``time`` does."""
+
+    def monotonic(self) -> float:
+        """The time in seconds."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+        ...
+
+
 def serve_in_batches(
-    run: Callable[[list[tuple[int, Arrival]]], None], most: int, arrivals: Sequence[Arrival]
+    run: Callable[[list[tuple[int, Arrival]]], None],
+    most: int,
+    arrivals: Sequence[Arrival],
+    clock: Clock = time,
 ) -> None:
     """Serve the requests in batches of at most ``most``, none of which begins before the last one has ended."""
-    start = time.monotonic()
+    start = clock.monotonic()
     waiting = list(enumerate(arrivals))
     while waiting:
-        now = time.monotonic() - start
+        now = clock.monotonic() - start
         batch = [each for each in waiting[:most] if each[1].at_s <= now]
         if not batch:
-            time.sleep(max(0.0, waiting[0][1].at_s - now))
+            clock.sleep(max(0.0, waiting[0][1].at_s - now))
             continue
         del waiting[: len(batch)]
         run(batch)

@@ -1,4 +1,4 @@
-"""The study of one model: right answers, the engine alone, Orca's trace at several rates, and times between tokens."""
+"""The study of one model: right answers, the engine alone, Orca's trace, and times between tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, token_bound_s, trace_bound_s
+from scripts.lib.serving.clock_study import on_clock
 from scripts.lib.serving.contender import FLOAT32
 from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, STATIC, Field
+from scripts.lib.serving.iteration_costs import IterationCosts
 from scripts.lib.serving.prepare import Model
 from scripts.lib.serving.record import Figures, Served, agreement, figures, pooled, rate_at
 from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, fixed_batch, poisson_trace
 from scripts.lib.studies.each import say
 
-PARTS = ("right", "alone", "trace", "between")
+PARTS = ("right", "alone", "trace", "clock", "between")
 _LIMIT_S = 1800.0
 _CELL_S, _MOST_TIMES = 3.0, 6
 """A run of the microbenchmark that is shorter than this is repeated more often, up to so many times."""
@@ -44,6 +46,7 @@ class Course:
     outputs: int = 32
     lengths: Lengths = ORCA
     long_prompts: Lengths = LONG_PROMPTS
+    clock_requests: int = 500
 
     @property
     def fewest(self) -> int:
@@ -62,6 +65,7 @@ QUICK = Course(
     outputs=8,
     lengths=Lengths((8, 64), (2, 16)),
     long_prompts=Lengths((64, 64), (8, 16)),
+    clock_requests=20,
 )
 """What is run of tiny models, to see that everything works."""
 
@@ -80,6 +84,8 @@ def study(model: Model, field: Field, course: Course, machine: Machine) -> dict[
         found["scheduler_us"] = scheduler(field, course)
     if "trace" in course.parts:
         found["trace"] = trace(model, field, course, machine)
+    if "clock" in course.parts and OURS in field.running:
+        found["clock"] = clock(model, field, course)
     if "between" in course.parts:
         found["between"] = between(model, field, course)
     found["bounds"] = {
@@ -192,6 +198,20 @@ def trace(model: Model, field: Field, course: Course, machine: Machine) -> dict[
             "same_tokens": _same(saturated, name),
         }
     return {"unloaded_ms": ours_ms, "by_contender": rows, "ratios": _ratios(rows)}
+
+
+def clock(model: Model, field: Field, course: Course) -> dict[str, Any]:
+    """Orca's trace with many requests on a clock, from the costs of iterations that are measured now."""
+    costs = IterationCosts.from_message(field.running[OURS].ask({"do": "costs"}, _LIMIT_S))
+    return on_clock(
+        costs,
+        requests=course.clock_requests,
+        few=course.fewest,
+        running=course.running,
+        rates=course.rates,
+        relative=course.relative,
+        lengths=course.lengths,
+    )
 
 
 def between(model: Model, field: Field, course: Course) -> dict[str, Any]:

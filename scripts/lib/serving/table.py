@@ -20,8 +20,14 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
         parts += ["the engine alone, against a static batch", _alone(found["alone"]), _scheduler(found)]
     if "trace" in found:
         parts += ["Orca's trace: all requests at once", _saturated(found["trace"])]
-        parts += ["Orca's trace: latency per token against the rate", _rates(found["trace"])]
+        parts += ["Orca's trace: latency per token against the rate", _rates(found["trace"]["by_contender"])]
         parts += [_ratio(label, each) for label, each in found["trace"]["ratios"].items()]
+    if "clock" in found:
+        requests = found["clock"]["requests"]
+        parts += [
+            f"Orca's trace, {requests} requests on a clock that adds up iterations",
+            _clock(found["clock"]),
+        ]
     if "between" in found:
         parts += ["between tokens, at 70 % load with long prompts", _between(found["between"])]
     parts += [f"left out: {why}" for why in found["missing"].values()]
@@ -101,10 +107,10 @@ def _saturated(trace: Mapping[str, Any]) -> Table:
     return table
 
 
-def _rates(trace: Mapping[str, Any]) -> Table:
-    rates = sorted({row["rate"] for each in trace["by_contender"].values() for row in each["rates"]})
+def _rates(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    rates = sorted({row["rate"] for each in rows.values() for row in each["rates"]})
     table = _table("ms a token at", *(f"{rate:.2f}/s" for rate in rates))
-    for name, each in trace["by_contender"].items():
+    for name, each in rows.items():
         known = {row["rate"]: row["latency_ms"] for row in each["rates"]}
         table.add_row(name, *(f"{known[rate]:.1f}" if rate in known else "-" for rate in rates))
     return table
@@ -116,6 +122,25 @@ def _ratio(label: str, each: Mapping[str, Any]) -> str:
         f"Collage over {label.replace('_', ' ')}: {each['saturated']:.2f} saturated, "
         f"{'-' if at is None else f'{at:.2f}'} at twice Collage's unloaded latency"
     )
+
+
+def _clock(found: Mapping[str, Any]) -> Table:
+    table = _table(
+        "form",
+        "requests/s",
+        "Collage over it",
+        "rate at twice unloaded",
+        "Collage over it",
+        f"with {found['few_requests']} requests",
+    )
+    rows = found["by_form"]
+    ours = next(iter(rows.values()))
+    for name, each in rows.items():
+        cells = []
+        for key in ("saturated", "rate_at_twice_unloaded"):
+            cells += [f"{each[key]:.2f}", f"{ours[key] / each[key]:.2f}"]
+        table.add_row(name, *cells, f"{each['with_few_requests']:.2f}")
+    return table
 
 
 def _between(by_contender: Mapping[str, Mapping[str, Any]]) -> Table:

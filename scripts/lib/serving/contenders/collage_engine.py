@@ -11,18 +11,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.lib.serving.contender import Contender, Note, Setup, cache_precision, serve_in_batches
+from scripts.lib.serving.contender import (
+    NO_TARGET_MS,
+    REQUEST_LEVEL_BATCH,
+    Contender,
+    Note,
+    Setup,
+    cache_precision,
+    serve_in_batches,
+)
 from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
 
 if TYPE_CHECKING:
     from collage.serve.request import Event, Iteration, Stats
 
-REQUEST_LEVEL_BATCH = 8
-"""The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
 _MOST_WAITING = 1 << 20
-_NO_TARGET_MS = 1e9
-"""With that time between tokens, prompts are computed in iterations that are as large as they can be."""
 
 
 class CollageEngine:
@@ -115,6 +119,12 @@ class CollageEngine:
 
         return iteration_us(message["running"])
 
+    def costs(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What iterations cost; see ``scripts.lib.serving.iteration_costs``."""
+        from scripts.lib.serving.iteration_costs import measure_costs
+
+        return measure_costs(self.runner).as_message()
+
     def run_batch(self, batch: Sequence[tuple[int, Arrival]], note: Note) -> None:
         """Serve requests that are there at once."""
         self._begin(len(batch), lambda number, token: note(batch[number][0], token))
@@ -205,7 +215,7 @@ class WholeBatches(RequestLevel):
 def open_contender(name: str, setup: Setup) -> Contender:
     """The engine, or request-level scheduling on it in one of three forms."""
     if name == "request-level":
-        return RequestLevel(CollageEngine(setup, itl_target_ms=_NO_TARGET_MS))
+        return RequestLevel(CollageEngine(setup, itl_target_ms=NO_TARGET_MS))
     engine = CollageEngine(setup)
     if name == "collage":
         return engine
