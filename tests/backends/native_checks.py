@@ -14,6 +14,7 @@ from collage.backends.native import Native
 from collage.backends.native_kernels.gemm import IN_ORDER
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import TensorType
 from collage.graph.storage import PLAIN, STORAGES, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
@@ -52,6 +53,11 @@ def kernel_of(
 MARGIN = 32
 
 
+def poison(kind: TensorType) -> np.ndarray:
+    """What nobody would compute."""
+    return np.full(kind.shape, np.nan if kind.dtype == "float32" else -(1 << 40), kind.dtype)
+
+
 def filled(content: np.ndarray) -> np.ndarray:
     """A copy at a multiple of 64 bytes, with NaN on both sides (see ``untouched``)."""
     room = aligned_bytes(content.nbytes + 8 * MARGIN).view(np.float32)
@@ -79,13 +85,13 @@ def run_variant(
     *,
     exact: bool = False,
 ) -> list[np.ndarray]:
-    """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
+    """Plain outputs of one variant, computed into buffers of NaN or of odd integers; inputs have NaN around them."""
     taken = variant.inputs or (PLAIN,) * len(inputs)
     given = variant.outputs or (PLAIN,) * len(subgraph.output_types)
     sources = [filled(to_layout(each, layout)) for each, layout in zip(inputs, taken, strict=True)]
     before = [each.copy() for each in sources]
     types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
-    targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
+    targets = [filled(poison(kind)) for kind in types]
     call = kernel_of(subgraph, variant, threads, backend, exact=exact).bind(sources, targets)
     call()
     call()

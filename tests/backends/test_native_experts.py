@@ -368,7 +368,7 @@ def routed(tokens: int, slots: int, count: int = 8, depth: int = 64, columns: in
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with engines", "without, and strict"])
 def test_a_model_with_a_router_is_compiled(alone: bool, tmp_path: Path) -> None:
-    model = routed(6, 1 if alone else 2)  # only engines have a TopK
+    model = routed(6, 2)
     backends = ["native", "tvm", *([] if alone else ["onnxruntime"])]
     options: dict[str, Any] = {"strict": True, "exact": True} if alone else {}
     module = collage.compile(

@@ -29,6 +29,7 @@ from tests.backends import (
     test_native_narrow,
     test_native_shallow,
     test_native_strassen,
+    test_native_top_k,
     test_native_winograd,
 )
 from tests.backends.native_checks import needs_native
@@ -93,6 +94,11 @@ def test_weights_in_fewer_bits() -> None:
 def test_lstm() -> None:
     test_native_lstm.test_layers_of_all_directions("bidirectional", 6)
     test_native_lstm.test_numbers_far_from_zero_saturate()
+
+
+def test_top_k() -> None:
+    test_native_top_k.test_values_and_places((5, 32), 4, 1)
+    test_native_top_k.test_nan_is_where_onnx_runtime_has_it(40, 3, 0)
 
 
 def test_experts() -> None:

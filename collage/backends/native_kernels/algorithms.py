@@ -17,6 +17,7 @@ from collage.backends.native_kernels.lstm import LstmLayer
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
+from collage.backends.native_kernels.top_k import TopK
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
 from collage.kernel.options import BuildOptions, Variant
@@ -38,6 +39,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     Bf16DirectConv(),
     Int8Gemm(),
     LstmLayer(),
+    TopK(),
     Experts(),
     Bf16Experts(),
 )
