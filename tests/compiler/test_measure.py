@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from collage.backends.base import BackendKind
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
 from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
@@ -84,6 +85,30 @@ def test_what_could_gain_next_to_nothing_is_not_measured(
     made.measurer.asked.clear()
     Measure()(made.context, replace(placed, outcomes={}))
     assert {request.nodes for request in made.measurer.asked} == measured
+
+
+@pytest.mark.parametrize(
+    ("effort", "measured"),
+    [(FULL, {(3,)}), (EXHAUSTIVE, {(0,), (1,), (2,), (3,), (0, 1), (2, 3)})],
+)
+def test_a_compiler_is_not_measured_on_cuts_through_what_it_fuses(
+    effort: Effort, measured: set[tuple[int, ...]]
+) -> None:
+    """Of relu, tanh, exp and sigmoid only the last one has a kernel of somebody else."""
+    compiler = NullBackend("compiler")
+    compiler.kind = BackendKind.COMPILER  # type: ignore[misc]
+    costs = {
+        **each_node("compiler", 10.0),
+        **{("compiler", nodes): 15.0 for nodes in ((0, 1), (2, 3), (0, 1, 2, 3))},
+        ("lib", (3,)): 10.0,
+    }
+    made = Made(costs, LIBRARY, compiler, effort=effort)
+    placed = Place()(made.context, made.measured())
+    made.measurer.asked.clear()
+    known = {each: outcome for each, outcome in placed.outcomes.items() if len(each.nodes) == 4}
+    Measure()(made.context, replace(placed, outcomes=known))
+    parts = {request.nodes for request in made.measurer.asked if len(request.nodes) < 4}
+    assert parts == measured
 
 
 def test_few_are_exact_ones_before_there_is_a_mix_and_reduced_ones_for_its_slowest_kernels_then() -> None:

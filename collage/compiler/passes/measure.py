@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from collage.backends.base import BackendKind
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import HOST
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
+from collage.search.cuts import Nodes, needless_cuts
 from collage.search.filling import filling
 from collage.search.promising import promising
 
@@ -30,7 +32,8 @@ class Measure:
     ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
     whole models last, so that a compile that is stopped has looked where most could be gained. Measuring ends where it
     gains little (``worthwhile``). What could replace no more than a share of ``negligible`` of the network's time is
-    not measured, as far as the effort does not measure everything.
+    not measured, as far as the effort does not measure everything, and neither is what cuts through a function that a
+    compiler has fused where nobody else begins or ends (``search.cuts``).
 
     The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
     ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
@@ -53,9 +56,15 @@ class Measure:
         offers = self._few(context, compilation) if self.few else compilation.offers
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
-        least_us = self.negligible * measurer.network_us if context.options.effort.worth else 0.0
+        thorough = not context.options.effort.worth
+        least_us = 0.0 if thorough else self.negligible * measurer.network_us
+        cuts = set() if thorough else self._needless_cuts(context, compilation)
         requests.sort(key=lambda r: (len(r.nodes) == count, -rivals_us.get(r.nodes, math.inf), r.nodes))
-        asked = [each for each in requests if rivals_us.get(each.nodes, math.inf) >= least_us]
+        asked = [
+            each
+            for each in requests
+            if rivals_us.get(each.nodes, math.inf) >= least_us and (each.backend, each.nodes) not in cuts
+        ]
         measured = self.worthwhile.raced(context, compilation, asked, rivals_us)
         outcomes = {**compilation.outcomes, **measured}
         # What is not measured now may have been measured on a busy machine, which is better than nothing.
@@ -108,6 +117,27 @@ class Measure:
             shared = {kernel_of[node] for node in nodes}
             found[nodes] = self.slack * alone_us(sum(kernels[at][0] for at in shared))
         return found
+
+    def _needless_cuts(self, context: Context, compilation: Compilation) -> set[tuple[str, Nodes]]:
+        """The backends and the nodes of offers that cut through a fused function; see ``search.cuts``."""
+        known: dict[str, set[Nodes]] = {}
+        for request, outcome in compilation.outcomes.items():
+            compiles = context.backends[request.backend].kind is BackendKind.COMPILER
+            if compiles and isinstance(outcome, Measurement) and not outcome.finite_only:
+                known.setdefault(request.backend, set()).add(request.nodes)
+        offered: dict[str, set[Nodes]] = {}
+        for offer in compilation.offers:
+            offered.setdefault(offer.request.backend, set()).add(offer.request.nodes)
+        return {
+            (name, nodes)
+            for name, whole in known.items()
+            for nodes in needless_cuts(
+                compilation.imported.graph,
+                offered[name],
+                set().union(*(each for other, each in offered.items() if other != name)),
+                whole,
+            )
+        }
 
     def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:
         """A few candidates of each backend on the host, one backend after another."""
