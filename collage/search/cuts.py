@@ -19,7 +19,7 @@ Nodes = tuple[int, ...]
 def needless_cuts(
     graph: Graph, own: Collection[Nodes], others: Collection[Nodes], known: Collection[Nodes]
 ) -> set[Nodes]:
-    """Those of a compiler's ``own`` subgraphs that cut through a function which it has fused.
+    """The subgraphs among a compiler's ``own`` that cut through a function which it has fused.
 
     Such a function is elementwise operators that are connected and make values of one size, and of which each subgraph
     of ``others`` has all or none. One of the subgraphs that are ``known`` to have a kernel of the compiler's contains
