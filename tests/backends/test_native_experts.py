@@ -15,12 +15,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.backends.native_kernels.experts import OPERATOR, SHAPE, Bf16Experts, Experts, scratch_bytes
-from collage.backends.native_kernels.streamed import TILE_SUMS
+from collage.backends.native_kernels.experts import OPERATOR, SHAPE, Experts, scratch_bytes
+from collage.backends.native_kernels.widened_experts import Bf16Experts, Int8Experts
 from collage.core.typed import MalformedError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
+from collage.graph.storage import BF16, INT8, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import TaskError
@@ -35,11 +35,13 @@ from tests.backends.native_checks import (
     run_variant,
     subgraphs_of,
 )
+from tests.backends.test_native_int8 import rounded_weights
 from tests.models import make_model
 
 pytestmark = needs_native
 
 ALGORITHM = Experts()
+REDUCED = frozenset({BF16, INT8})
 
 
 def scan(rows: str, choice: str, weights: str, made: str, **more: Any) -> onnx.NodeProto:
@@ -84,22 +86,23 @@ def data(rows: int, depth: int = 37) -> np.ndarray:
 
 
 def check(count: int, choice: Sequence[int], threads: int, depth: int = 37, columns: int = 90) -> set[str]:
-    """All variants are right; returns the splits of those in float32."""
+    """All variants are right in exact arithmetic on their weights; returns the splits of those in float32."""
     subgraph = only(mixture(count, len(choice), depth, columns))
     x, c = data(len(choice), depth), np.array(choice, np.int64)
     matrix = matrices(count, depth, columns)
     used = {
         "": matrix,
         BF16: from_layout(to_layout(matrix, PLAIN_BF16), PLAIN_BF16, TensorType(matrix.shape, "float32")),
+        INT8: np.stack([rounded_weights(each) for each in matrix]),
     }
     splits: dict[str, set[str]] = {}
-    for variant in BACKEND.variants(subgraph, BuildOptions(threads=threads, precisions=frozenset({BF16}))):
+    for variant in BACKEND.variants(subgraph, BuildOptions(threads=threads, precisions=REDUCED)):
         w = used[variant.precision].astype(np.float64)
         wanted = np.stack([row.astype(np.float64) @ w[expert] for row, expert in zip(x, choice, strict=True)])
         (found,) = run_variant(subgraph, variant, threads, [x, c])
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * depth, err_msg=str(variant))
         splits.setdefault(variant.precision, set()).add(variant.split)
-    assert splits.keys() == ({"", BF16} if depth % 2 == 0 else {""})
+    assert splits.keys() == {"", *REDUCED}
     return splits[""]
 
 
@@ -223,13 +226,17 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 
 def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
     made = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-    for algorithm, kind, sums in ((ALGORITHM, "", 0), (Bf16Experts(), "_bf16", TILE_SUMS)):
+    for algorithm, kind, together in (
+        (ALGORITHM, "", 1),
+        (Bf16Experts(), "_bf16", 2),
+        (Int8Experts(), "_int8", 4),
+    ):
         wanted = made(kernel_function(f"collage_expert_gemm{kind}_scratch"))
-        for count, rows, depth, columns in ((1, 1, 2, 1), (5, 300, 38, 90), (60, 7, 64, 100)):
+        for count, rows, depth, columns in ((1, 1, 1, 1), (5, 300, 38, 90), (60, 7, 64, 100)):
             task = algorithm.task(only(mixture(count, rows, depth, columns)))
             build = BuildOptions(variant=algorithm.variants(task, BuildOptions())[0])
             numbers = algorithm.pack(task, build).numbers
-            assert wanted(ctypes.addressof(structure(SHAPE, numbers))) == scratch_bytes(numbers, sums)
+            assert wanted(ctypes.addressof(structure(SHAPE, numbers))) == scratch_bytes(numbers, together)
 
 
 def body_of(model: onnx.ModelProto) -> Any:

@@ -22,6 +22,7 @@ from collage.native.library import address_of
 from tests.backends import (
     test_native_bf16,
     test_native_direct,
+    test_native_expert_bits,
     test_native_experts,
     test_native_gemm,
     test_native_int8,
@@ -106,6 +107,10 @@ def test_experts() -> None:
         test_native_experts.test_rows_choose_any_expert(4, rows, 2)
         test_native_experts.test_matrices_of_any_size(64, 96)
     test_native_experts.test_a_row_is_the_same_however_many_there_are(100)
+    for precision in test_native_expert_bits.KINDS:
+        test_native_expert_bits.test_a_row_is_the_same_however_many_there_are(precision, 2099, 37)
+        test_native_expert_bits.test_odd_rows_keep_to_themselves(precision, 37)
+    test_native_expert_bits.test_columns_of_zeros_are_zeros(2)
 
 
 def test_attention_to_caches_of_all_types() -> None:

@@ -16,6 +16,7 @@ import pytest
 from click import Command, Context
 from onnx import helper
 
+from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.bench.compiled import Options
 from collage.frontend.model import import_model
@@ -77,6 +78,7 @@ def test_errors_are_one_line() -> None:
         (("versions",), "--before"),
         (("native-layers", "nothing.onnx"), "nothing.onnx"),
         (("precision-layers", "nothing.onnx"), "nothing.onnx"),
+        (("native-experts", "--experts", "2", "--chosen", "3"), "3 of 2 experts"),
         (("serve", "gpt2_124m", "--quick", "--precision", "bfloat16"), "--precision bfloat16"),
     ):
         done = bench(*arguments)
@@ -182,6 +184,20 @@ def test_our_kernels_and_those_of_libraries() -> None:
     assert done.returncode == 0, done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]
     assert kernel["us"].keys() == {"ours", "tvm", "ort"} and max(kernel["max_abs_error"].values()) < 1e-4
+
+
+@needs_core
+@pytest.mark.skipif(not Native().available(), reason=Native().available().reason)
+def test_experts_in_each_precision() -> None:
+    sizes = ("--experts", "6", "--chosen", "2", "--depth", "50", "--columns", "70", "--tokens", "3")
+    done = bench("native-experts", *sizes, "--seconds", "0.01")
+    assert done.returncode == 0, done.stderr
+    about, _, *rows = done.stdout.splitlines()
+    assert about == "2 thread(s), 3 token(s), 2 of 6 matrices of 50 x 70"
+    found = {row.split()[0]: [float(each) for each in row.split()[1:5]] for row in rows}
+    assert [*found] == ["float32", "bf16", "int8"]
+    assert found["float32"][2] == 1 and all(min(each[:3]) > 0 for each in found.values())
+    assert found["float32"][3] < 1e-5 < found["bf16"][3] < found["int8"][3] < 5e-2
 
 
 @needs_core

@@ -10,7 +10,7 @@ from collage.backends.native_kernels.amx_gemm import AmxGemm
 from collage.backends.native_kernels.bf16_direct import Bf16DirectConv
 from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
-from collage.backends.native_kernels.experts import Bf16Experts, Experts
+from collage.backends.native_kernels.experts import Experts
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.int8_gemm import Int8Gemm
 from collage.backends.native_kernels.lstm import LstmLayer
@@ -18,6 +18,7 @@ from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.top_k import TopK
+from collage.backends.native_kernels.widened_experts import Bf16Experts, Int8Experts
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
 from collage.kernel.options import BuildOptions, Variant
@@ -42,6 +43,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     TopK(),
     Experts(),
     Bf16Experts(),
+    Int8Experts(),
 )
 
 

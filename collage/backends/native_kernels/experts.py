@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import Algorithm, is_small
-from collage.backends.native_kernels.bf16_gemm import packed_weights as packed_in_bf16
 from collage.backends.native_kernels.gemm import (
     COLUMNS,
     IN_ORDER,
@@ -31,10 +30,10 @@ from collage.backends.native_kernels.gemm import (
 )
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import experts_limits
-from collage.backends.native_kernels.streamed import TILE_SUMS, WIDENED, row_chunk
+from collage.backends.native_kernels.streamed import TILE_SUMS
 from collage.core.typed import typed
 from collage.graph.dataflow import Array
-from collage.graph.storage import BF16, BLOCK
+from collage.graph.storage import BLOCK
 from collage.kernel.buffers import ALIGNMENT
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
@@ -146,8 +145,6 @@ class Experts(Algorithm[ExpertProduct]):
 
     name = "experts"
     roots = frozenset({OPERATOR})
-    together: ClassVar[int] = 1
-    """The number of weights that lie in 4 bytes."""
 
     def task(self, subgraph: Subgraph) -> ExpertProduct:
         """The subgraph as products of experts."""
@@ -187,70 +184,43 @@ class Experts(Algorithm[ExpertProduct]):
             "data": task.data,
             "choice": task.choice,
         }
-        whole = depth * -(-columns // BLOCK) * BLOCK
-        weights = np.empty((experts, whole // self.together), np.float32)
-        for place, matrix in zip(weights, task.weights, strict=True):
-            place[...] = self.one_packed(matrix, deep, shares)
-        return Packed(numbers, {"weights": weights})
+        arrays: dict[str, Floats] = {}
+        for expert, matrix in enumerate(task.weights):
+            for name, part in self.one_packed(matrix, deep, shares).items():
+                arrays.setdefault(name, np.empty((experts, part.size), np.float32))[expert] = part
+        return Packed(numbers, arrays)
 
-    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Floats:
-        """One expert's matrix (K, N) in the order in which it is read, flat."""
-        return packed_weights(matrix, deep, shares)
+    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Mapping[str, Floats]:
+        """The kernel's arrays for one expert's matrix (K, N): ``weights``, flat, in the order in which they are read.
 
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-        return _ExpertKernel(packed, threads, "", self.together)
-
-
-class Bf16Experts(Experts):
-    """The same with matrices of bfloat16, which are widened and multiplied with float32 rows."""
-
-    name = "bf16_experts"
-    precision = BF16
-    together = 2
-
-    def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
-        """The splits and orders of float32. Raises UnsupportedError for matrices of an odd depth."""
-        if task.weights.shape[1] % self.together:
-            raise UnsupportedError("matrices of an odd depth in bfloat16")
-        return [
-            replace(each, split=words(*_with_kind(each.split)), precision=BF16)
-            for each in super().variants(task, build)
-        ]
-
-    def pack(self, task: ExpertProduct, build: BuildOptions) -> Packed:
-        """The shape of the kernel, and each expert's weights in bfloat16, in the order in which they are read."""
-        depth = task.weights.shape[1]
-        return self.packed(task, build, row_chunk(depth), depth)
-
-    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Floats:
-        """One expert's matrix (K, N) in bfloat16, of which two are seen as one float32."""
-        return packed_in_bf16(matrix, shares)
+        Beside them there may be others.
+        """
+        return {"weights": packed_weights(matrix, deep, shares)}
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-        return _ExpertKernel(packed, threads, "_bf16", self.together)
+        return ExpertKernel(packed, threads)
 
 
-def _with_kind(text: str) -> tuple[str, str, str]:
-    """The words of a split, that weights are widened, and the order of reading."""
-    split, order = split_and_order(text)
-    return split, WIDENED, order
+class ExpertKernel(SharedKernel):
+    """A kernel that reads, besides the data, the rows' choices.
 
+    ``kind`` is what its function's name ends with. ``together`` weights have 4 bytes, and ``scaled`` tells that each
+    column of them has a factor.
+    """
 
-class _ExpertKernel(SharedKernel):
-    """A kernel that reads, besides the data, the rows' choices. ``together`` weights have 4 bytes."""
-
-    def __init__(self, packed: Packed, threads: int, kind: str, together: int) -> None:
+    def __init__(
+        self, packed: Packed, threads: int, kind: str = "", together: int = 1, *, scaled: bool = False
+    ) -> None:
         super().__init__(
             f"collage_expert_gemm{kind}",
             SHAPE,
             packed,
             threads,
-            limits=partial(experts_limits, together=together),
-            constants=[packed.arrays["weights"]],
+            limits=partial(experts_limits, together=together, scaled=scaled),
+            constants=[packed.arrays["weights"], packed.arrays["scales"] if scaled else None],
             residual=False,
-            scratch_bytes=partial(scratch_bytes, sums=TILE_SUMS if kind else 0),
+            scratch_bytes=partial(scratch_bytes, together=together),
         )
         self._choice, self._rows = (typed(int, packed.numbers[name]) for name in ("choice", "rows"))
 
@@ -277,16 +247,16 @@ SHAPE = type(
 """``collage_expert_gemm_shape``."""
 
 
-def scratch_bytes(numbers: Mapping[str, Any], sums: int = 0) -> int:
-    """The size of a share's order of the rows, copies of some, and ``sums`` of a tile.
+def scratch_bytes(numbers: Mapping[str, Any], together: int = 1) -> int:
+    """The size of a share's order of the rows, copies of some, and where weights are widened the sums of a tile.
 
-    It is what ``collage_expert_gemm_scratch`` and ``collage_expert_gemm_bf16_scratch`` say.
+    It is what ``collage_expert_gemm_scratch`` says, and those of the other kinds. ``together`` weights have 4 bytes.
     """
     rows = min(numbers["rows"], numbers["row_chunk"])
     parts = (
         _INDEX_BYTES * (numbers["experts"] + 2 + 2 * numbers["rows"]),
-        FLOAT_BYTES * rows * numbers["depth"],
+        FLOAT_BYTES * rows * together * -(-numbers["depth"] // together),
         FLOAT_BYTES * rows * numbers["columns"],
-        FLOAT_BYTES * sums,
+        FLOAT_BYTES * (TILE_SUMS if together > 1 else 0),
     )
     return int(sum(-(-each // ALIGNMENT) * ALIGNMENT for each in parts))

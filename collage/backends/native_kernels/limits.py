@@ -226,17 +226,19 @@ def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
-def experts_limits(n: Numbers, arrays: Arrays, together: int = 1) -> Needs:
+def experts_limits(n: Numbers, arrays: Arrays, together: int = 1, *, scaled: bool = False) -> Needs:
     """The limits of the kernel in `expert_gemm.h`. Its choices are checked where it is bound to buffers.
 
-    So many weights lie ``together`` in 4 bytes.
+    So many weights lie ``together`` in 4 bytes, and ``scaled`` tells that each column of them has a factor.
     """
     at_least(1, n, "rows", "depth", "columns", "experts", "row_chunk", "slice")
     one_of((0, 1), n, "in_order")
-    if n["row_chunk"] > _MOST_FLOATS or n["depth"] % together:
+    if n["row_chunk"] > _MOST_FLOATS:
         raise MalformedError(f"{n['row_chunk']} rows of {n['depth']} at a time")
-    blocks = -(-n["columns"] // BLOCK)
-    check_floats("weights", arrays["weights"], n["experts"] * n["depth"] * blocks * BLOCK // together)
+    whole = -(-n["columns"] // BLOCK) * BLOCK
+    check_floats("weights", arrays["weights"], n["experts"] * -(-n["depth"] // together) * whole)
+    if scaled:
+        check_floats("scales", arrays["scales"], n["experts"] * whole)
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 

@@ -42,18 +42,19 @@ int run(const Shape &s, const Buffers &b, int64_t share) {
   collage_gemm_buffers buffers{};
   const Worker worker(shape, buffers, blocks);
   const Range given{std::min(blocks.begin * kLanes, s.columns), std::min(blocks.end * kLanes, s.columns)};
-  return each_expert(s, b, given, [&](const float *src, float *dst, int64_t rows, int64_t expert, int64_t next) {
+  const auto multiply = [&](const float *src, float *dst, int64_t rows, int64_t expert, int64_t next) {
     buffers.src = src;
     buffers.dst = dst;
     buffers.weights = b.weights + expert * matrix;
     worker.chunk({0, rows}, next < s.experts ? worker.first(b.weights + next * matrix) : nullptr);
-  });
+  };
+  return each_expert(s, b, given, s.depth, multiply);
 }
 
 }  // namespace
 
 extern "C" int64_t collage_expert_gemm_scratch(const collage_expert_gemm_shape *shape) {
-  return collage::ExpertRows::bytes(*shape);
+  return collage::ExpertRows::bytes(*shape, shape->depth);
 }
 
 extern "C" int collage_expert_gemm(void *a, void *b, intptr_t n, void *) {

@@ -31,7 +31,6 @@ namespace {
 using namespace collage;
 
 constexpr int64_t kFour = 4;  // of k, which lie together
-constexpr int kMostRows = kAvx512 ? kTileRows : 5;  // of a tile: AVX2 has no registers for what widens 8 bits beside 6
 
 using Shape = collage_int8_gemm_shape;
 using Buffers = collage_int8_gemm_buffers;
@@ -197,7 +196,7 @@ class Worker {
       o.a = copied(rows, o.a_row);
     }
     each_panel(
-        o, item, rows, kMostRows, blocks_, reinterpret_cast<const float *>(b_.weights), b_.scratch,
+        o, item, rows, Int8Weights::kMostRows, blocks_, reinterpret_cast<const float *>(b_.weights), b_.scratch,
         s_.in_order != 0,
         [&](int wide) -> StreamedTiles { return tiles_of(s_.widens, wide); },
         [&](Range some, int64_t column, int64_t columns) {

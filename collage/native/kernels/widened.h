@@ -58,6 +58,7 @@ template <int BY>
 // Weights of bfloat16, of which a line has two k. `at<K>` has those of one of them.
 struct Bf16Weights {
   static constexpr int kTogether = 2;
+  static constexpr int kMostRows = kTileRows;  // of a tile
   template <int K>
   [[gnu::always_inline]] static Floats at(Line line) {
     return of_both(line, [](auto x) [[gnu::always_inline]] { return K ? upper_half(x) : as_float(up<16>(x)); });
@@ -67,6 +68,7 @@ struct Bf16Weights {
 // The same of 8 bits, of which a line has four k.
 struct Int8Weights {
   static constexpr int kTogether = 4;
+  static constexpr int kMostRows = kAvx512 ? kTileRows : 5;  // AVX2 has no registers for what widens them beside 6
   template <int K>
   [[gnu::always_inline]] static Floats at(Line line) {
     return of_both(line, [](auto x) [[gnu::always_inline]] { return upper_byte(up<24 - 8 * K>(x)); });

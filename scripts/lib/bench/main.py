@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "versions": "Compare two versions of Collage on the same models.",
     "native-kernels": "Compare Collage's own convolutions with oneDNN's.",
     "native-layers": "Compare Collage's own kernels with oneDNN's on the layers of a model.",
+    "native-experts": "Compare our products of experts with weights in float32, in bfloat16 and in 8 bits.",
     "precision": "Compare modules within a tolerance with float32 and with engines in their own precisions.",
     "accuracy": "Tell whether networks with real weights decide the same within a tolerance as in float32.",
     "precision-layers": "Compare float32 kernels with those that compute in bfloat16 on the layers of a model.",

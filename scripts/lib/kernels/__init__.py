@@ -1,1 +1,1 @@
-"""Single kernels against those of libraries, for `scripts/bench native-kernels`, `native-layers` and `tvm-kernels`."""
+"""Single kernels in turns, for `scripts/bench native-kernels`, `native-layers`, `native-experts` and `tvm-kernels`."""
