@@ -48,5 +48,5 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-g0", *WARNINGS],
             optional=True,
         ),
-    ]
+    ],
 )
