@@ -15,6 +15,7 @@ AVX2_TOO = (
 
 # Without a compiler Collage installs all the same; `collage doctor` says what is missing.
 setup(
+    options={"build_ext": {"parallel": True}},  # _kernels and _kernels_avx2 take a minute each
     ext_modules=[
         Extension(
             "collage.native._core",
@@ -48,5 +49,5 @@ setup(
             extra_compile_args=["-std=c++17", "-O3", "-g0", *WARNINGS],
             optional=True,
         ),
-    ]
+    ],
 )

@@ -16,6 +16,7 @@ from collage.backends.tvm_codegen.artifact import Slot, TensorSpec
 from collage.backends.tvm_codegen.lower import LoweredKernel
 from collage.backends.tvm_cuda_codegen.artifact import Launch
 from collage.backends.tvm_cuda_codegen.build import launches_of, sources_of
+from collage.backends.tvm_cuda_codegen.source import CudaSource
 from collage.kernel.buffers import aligned_copy
 from tests.tvm_functions import poisoned
 
@@ -48,10 +49,15 @@ class CpuThreads:
     _functions: list[str] = field(default_factory=list)
     _library: ctypes.CDLL | None = None
 
-    def add(self, lowered: LoweredKernel, traces: Mapping[str, Any] = {}) -> Prepared:
-        """Generate the kernel's source, with functions scheduled by the traces that there are."""
+    def add(
+        self,
+        lowered: LoweredKernel,
+        traces: Mapping[str, Any] = {},
+        sources: Sequence[CudaSource] | None = None,
+    ) -> Prepared:
+        """Generate the kernel's source if it is not given, with functions scheduled by the traces that there are."""
         name = f"k{len(self._texts)}_"
-        sources = sources_of(lowered, "sm_90", traces)
+        sources = sources_of(lowered, "sm_90", traces) if sources is None else sources
         launches, between = launches_of(lowered, sources)
         self._texts.append(_KERNEL.sub(rf"{name}\1", "\n".join(each.text for each in sources)))
         self._functions += [f"{name}{each.function}" for each in launches]

@@ -151,7 +151,7 @@ def library_check(needed: Requirement) -> Check:
 
 def _import_trouble(module: str) -> str:
     """The reason why the module cannot be imported, or ""; another process tries it, since the library may crash."""
-    lean = f"with runpy.run_path({lean_imports.__file__!r})['lean_imports']():"
+    lean = f"with runpy.run_path({lean_imports.__file__!r})['lean_imports'](of_tvm=False):"
     command = [sys.executable, "-c", f"import runpy\n{lean}\n    import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)

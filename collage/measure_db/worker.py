@@ -73,10 +73,14 @@ def main() -> None:
                 use_machine(machine)
             if isinstance(message, (Init, InitWhole)):
                 if worker is not None:
-                    worker = None
-                    gc.unfreeze()  # else the model before this one would stay, where it is part of a cycle
+                    frozen, worker = not isinstance(worker, WholeWorker), None
+                    if frozen:
+                        # Else the model before this one would stay, where it is part of a cycle. After an engine there
+                        # is none: to look at all that TVM has made takes 0.1 s, and copies what was forked.
+                        gc.unfreeze()
                     gc.collect()
-                    gc.freeze()
+                    if frozen:
+                        gc.freeze()
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import networkx
-
 from collage.schedule.dag import Dag
 
 
@@ -29,6 +27,8 @@ def maximum_matching(dag: Dag) -> dict[int, int]:
 
     It is the same in each process: the nodes are numbers (0 to n - 1, and from n on), whose hashes do not change.
     """
+    import networkx  # here, since it takes a tenth of a second, and few schedules need it
+
     graph = networkx.Graph()
     count = len(dag)
     graph.add_nodes_from(range(count))

@@ -24,6 +24,7 @@ from collage.backends.tvm_cuda import TvmCuda
 from collage.backends.tvm_cuda_codegen.artifact import pack, unpack
 from collage.backends.tvm_cuda_codegen.build import compile_kernel, sources_of
 from collage.backends.tvm_cuda_codegen.nvrtc import NvrtcError, compile_cubin
+from collage.backends.tvm_cuda_codegen.source import CudaSource
 from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 from collage.core.cuda import NoGpuError
 from collage.frontend.model import Model, import_model
@@ -64,6 +65,11 @@ class Kernel:
     name: str
     lowered: LoweredKernel
     inputs: tuple[Array, ...]
+
+    @functools.cached_property
+    def sources(self) -> list[CudaSource]:
+        """What TVM makes of it for ``sm_90``, once for the tests that run and that compile it."""
+        return sources_of(self.lowered, "sm_90")
 
 
 def nets(group: str) -> dict[str, tuple[Net, Sequence[str]]]:
@@ -137,7 +143,7 @@ def on_cpu(kernel: Kernel) -> list[Any]:
 def test_what_the_kernels_compute(group: str, tmp_path: Path) -> None:
     """The source for the GPU, run by a stand-in for its threads, gives what the kernel for the CPU gives."""
     threads = CpuThreads(tmp_path)
-    prepared = [(each, threads.add(each.lowered)) for each in kernels(group)]
+    prepared = [(each, threads.add(each.lowered, sources=each.sources)) for each in kernels(group)]
     assert prepared
     for kernel, ready in prepared:
         try:
@@ -147,10 +153,12 @@ def test_what_the_kernels_compute(group: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_nvrtc_compiles_the_kernels(group: str) -> None:
+def test_nvrtc_compiles_the_kernels(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For sm_90, and with each function that is launched in the machine code."""
     pytest.importorskip("cuda.bindings.nvrtc")
     for kernel in kernels(group):
+        made = kernel.sources
+        monkeypatch.setattr("collage.backends.tvm_cuda_codegen.build.sources_of", lambda *_, made=made: made)
         found = unpack(compile_kernel(kernel.lowered, "sm_90"))
         assert found.launches, kernel.name
         for launch in found.launches:

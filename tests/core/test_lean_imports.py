@@ -28,6 +28,19 @@ def test_tvm_is_there_and_pytorch_is_not() -> None:
     assert run(_PROGRAM) == "1.0\n"
 
 
+_FUNCTIONS = """
+print(sum(len(vars(each)) for name, each in sorted(sys.modules.items()) if name.endswith("_ffi_api")))
+from tvm_ffi import registry
+print(registry.list_global_func_names.__module__)
+"""
+
+
+def test_tvm_has_the_functions_that_it_has_otherwise() -> None:
+    found = run("import sys, tvm" + _FUNCTIONS)
+    assert found.endswith("tvm_ffi.registry\n")
+    assert run(_PROGRAM + _FUNCTIONS) == "1.0\n" + found
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_pytorch_can_be_imported_afterwards() -> None:
     assert run(_PROGRAM + "import torch; print(torch.ones(1).item())") == "1.0\n1.0\n"

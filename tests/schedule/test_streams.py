@@ -65,7 +65,7 @@ def test_the_minimum_equivalent_graph_reaches_the_same_with_the_fewest_edges(dag
         assert [bool(bits >> u & 1) for u in range(len(dag))] == reachable(dag)[:, v].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(dags(6))
 def test_nimble_is_concurrent_with_the_fewest_synchronisations(dag: Dag) -> None:
     """Theorems 1 to 4: every assignment of maximum logical concurrency is tried."""

@@ -11,7 +11,7 @@ from scripts.lib.fuzzing.cases import changed_models, changed_modules
 from scripts.lib.fuzzing.child import Start
 from scripts.lib.fuzzing.pool import Changed, Result, run_all
 
-MODULES, MODELS = 60, 30
+MODULES, MODELS = 60, 15
 
 
 def run(start: Start, cases: list[Changed], folder: Path) -> list[Result]:

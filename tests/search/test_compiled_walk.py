@@ -60,7 +60,7 @@ def check_alike(
     return bool(about[1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(storage_problems(), st.sampled_from([1, 2, 4, 128]))
 def test_storages(case: Case, most_states: int) -> None:
     check_alike(*case, most_states)

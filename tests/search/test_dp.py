@@ -67,7 +67,7 @@ def check_sound(graph: Graph, candidates: Sequence[Candidate], placement: Placem
     assert placement.predicted_us == pytest.approx(float(total(placement.candidates, 0)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.5]))
 def test_the_dynamic_program_equals_brute_force(case: tuple[Graph, list[Candidate]], margin: float) -> None:
     graph, candidates = case

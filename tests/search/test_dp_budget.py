@@ -56,7 +56,7 @@ def reduced_problems(draw: st.DrawFn) -> Case:
     return graph, candidates, costs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(reduced_problems(), st.integers(0, 20), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.3, 4.0]))
 def test_placement_under_a_budget_equals_brute_force(
     case: Case, budget: int, margin: float, price_us: float

@@ -51,7 +51,7 @@ def encoded(draw: st.DrawFn) -> tuple[Graph, Encoding]:
     return graph, encoding_of(graph, place(graph, found, 0.5), draw(st.sampled_from([2, 48])))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(encoded(), st.data())
 def test_whatever_the_string_the_placement_is_convex_and_has_no_circle(
     case: tuple[Graph, Encoding], data: st.DataObject

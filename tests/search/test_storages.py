@@ -55,7 +55,7 @@ def storage_problems(draw: st.DrawFn) -> Case:
     return graph, candidates, costs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(storage_problems())
 def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
     graph, candidates, costs = case

@@ -99,24 +99,19 @@ class Sequence:
 def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
     """Attention of rows q [token, head, dim] on all that the sequence holds up to each of them."""
     groups = heads.heads // heads.kv_heads
-    result = np.zeros((*q.shape[:2], heads.value_dim))
-    for token in range(len(q)):
-        seen = start + token + 1
-        for head in range(heads.heads):
-            scores = seq.keys[:seen, head // groups] @ q[token, head] * heads.scale
-            if heads.softcap:
-                scores = heads.softcap * np.tanh(scores / heads.softcap)
-            if heads.slopes:
-                scores = scores + heads.slopes[head] * (np.arange(seen) - (seen - 1))
-            if heads.window:
-                scores[: max(0, seen - heads.window)] = -np.inf
-            sink = heads.sinks[head] if heads.sinks else -np.inf
-            most = max(float(scores.max()), sink)
-            weights = np.exp(scores - most)
-            result[token, head] = (
-                weights / (weights.sum() + np.exp(sink - most)) @ seq.values[:seen, head // groups]
-            )
-    return result
+    keys, values = (each.repeat(groups, 1).swapaxes(0, 1) for each in (seq.keys, seq.values))
+    after = np.arange(len(seq.keys)) - (start + np.arange(len(q)))[:, None]  # how far: [token, key]
+    scores = q.swapaxes(0, 1) @ keys.swapaxes(1, 2) * heads.scale  # [head, token, key]
+    if heads.softcap:
+        scores = heads.softcap * np.tanh(scores / heads.softcap)
+    if heads.slopes:
+        scores += np.array(heads.slopes)[:, None, None] * after
+    seen = (after <= 0) & (after > -heads.window) if heads.window else after <= 0
+    scores[:, ~seen] = -np.inf
+    sinks = np.array(heads.sinks)[:, None, None] if heads.sinks else -np.inf
+    most = np.maximum(scores.max(-1, keepdims=True), sinks)
+    weights = np.exp(scores - most)
+    return (weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - most)) @ values).swapaxes(0, 1)
 
 
 def rounded(x: Array, dtype: str) -> Array:
