@@ -1,8 +1,11 @@
 """Builds the native core and Collage's own kernels; everything else is in pyproject.toml."""
 
+from copy import copy
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 WARNINGS = ["-Wall", "-Wextra"]
 KERNELS = "collage/native/kernels"
@@ -13,8 +16,19 @@ AVX2_TOO = (
     "winograd",
 )
 
+
+class BuildApart(build_ext):
+    """Builds extensions side by side, each in a folder of its own: two have objects of the same name."""
+
+    def build_extension(self, ext):
+        apart = copy(self)
+        apart.build_temp = str(Path(self.build_temp, ext.name))
+        build_ext.build_extension(apart, ext)
+
+
 # Without a compiler Collage installs all the same; `collage doctor` says what is missing.
 setup(
+    cmdclass={"build_ext": BuildApart},
     options={"build_ext": {"parallel": True}},  # _kernels and _kernels_avx2 take a minute each
     ext_modules=[
         Extension(
