@@ -61,7 +61,9 @@ def test_forms_of_scheduling_differ_as_they_should() -> None:
 def test_few_requests_hide_a_queue() -> None:
     """A batch that takes as long as its longest answer is near its limit long before a few requests show it."""
     lengths = Lengths((8, 64), (1, 32))
-    found = on_clock(FLAT, requests=80, few=8, running=8, rates=(0.1, 0.9), relative=True, lengths=lengths)
+    found = on_clock(
+        FLAT, requests=80, few=8, running=8, rates=(0.1, 0.9), relative=True, vocabulary=50, lengths=lengths
+    )
     rows = found["by_form"]
     assert rows["collage"]["saturated"] > rows["whole-batches"]["saturated"]
     assert (
@@ -73,7 +75,7 @@ def test_few_requests_hide_a_queue() -> None:
     slow, fast = rows["collage"]["rates"]
     assert slow["latency_ms"] < fast["latency_ms"] and len(rows["shortest-first"]["rates"]) == 1
     rate = rows["collage"]["rate_at_twice_unloaded"]
-    trace = poisson_trace(80, rate, 2, lengths)
+    trace = poisson_trace(80, rate, 50, lengths)
     assert figures(serve_on_clock("collage", FLAT, trace, 8)).latency_ms == pytest.approx(
         2 * found["unloaded_ms"], rel=0.05
     )

@@ -14,7 +14,6 @@ from scripts.lib.serving.record import Figures, figures
 from scripts.lib.serving.trace import Lengths, poisson_trace
 from scripts.lib.studies.each import say
 
-_VOCABULARY = 2
 _ALONE = 24
 _STEPS = 10
 """The rate at a latency is searched for in so many halvings of what can be served."""
@@ -28,20 +27,21 @@ def on_clock(
     running: int,
     rates: Sequence[float],
     relative: bool,
+    vocabulary: int,
     lengths: Lengths,
 ) -> dict[str, Any]:
     """Each form saturated, at the rates, and the rate that it can serve at twice Collage's unloaded latency.
 
     Runs have so many ``requests``. The last rate is given for runs of ``few``, too, to tell what such runs are worth.
     ``rates`` are requests a second, or shares of Collage's saturated rate where they are ``relative``; those that a
-    form cannot serve are left out.
+    form cannot serve are left out. ``vocabulary`` is the model's: the lengths of a trace go with it.
     """
 
     def run(name: str, rate: float, count: int) -> Figures:
-        arrivals = poisson_trace(count, rate, _VOCABULARY, lengths)
+        arrivals = poisson_trace(count, rate, vocabulary, lengths)
         return figures(serve_on_clock(name, costs, arrivals, running))
 
-    alone = poisson_trace(_ALONE, math.inf, _VOCABULARY, lengths, seed=7)
+    alone = poisson_trace(_ALONE, math.inf, vocabulary, lengths, seed=7)
     unloaded_ms = statistics.median(
         figures(serve_on_clock(OURS, costs, [each], running)).latency_ms for each in alone
     )

@@ -210,6 +210,7 @@ def clock(model: Model, field: Field, course: Course) -> dict[str, Any]:
         running=course.running,
         rates=course.rates,
         relative=course.relative,
+        vocabulary=model.shape.vocabulary,
         lengths=course.lengths,
     )
 
