@@ -49,6 +49,7 @@ def open_runner(
     from collage.serve.decoder.file import load_decoder
     from collage.serve.decoder.memory import free_bytes, has_room_for_own
     from collage.serve.decoder.runner import DecoderRunner
+    from collage.serve.decoder.todays_costs import use_todays_costs
 
     registry = default_registry()
     if parallelism is not None:
@@ -59,7 +60,9 @@ def open_runner(
         return ParallelRunner(file, registry, parallelism, block_count, cache, trusted_key)
     own = has_room_for_own(file.stat().st_size, free_bytes()) if own_weights is None else own_weights
     compiled = load_decoder(file, registry, share=not own, trusted_key=trusted_key)
-    return DecoderRunner(compiled, registry, block_count, cache)
+    runner = DecoderRunner(compiled, registry, block_count, cache)
+    use_todays_costs(runner)
+    return runner
 
 
 def blocks_of_one(

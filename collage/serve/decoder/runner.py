@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -109,6 +110,14 @@ class DecoderRunner:
         """
         bucket = self._fastest[bucket_for(self.buckets, tokens)]
         return self._compiled.body_ms.get(bucket, self.cost_ms(tokens))
+
+    def set_costs(self, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]) -> None:
+        """Have other times of iterations, by bucket, with rows of logits and without; {} where they are not known.
+
+        An iteration is run in the bucket that is fastest by them.
+        """
+        self._compiled = replace(self._compiled, costs_ms=dict(costs_ms), body_ms=dict(body_ms))
+        self._fastest = fastest_buckets(self.buckets, costs_ms)
 
     def close(self) -> None:
         """Free the cache and the kernels. The runner must not be used afterwards."""
