@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from collage.api import default_registry
+from collage.backends.native_kernels import algorithms
+from collage.backends.native_kernels.experts import Experts
 from collage.compiler import options as compiler_options
 from collage.graph.storage import INT8
 from collage.serve.decoder.build import compile_decoder, compile_divided
@@ -34,8 +36,10 @@ OPTIONS = DecoderOptions((1,), 200, ("native", "onnxruntime", "tvm"), threads=1,
 
 @pytest.fixture(autouse=True)
 def _only_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of so few experts are in a cache, where those in bfloat16 are faster."""
+    """Weights of so few experts are in a cache, where those in bfloat16 are faster, and in float32 hardly slower."""
     monkeypatch.setattr(compiler_options, "REDUCED", frozenset({INT8}))
+    others = tuple(each for each in algorithms.ALGORITHMS if type(each) is not Experts)
+    monkeypatch.setattr(algorithms, "ALGORITHMS", others)
 
 
 @pytest.fixture(scope="module")
