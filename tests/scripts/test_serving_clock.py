@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from scripts.lib.serving.clock import serve_on_clock
 from scripts.lib.serving.clock_study import on_clock, rate_within
 from scripts.lib.serving.iteration_costs import IterationCosts
 from scripts.lib.serving.record import figures
+from scripts.lib.serving.table import tables
 from scripts.lib.serving.trace import Arrival, Lengths, poisson_trace
 
 FLAT = IterationCosts((1, 8, 64), (10.0, 20.0, 100.0), (10.0, 18.0, 90.0), 128, 0.0, 0.0)
@@ -72,6 +75,10 @@ def test_few_requests_hide_a_queue() -> None:
     for row in rows.values():
         assert row["rate_at_twice_unloaded"] <= row["saturated"]
         assert all(each["rate"] < row["saturated"] for each in row["rates"])
+    shown = io.StringIO()
+    for each in tables({"model": "it", "clock": found, "missing": {}, "failed": {}}):
+        Console(file=shown, width=200).print(each)
+    assert "with 8 requests" in shown.getvalue() and "ms a token at" in shown.getvalue()
     slow, fast = rows["collage"]["rates"]
     assert slow["latency_ms"] < fast["latency_ms"] and len(rows["shortest-first"]["rates"]) == 1
     rate = rows["collage"]["rate_at_twice_unloaded"]

@@ -27,6 +27,7 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
         parts += [
             f"Orca's trace, {requests} requests on a clock that adds up iterations",
             _clock(found["clock"]),
+            _rates(found["clock"]["by_form"]),
         ]
     if "between" in found:
         parts += ["between tokens, at 70 % load with long prompts", _between(found["between"])]
