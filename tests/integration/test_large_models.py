@@ -51,7 +51,7 @@ def manifest(path: Path) -> dict[str, Any]:
 
 def test_a_placement_with_a_careful_model(tmp_path: Path) -> None:
     model = conv_net()
-    module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, backends=["onednn", "tvm"])
+    module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, backends=["onednn"])
     assert_right(module, model, {"x": drawn(0, 1, 3, 16, 16)})
     assert module.program.is_guarded
     assert isinstance(parts_of(module).careful, Framed)
