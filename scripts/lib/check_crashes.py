@@ -55,7 +55,7 @@ def main() -> int:
             before = recorded(job.database)
             seconds = job.finish()
             after = recorded(job.database)
-            print(f"the next compile: {seconds:.1f} s, {check_kept(before, after)} new records")
+            print(f"the next compile: {seconds:.1f} s, {check_kept(before, after, killed=True)} new records")
             job.finish()
             again = check_kept(after, recorded(job.database))
             if again:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database
@@ -130,8 +130,15 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
-Rows = Mapping[tuple[Any, ...], Any]
-"""The time when each row of a database was recorded, by its table and key."""
+class Row(NamedTuple):
+    """The time when a row of a database was recorded, and whether it is a kernel that has lost a race."""
+
+    created: float
+    lost: bool
+
+
+Rows = Mapping[tuple[Any, ...], Row]
+"""The rows of a database, by their tables and keys."""
 
 _KEYS = {
     "kernels": "digest, backend, backend_version, settings, threads, hardware, tvm_version",
@@ -153,23 +160,31 @@ def recorded(database: Path) -> Rows:
         (health,) = connection.execute("PRAGMA integrity_check").fetchone()
         if health != "ok":
             raise CrashError(f"the database is damaged: {health}")
-        found: dict[tuple[Any, ...], Any] = {}
+        found: dict[tuple[Any, ...], Row] = {}
         for table, key in _KEYS.items():
-            for *values, created in connection.execute(f"SELECT {key}, created FROM {table}"):
+            raced = "rival_us IS NOT NULL" if table == "kernels" else "0"
+            for *values, created, lost in connection.execute(f"SELECT {key}, created, {raced} FROM {table}"):
                 row = (table, *values)
-                found[row] = created
+                found[row] = Row(created, bool(lost))
         return found
     finally:
         connection.close()
 
 
-def check_kept(before: Rows, after: Rows) -> int:
-    """The number of new rows. Raises CrashError when a row is gone or was measured again."""
+def check_kept(before: Rows, after: Rows, *, killed: bool = False) -> int:
+    """The number of new rows. Raises CrashError when a row is gone or was measured again.
+
+    Of a kernel that has lost a race only a lower bound of its time is kept. Where the compile before was ``killed``,
+    the next one may measure such a kernel to the end, which is not measuring it again.
+    """
     lost = before.keys() - after.keys()
     again = [
         key
-        for key, created in before.items()
-        if key in after and after[key] != created and key[:2] not in _IMPROVED
+        for key, row in before.items()
+        if key in after
+        and after[key].created != row.created
+        and key[:2] not in _IMPROVED
+        and not (killed and row.lost and not after[key].lost)
     ]
     if lost or again:
         raise CrashError(f"{len(lost)} lost, {len(again)} measured again: {[*lost, *again][:3]}")
