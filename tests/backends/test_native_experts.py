@@ -351,9 +351,7 @@ def routed(tokens: int, slots: int, count: int = 8, depth: int = 64, columns: in
     """Tokens choose their experts by themselves: y[token, slot] = tanh(x[token] @ w[expert of the slot])."""
     nodes = [
         helper.make_node("MatMul", ["x", "router"], ["scores"], "scores"),
-        helper.make_node("ArgMax", ["scores"], ["experts"], "best", axis=1)
-        if slots == 1
-        else helper.make_node("TopK", ["scores", "slots"], ["best", "experts"], "best"),
+        helper.make_node("TopK", ["scores", "slots"], ["best", "experts"], "best"),
         helper.make_node("Reshape", ["experts", "flat"], ["choice"], "choice"),
         helper.make_node("Unsqueeze", ["x", "one"], ["apart"], "apart"),
         helper.make_node("Expand", ["apart", "each"], ["all"], "all"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,9 @@ class ClockRunner:
         self._costs = costs
         self.buckets = costs.buckets
         self.max_tokens = costs.buckets[-1]
-        self._body = Costs(costs.buckets, tuple(accumulate(costs.body_ms, max)))
-        self._whole = Costs(costs.buckets, tuple(accumulate(costs.ms, max)))
+        body_ms = tuple(accumulate(costs.body_ms, max))
+        self._body = Costs(costs.buckets, body_ms)
+        self._whole = Costs(costs.buckets, tuple(accumulate(costs.ms, max)), body_ms)
         self._now_s = 0.0
 
     def monotonic(self) -> float:
@@ -70,9 +70,7 @@ class ClockRunner:
     def _step_ms(self, slices: Sequence[Slice], rows: int) -> float:
         """The table's time for the tokens and the rows of logits, and what other contexts than the table's add."""
         tokens = sum(len(each.token_ids) for each in slices)
-        ms = self._body.of(tokens)
-        if rows:
-            ms += max(0.0, self._whole.of(rows) - self._body.of(rows))
+        ms = (self._whole.with_streams(rows) if rows else self._body).of(tokens)
         costs = self._costs
         for each in slices:
             count, more = len(each.token_ids), each.start - costs.context
@@ -113,8 +111,7 @@ def _in_batches(runner: ClockRunner, arrivals: Sequence[Arrival], run: Callable[
 
 def _serve(runner: ClockRunner, batch: _Batch, note: _Note, running: int, target_ms: float | None) -> None:
     """Serve the requests with the engine: those that have arrived are taken in before each iteration."""
-    options: dict[str, Any] = {"max_running": running, "prefix_caching": False, "itl_target_ms": target_ms}
-    core = Core(runner, EngineOptions(**options))
+    core = Core(runner, EngineOptions(max_running=running, prefix_caching=False, itl_target_ms=target_ms))
     sampling = {
         each.tokens: Sampling(temperature=0.0, ignore_eos=True, max_tokens=each.tokens) for _, each in batch
     }

@@ -13,17 +13,16 @@ from scripts.lib.serving.trace import Arrival
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 PRECISIONS = FLOAT32, BFLOAT16, INT8
+REQUEST_LEVEL_BATCH = 8
+"""The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
+NO_TARGET_MS = 1e9
+"""With that time between tokens, prompts are computed in iterations that are as large as they can be."""
 
 
 def cache_precision(precision: str) -> str:
     """The precision of keys and values in a run of that precision: with weights in 8 bits, float32."""
     return FLOAT32 if precision == INT8 else precision
 
-
-REQUEST_LEVEL_BATCH = 8
-"""The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
-NO_TARGET_MS = 1e9
-"""With that time between tokens, prompts are computed in iterations that are as large as they can be."""
 
 Note = Callable[[int, int], None]
 """Takes the number of a request and its next token, when that has come."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collage.serve.runner import Runner, Slice
+    from collage.serve.runner import Runner
 
 _SAMPLES = 9
 _STREAMS = 16
@@ -43,42 +43,27 @@ class IterationCosts:
 
 def measure_costs(runner: Runner) -> IterationCosts:
     """Measure the costs by turns, with warm caches."""
-    from collage.serve.decoder.costs import CONTEXT, measured_ms, median_ms
+    from collage.serve.decoder.costs import CONTEXT, measured_ms
     from collage.serve.runner import buckets_of
 
     buckets = buckets_of(runner)
     streams, chunks = measured_ms(runner, buckets, _SAMPLES)
-    long = min(_LONG, runner.max_length - buckets[-1])
-    near = min(CONTEXT, long // 2)
-    count = min(_STREAMS, buckets[-1])
-    rows = {("read", start): _slices(runner, count, 1, start) for start in (near, long)} | {
-        ("pair", start): _slices(runner, 1, buckets[-1], start) for start in (near, long)
-    }
-    found = median_ms(runner, rows, _SAMPLES)
-    more = {
-        kind: max(0.0, found[kind, long] - found[kind, near]) / (long - near) for kind in ("read", "pair")
-    }
+    few = min(_STREAMS, buckets[-1])
     return IterationCosts(
         buckets,
         tuple(streams[each] for each in buckets),
         tuple(chunks[each] for each in buckets),
         CONTEXT,
-        more["read"] / count,
-        more["pair"] / buckets[-1],
+        _longer_ms(runner, few, few),
+        _longer_ms(runner, buckets[-1], 1),
     )
 
 
-def _slices(runner: Runner, requests: int, tokens: int, start: int) -> Sequence[Slice]:
-    """So many requests with so many new tokens each, after ``start`` others in blocks of their own."""
-    from collage.serve.runner import Slice
+def _longer_ms(runner: Runner, tokens: int, requests: int) -> float:
+    """What each of the tokens takes longer, in milliseconds, for each one more that is before it."""
+    from collage.serve.decoder.costs import CONTEXT, iteration_of, median_ms
 
-    needed = -(-(start + tokens) // runner.block_tokens)
-    return [
-        Slice(
-            (1,) * tokens,
-            start,
-            tuple((number * needed + i) % runner.block_count for i in range(needed)),
-            tokens == 1,
-        )
-        for number in range(requests)
-    ]
+    near, far = (iteration_of(runner, tokens, requests, context) for context in (CONTEXT, _LONG))
+    found = median_ms(runner, {"near": near, "far": far}, _SAMPLES)
+    more = sum(there.start - here.start for here, there in zip(near, far, strict=True)) * (tokens // requests)
+    return max(0.0, found["far"] - found["near"]) / more if more else 0.0

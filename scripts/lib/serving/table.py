@@ -139,7 +139,7 @@ def _clock(found: Mapping[str, Any]) -> Table:
     for name, each in rows.items():
         cells = []
         for key in ("saturated", "rate_at_twice_unloaded"):
-            cells += [f"{each[key]:.2f}", f"{ours[key] / each[key]:.2f}"]
+            cells += [f"{each[key]:.2f}", f"{ours[key] / each[key]:.2f}" if each[key] else "-"]
         table.add_row(name, *cells, f"{each['with_few_requests']:.2f}")
     return table
 
