@@ -1,47 +1,108 @@
-"""The command ``scripts/bench versions``."""
+"""The command ``scripts/bench versions``: the yardstick of a change that should change nothing."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from collage.cli.console import print_json
-from scripts.lib.bench.options import Models, takes_models, takes_options
-from scripts.lib.bench.output import head
+from collage.errors import CollageError
+from scripts.lib import ROOT
 
-if TYPE_CHECKING:
-    from collage.bench.compiled import Options
+OLD = ROOT / "tests" / "data" / "old"
+MODELS = {
+    "dcgan": ("compile",),
+    "resnet50": ("compile",),
+    "nasnet_a_mobile": ("compile", "--budget", "60"),
+    "ssd_mobilenet": ("compile",),
+    "strings": ("compile",),
+    "tolerance": ("compile", "--tolerance", "5e-2"),
+    "gpt2_124m": ("compile-decoder", "--buckets", "1,8"),
+}
+KEPT = "predicted_us measured_us max_abs_error measurements_made search_s costs_ms max_error notes".split()
 
 
 @click.command("versions")
-@takes_models
-@click.option(
-    "--before",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
-    metavar="DIR",
-    help="Checkout of the version before, its native code built in place.",
-)
-@takes_options(rounds=40, db=False)
-@click.pass_context
-def command(ctx: click.Context, *, models: Models, before: Path, options: Options) -> None:
-    """Compare two versions of Collage on the same models.
-
-    Each version compiles each model once with default effort into an empty database, one after the other. Then both
-    modules run in processes of their own, in bursts that take turns. A ratio above 1 says that this version is faster
-    than the one before. Both versions run with this Python and its packages. One JSON object goes to stdout.
+@click.argument("models", nargs=-1, type=click.Choice([*MODELS, "old"]))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for modules and results.json.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("models"), help="Folder of the ONNX files.")
+@click.option("--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one.")
+@click.option("--before", type=click.Path(path_type=Path), help="The folder --out of another version to race with.")
+def command(models: tuple[str, ...], out: Path, folder: Path, of: Path, before: Path | None) -> None:
+    """Compile seven models, and read the files of an old version: placements, times, measurements, errors.
 
     \b
-    Examples:
-      git worktree add ../before v0.5
-      scripts/bench versions --before ../before
-      scripts/bench versions --before ../before dcgan model.onnx
-    """
-    from scripts.lib.studies.each import each
-    from scripts.lib.studies.versions import Comparison
+    scripts/bench versions --of ../before --out /tmp/before
+    scripts/bench versions --out /tmp/after --before /tmp/before
 
-    status, results = each(models.find(), options, Comparison(before.resolve()))
-    print_json({**head(options.threads, rounds=options.rounds), "models": results})
-    ctx.exit(status)
+    With --before, both versions' modules run by turns in this version. A ratio above 1 says that this one is faster.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for name in models or (*MODELS, "old"):
+        click.echo(f"bench: {name}", err=True)
+        found[name] = _old(of) if name == "old" else _compiled(name, of, out, folder)
+        module = before and before / f"{name}.collage"
+        if module and module.exists() and name not in ("strings", "gpt2_124m"):
+            found[name]["before / now"] = _race(module, out / f"{name}.collage")
+    (out / "results.json").write_text(json.dumps(found, indent=1))
+    print_json(found)
+
+
+def _run(of: Path, *arguments: str | Path) -> Any:
+    """The JSON object that a command of the checkout ``of`` prints, or its last line of error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "collage", *map(str, arguments), "--json"],
+        env={**os.environ, "PYTHONPATH": str(of)},
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout) if not done.returncode else {"error": done.stderr.strip().splitlines()[-1]}
+
+
+def _compiled(name: str, of: Path, out: Path, folder: Path) -> dict[str, Any]:
+    model = next((each for each in (folder / f"{name}.onnx", OLD / f"{name}.onnx") if each.exists()), None)
+    if model is None:
+        raise CollageError(f"No {name}.onnx in {folder}: scripts/models or scripts/demo_model makes it.")
+    command, *options = MODELS[name]
+    found = _run(of, command, model, "-o", out / f"{name}.collage", "--db", out / f"{name}.sqlite", *options)
+    regions = [f"{each['backend']}: {' '.join(each['ops'])}" for each in found.get("regions", ())]
+    return {key: found[key] for key in ("error", *KEPT) if key in found} | {"regions": regions}
+
+
+def _old(of: Path) -> dict[str, Any]:
+    """Verify and run each old module, and compile again with the old database: it should measure nothing."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as text:
+        shutil.copy(OLD / "old.sqlite", text)
+        for module in sorted(OLD.glob("*.collage")):
+            ran = {} if module.stem == "decoder" else _run(of, "run", module, "--random")
+            found[module.stem] = _run(of, "verify", module).get("error") or ran.get("error") or "loads"
+        new, db = Path(text, "new.collage"), Path(text, "old.sqlite")
+        found["measured again"] = _run(of, "compile", OLD / "mix.onnx", "-o", new, "--db", db)["measurements_made"]
+    return found
+
+
+def _race(before: Path, now: Path, rounds: int = 40) -> float:
+    import collage
+
+    calls = [collage.load(each).bind() for each in (before, now)]
+    ratios = []
+    for _ in range(rounds):
+        stamps = [time.perf_counter()]
+        for call in calls:
+            for _ in range(10):
+                call()
+            stamps.append(time.perf_counter())
+        ratios.append((stamps[1] - stamps[0]) / (stamps[2] - stamps[1]))
+    return statistics.median(ratios)

@@ -1,1 +1,0 @@
-"""What `scripts/bench service` measures: a module called from many threads, and loaded by many processes."""

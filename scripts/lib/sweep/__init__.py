@@ -1,1 +1,0 @@
-"""The sweep of `scripts/semantics`: every backend on special values, compared with ONNX Runtime."""
