@@ -1,4 +1,4 @@
-"""A part of the sweep of special values (`scripts/semantics` has all of it): no backend's integers differ from ONNX
+"""A sample of operators on special values: no backend's integers differ from ONNX
 Runtime's, and its floats only on NaN and infinities, for operators that are known for it.
 """
 
@@ -13,10 +13,9 @@ pytest.importorskip("tvm")
 
 import collage
 from collage.backends.registry import builtin_registry
-from scripts.lib.sweep.cases import all_cases, name_of
-from scripts.lib.sweep.run import Cell, same, try_case
-from scripts.lib.sweep.table import FINITE_ONLY, INEXACT, NOT_OFFERED, SAME, verdict
 from tests.frontend.onnx_cases import Case
+from tests.semantics.cases import all_cases, name_of
+from tests.semantics.run import Cell, same, try_case
 
 CASES = {name_of(each): each for each in all_cases()}
 
@@ -88,17 +87,6 @@ def cells_of(name: str, backends: dict[str, collage.Backend]) -> list[Cell]:
     if name not in KNOWN:
         KNOWN[name] = cells(name, backends)
     return KNOWN[name]
-
-
-def test_words_of_the_table() -> None:
-    def cell(kind: str, status: str) -> Cell:
-        return Cell("Relu", "Relu", "float32", "tvm", kind, status)
-
-    assert verdict([cell("", "not offered")]) == NOT_OFFERED
-    assert verdict([cell("NaN", "same")]) == SAME
-    assert verdict([cell("NaN", "wrong"), cell("usual numbers", "same")]) == FINITE_ONLY
-    assert verdict([cell("NaN", "wrong"), cell("usual numbers", "wrong")]) == INEXACT
-    assert verdict([cell("denormals", "wrong")]).startswith(SAME)
 
 
 def test_what_counts_as_the_same() -> None:

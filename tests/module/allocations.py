@@ -2,7 +2,7 @@
 
 A program of its own, because the counting functions must be there before anything else:
 
-    python -m scripts.lib.service.allocations MODULE.collage [--runs N] [--control]
+    python -m tests.module.allocations MODULE.collage [--runs N] [--control]
 
 prints one JSON object. With ``--control`` a launch that allocates stands among the kernels.
 """
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+import collage
 from collage.cli.arrays import fill_inputs
 from collage.native import LaunchList, Step, Task
 from collage.native.library import address_of
 from collage.runtime.bound import BoundCall
 from scripts.lib import ROOT
-from scripts.lib.service.files import load_one
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _WARM_RUNS = 20
@@ -67,7 +67,7 @@ def count(file: Path, *, runs: int = 100, control: bool = False) -> dict[str, An
         if library is None:
             return None
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "scripts.lib.service.allocations", str(file), "--runs", str(runs)]
+        command = [sys.executable, "-m", "tests.module.allocations", str(file), "--runs", str(runs)]
         done = subprocess.run(
             [*command, *(["--control"] if control else [])],
             env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": paths},
@@ -88,7 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     counter = ctypes.CDLL(None)
     counter.allocations_by.restype = ctypes.c_char_p
-    module = load_one(arguments.file)
+    module: Any = collage.load(arguments.file)
     call = module.bind()
     for name, array in fill_inputs(module.program.inputs, {}, np.random.default_rng(0)).items():
         call.inputs[name][...] = array

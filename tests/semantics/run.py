@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from tests.semantics.cover import conversion, covers
 
 from collage.backends.base import Backend
 from collage.core.library_text import library_text
@@ -15,10 +16,9 @@ from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
-from scripts.lib.sweep.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
-from scripts.lib.sweep.cover import conversion, covers
-from scripts.lib.sweep.values import Kind, draw, kinds_of
 from tests.frontend.onnx_cases import Case, Feed
+from tests.semantics.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
+from tests.semantics.values import Kind, draw, kinds_of
 
 __all__ = ["CONVERSION", "Cell", "same", "try_case"]
 

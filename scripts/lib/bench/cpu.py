@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from collage.cli.options import JSON_OPTION, parse_names
-from scripts.lib.bench.options import Models, packed, takes_models, takes_options
+from scripts.lib.bench.options import Models, takes_models, takes_options
 from scripts.lib.bench.output import head, show
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from collage.bench.compiled import Options
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The exit status, the JSON object without its first entries, and the same as text."""
-
-    status: int
-    found: dict[str, Any]
-    view: list[RenderableType]
-
-
-def one_study(*, ablation: bool, busy: bool, overhead: bool) -> str:
-    """The name of the chosen study; "" is the comparison."""
-    asked = [
-        name for name, wanted in (("ablation", ablation), ("busy", busy), ("overhead", overhead)) if wanted
-    ]
-    if len(asked) > 1:
-        raise click.UsageError(f"--{' and --'.join(asked)} are studies of their own; ask for one at a time.")
-    return asked[0] if asked else ""
 
 
 @click.command("cpu")
@@ -64,13 +42,11 @@ def one_study(*, ablation: bool, busy: bool, overhead: bool) -> str:
     help="Trials for which TVM tunes a kernel. With 0 it has no convolutions.",
 )
 @click.option(
-    "--ablation", is_flag=True, help="Compile with one backend more each time; then plain layouts only."
+    "--without",
+    multiple=True,
+    metavar="NAME",
+    help="Compile once more without this backend, and tell how much slower that is; may be repeated.",
 )
-@click.option(
-    "--busy", is_flag=True, help="Tell how much slower a process that keeps a core busy makes each."
-)
-@click.option("--overhead", is_flag=True, help="Tell what a launch costs beside its kernel.")
-@packed("study", one_study)
 @JSON_OPTION
 @click.pass_context
 def command(
@@ -79,7 +55,7 @@ def command(
     models: Models,
     options: Options,
     contenders: tuple[str, ...] | None,
-    study: str,
+    without: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Compare Collage with PyTorch, ONNX Runtime and OpenVINO on whole models.
@@ -94,51 +70,29 @@ def command(
       scripts/bench cpu
       scripts/bench cpu dcgan model.onnx --threads 1
       scripts/bench cpu resnext50_32x4d --batch 8
-      scripts/bench cpu --ablation
-      scripts/bench cpu --busy --rounds 30
-      scripts/bench cpu --overhead
+      scripts/bench cpu dcgan --without native --without onednn
     """
-    outcome = _overhead(options) if study == "overhead" else _study(models, options, contenders, study)
-    found = {**head(options.threads, rounds=options.rounds), **outcome.found}
-    show(found, outcome.view, as_json=as_json)
-    ctx.exit(outcome.status)
-
-
-def _overhead(options: Options) -> Outcome:
-    from scripts.lib.studies import tables
-    from scripts.lib.studies.overhead import launch_overhead
-
-    launches = [launch_overhead(threads) for threads in sorted({1, options.threads})]
-    return Outcome(0, {"overhead": launches}, tables.overhead(launches))
-
-
-def _study(models: Models, options: Options, names: tuple[str, ...] | None, study: str) -> Outcome:
     from collage.bench.peak import measure_peak
     from collage.report.progress_display import display
     from scripts.lib.studies import tables
-    from scripts.lib.studies.ablation import ablate
-    from scripts.lib.studies.busy import slowdown
     from scripts.lib.studies.comparison import compare, geometric_means
     from scripts.lib.studies.contenders import choose
     from scripts.lib.studies.each import each, say
 
-    contenders = choose(names)
+    chosen = choose(contenders)
     paths = models.find()
-    if study == "ablation":
-        status, results = each(paths, options, ablate)
-        return Outcome(status, {"ablation": results}, tables.ablation(results) if results else [])
-    if study == "busy":
-        status, results = each(paths, options, slowdown)
-        return Outcome(status, {"busy": results}, tables.busy(results) if results else [])
-    if contenders.note:
-        say(contenders.note)
+    if chosen.note:
+        say(chosen.note)
     with display(True) as progress:
         peak = measure_peak(options.threads, progress)
-    status, results = each(paths, options, partial(compare, contenders=contenders, peak=peak))
+    study = partial(compare, contenders=chosen, peak=peak, without=without)
+    status, results = each(paths, options, study)
     found = {
+        **head(options.threads, rounds=options.rounds),
         "peak_gflops": peak.gflops,
         "peak_engine": peak.engine,
         "models": results,
         "geometric_mean": geometric_means(results),
     }
-    return Outcome(status, found, tables.comparison(results, peak) if results else [])
+    show(found, tables.comparison(results, peak) if results else [], as_json=as_json)
+    ctx.exit(status)

@@ -11,26 +11,11 @@ from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 
 COMMANDS: Mapping[str, str] = {
     "cpu": "Compare Collage with PyTorch, ONNX Runtime and OpenVINO on whole models.",
-    "anytime": "Compare what a compile has after some seconds with what it has at its end.",
-    "levels": "Compare the op level with the graph level, and both with the engines.",
-    "streams": "Time stream assignment, and tell what streams gain.",
-    "busy": "Compare compiles on a shared machine with one that has the machine alone.",
-    "memory": "Tell how much memory a compile takes, by stage.",
-    "search": "Time the op-level search against the exact solver.",
-    "service": "Measure a compiled module as a service uses it.",
-    "serve": "Compare Collage's serving engine with a static batch, request-level scheduling and other systems.",
-    "cluster": "Tell how measuring scales with the workers of a Ray cluster.",
-    "parallel": "Compare data, tensor, pipeline and Cache Parallelism at decoding with many cached tokens.",
-    "versions": "Compare two versions of Collage on the same models.",
-    "native-kernels": "Compare Collage's own convolutions with oneDNN's.",
-    "native-layers": "Compare Collage's own kernels with oneDNN's on the layers of a model.",
-    "native-experts": "Compare our products of experts with weights in float32, in bfloat16 and in 8 bits.",
     "precision": "Compare modules within a tolerance with float32 and with engines in their own precisions.",
-    "accuracy": "Tell whether networks with real weights decide the same within a tolerance as in float32.",
-    "precision-layers": "Compare float32 kernels with those that compute in bfloat16 on the layers of a model.",
-    "constants": "Compare kernels planned for this machine with those planned for the one they were written on.",
-    "tvm-kernels": "Compare Collage's TVM kernels with TVM's defaults and ONNX Runtime.",
+    "serve": "Compare Collage's serving engine with request-level scheduling and with OpenVINO GenAI.",
+    "parallel": "Compare data, tensor, pipeline and Cache Parallelism at decoding with many cached tokens.",
     "gpu": "Check all parts on an NVIDIA GPU, and measure networks there against PyTorch.",
+    "versions": "Compile seven models, and read the files of an old version.",
 }
 """Each subcommand and the first line of its help, so that the list of all needs none of their imports."""
 
@@ -62,7 +47,7 @@ class LazyGroup(CollageGroup):
 )
 @TRACEBACK_OPTION
 def main() -> None:
-    """Measure Collage: whole models, single kernels, the search, and modules in a service.
+    """Measure Collage on whole models, on GPUs, and as a server.
 
     \b
     scripts/bench cpu                       the paper's five workloads against all engines

@@ -84,18 +84,6 @@ def rounds_option(default: int | None) -> Callable[[F], F]:
     )
 
 
-def seconds_option(default: float, text: str) -> Callable[[F], F]:
-    """``--seconds``, which must be more than 0."""
-    return click.option(
-        "--seconds",
-        type=click.FloatRange(min=0, min_open=True),
-        default=default,
-        show_default=True,
-        metavar="S",
-        help=text,
-    )
-
-
 def only_option(what: str) -> Callable[[F], F]:
     """The option ``--only``."""
     return click.option(

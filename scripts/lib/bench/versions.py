@@ -34,10 +34,18 @@ KEPT = "predicted_us measured_us max_abs_error measurements_made search_s costs_
 
 @click.command("versions")
 @click.argument("models", nargs=-1, type=click.Choice([*MODELS, "old"]))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for modules and results.json.")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path("models"), help="Folder of the ONNX files.")
-@click.option("--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one.")
-@click.option("--before", type=click.Path(path_type=Path), help="The folder --out of another version to race with.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder for modules and results.json."
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path("models"), help="Folder of the ONNX files."
+)
+@click.option(
+    "--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one."
+)
+@click.option(
+    "--before", type=click.Path(path_type=Path), help="The folder --out of another version to race with."
+)
 def command(models: tuple[str, ...], out: Path, folder: Path, of: Path, before: Path | None) -> None:
     """Compile seven models, and read the files of an old version: placements, times, measurements, errors.
 
@@ -89,14 +97,17 @@ def _old(of: Path) -> dict[str, Any]:
             ran = {} if module.stem == "decoder" else _run(of, "run", module, "--random")
             found[module.stem] = _run(of, "verify", module).get("error") or ran.get("error") or "loads"
         new, db = Path(text, "new.collage"), Path(text, "old.sqlite")
-        found["measured again"] = _run(of, "compile", OLD / "mix.onnx", "-o", new, "--db", db)["measurements_made"]
+        found["measured again"] = _run(of, "compile", OLD / "mix.onnx", "-o", new, "--db", db)[
+            "measurements_made"
+        ]
     return found
 
 
 def _race(before: Path, now: Path, rounds: int = 40) -> float:
     import collage
 
-    calls = [collage.load(each).bind() for each in (before, now)]
+    modules: list[Any] = [collage.load(each) for each in (before, now)]
+    calls = [module.bind() for module in modules]
     ratios = []
     for _ in range(rounds):
         stamps = [time.perf_counter()]

@@ -5,30 +5,67 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from collage.api import default_registry
 from collage.bench.compiled import Compiled, Options, compile_to
-from collage.bench.engines import OURS, Contest, bench
+from collage.bench.engines import OURS, Contest, bench, prepare
 from collage.bench.hot_regions import hot_regions
 from collage.bench.peak import Peak
+from collage.bench.race import race
 from collage.bench.work import Work, node_work
 from collage.core.progress import Progress
+from collage.errors import unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.simplify import simplify
 from scripts.lib.studies.contenders import Contenders
 
 
 def compare(
-    model: Path, options: Options, show: Callable[[Progress], None], *, contenders: Contenders, peak: Peak
+    model: Path,
+    options: Options,
+    show: Callable[[Progress], None],
+    *,
+    contenders: Contenders,
+    peak: Peak,
+    without: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON object of ``collage bench`` for the model, with what ``describe`` adds."""
+    """The JSON object of ``collage bench`` for the model, with the entries of ``describe``.
+
+    ``without`` names backends. ``ablation`` has the slow-down of a module that was compiled without each of them.
+    """
     with tempfile.TemporaryDirectory(prefix="collage-bench-") as folder:
         compiled = compile_to(Path(folder) / "module.collage", model, options, show)
         contest = Contest(engines=contenders.engines, others=contenders.others, rounds=options.rounds)
         found = bench(model, contest, module=compiled.file, progress=show)
+        if without:
+            found["ablation"] = _ablation(compiled, model, options, show, without)
     work = node_work(simplify(load_onnx(model)))
     return {**found, **describe(compiled, found["engines"][OURS]["median_us"], work, peak)}
+
+
+def _ablation(
+    compiled: Compiled,
+    model: Path,
+    options: Options,
+    show: Callable[[Progress], None],
+    without: Sequence[str],
+) -> dict[str, float]:
+    """Times of modules compiled without each backend over the time of ``compiled``, from one interleaved race."""
+    available = [name for name, probe in default_registry().availability().items() if probe]
+    if unknown := [name for name in without if name not in available]:
+        raise unknown_names("backend", unknown, available)
+    files = {OURS: compiled.file}
+    for name in without:
+        rest = [each for each in available if each != name]
+        file = compiled.file.with_name(f"without-{name}.collage")
+        files[name] = compile_to(file, model, options, show, backends=rest).file
+    setup = prepare(model, threads=options.threads)
+    setups = {name: replace(setup, engine=OURS, path=str(file)) for name, file in files.items()}
+    raced = race(setups, required=files, rounds=options.rounds, progress=show)
+    return {name: round(raced.ratio(name, OURS), 4) for name in without}
 
 
 def describe(compiled: Compiled, median_us: float, work: Mapping[str, Work], peak: Peak) -> dict[str, Any]:

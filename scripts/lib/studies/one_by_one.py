@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from collage.core.progress import Progress
-from collage.errors import UsageError
 from collage.report.progress_display import display
 from scripts.lib.json_text import json_text
 from scripts.lib.studies.each import INTERRUPTED, say
@@ -18,18 +16,6 @@ Study: TypeAlias = Callable[[Item, Callable[[Progress], None]], dict[str, Any]]
 
 PROBLEM = "problem"
 """What a result has in the place of all others where the study has failed."""
-
-
-def kept_results(file: Path) -> list[dict[str, Any]]:
-    """The latest result of each model that ``one_by_one`` has written to the file. Raises UsageError."""
-    kept: dict[str, dict[str, Any]] = {}
-    try:
-        for line in file.read_text().splitlines():
-            row = json.loads(line)
-            kept[row["model"]] = row
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} has no results that could be read: {error}") from error
-    return [row for row in kept.values() if PROBLEM not in row]
 
 
 def one_by_one(
