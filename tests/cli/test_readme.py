@@ -31,9 +31,6 @@ DYNAMIC = ("docs/serving.md",)
 DECODERS = ("docs/serving.md",)
 """Documents that compile a decoder, too."""
 
-SAMPLES_ONLY = "docs/benchmarks.md"
-"""The document whose Python makes samples, and no module."""
-
 
 def blocks(language: str, document: Path = README) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
@@ -77,8 +74,7 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
         "image = np.full((1, 3, 224, 224), 2, np.float32)",
         *blocks("python", ROOT / name),
     ]
-    if name != SAMPLES_ONLY:
-        parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
+    parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
     (tmp_path / "example.py").write_text("\n".join(parts))
     path = os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": path}

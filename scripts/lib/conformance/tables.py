@@ -50,7 +50,7 @@ def summary(results: Results, backends: Sequence[str]) -> dict[str, Any]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The summary as the tables of docs/onnx-suite.md."""
+    """The summary as the tables of docs/notes/onnx-suite.md."""
     backends = list(found["backends"])
     head = ["tests", *backends]
     lines = [_row(head), _row(["---"] * len(head))]
