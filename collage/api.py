@@ -283,13 +283,12 @@ def load(
     share: bool = True,
     verify: bool = False,
     strict: bool = False,
-    trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
     """Load a module that ``save`` or ``collage compile`` wrote. Neither the model nor a database is needed.
 
     A module file is a program: it holds machine code, which runs with this process's rights. Load only files from
-    people whose programs you would run. With ``trusted_key``, the path of a public key, a file is loaded only if the
-    owner of the key has signed it (`collage sign`).
+    people whose programs you would run. Signatures are the work of
+    tools for files, such as gpg and cosign.
 
     Weights stay in the file, which is mapped, so that processes share them. With ``share=False`` they are read into
     this process's memory, in huge pages where the system has any. Loading then takes longer, and networks with many
@@ -303,4 +302,4 @@ def load(
     from collage.module.load import load_file
 
     chosen = registry if registry is not None else default_registry()
-    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict, trusted_key=trusted_key)
+    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict)

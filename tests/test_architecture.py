@@ -18,7 +18,7 @@ import collage
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "architecture.md"
 OPTIONAL = (
-    *("cryptography", "cuda", "jinja2", "matplotlib", "mkl", "onednn", "openai", "openvino"),
+    *("cuda", "jinja2", "matplotlib", "mkl", "onednn", "openai", "openvino"),
     *("prometheus_client", "pydantic", "ray", "scipy", "starlette", "tensorrt", "tokenizers", "torch"),
     "uvicorn",
 )

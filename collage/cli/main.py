@@ -15,7 +15,7 @@ from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 from collage.cli.run import run
 from collage.cli.serve import serve
 from collage.cli.show import show
-from collage.cli.sign import sign, verify
+from collage.cli.verify import verify
 
 
 @click.group(
@@ -46,7 +46,6 @@ for _command in (
     serve,
     show,
     bench,
-    sign,
     verify,
     backends,
     db,

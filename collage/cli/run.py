@@ -39,12 +39,6 @@ from collage.core.new_file import new_file
     default=True,
     help="Compare all of the file with its digests first, or only what may be code. Default: all.",
 )
-@click.option(
-    "--trusted-key",
-    metavar="PUBLIC.pem",
-    type=click.Path(path_type=Path),
-    help="Run only what the owner of this public key has signed (`collage sign`).",
-)
 @JSON_OPTION
 def run(
     file: Path,
@@ -54,7 +48,6 @@ def run(
     output_dir: Path | None,
     trace: Path | None,
     verify: bool,
-    trusted_key: Path | None,
     as_json: bool,
 ) -> None:
     """Run a compiled model once and describe its outputs.
@@ -68,7 +61,6 @@ def run(
       collage run bert.collage --input input_ids=ids.npy --input attention_mask=mask.npy
       collage run model.collage --random
       collage run model.collage --random --trace trace.json
-      collage run model.collage --random --trusted-key public.pem
     """
     import numpy as np
 
@@ -77,7 +69,7 @@ def run(
     from collage.module.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
-    summary = read_summary(file, trusted_key)
+    summary = read_summary(file)
     given = read_arrays(once_each("--input", inputs))
     _, program = closest(summary, {name: array.shape for name, array in given.items()})
     arrays = fill_inputs(program.model_inputs, given, np.random.default_rng(seed) if random else None)
@@ -91,7 +83,7 @@ def run(
         for path in (file, *(path for _, path in inputs)):
             refuse_same(path, trace, "--trace", ".json")
         check_writable(trace)
-    module = api.load(file, verify=verify, trusted_key=trusted_key)
+    module = api.load(file, verify=verify)
     outputs = flat(module.run(arrays))
     files = save_arrays(output_dir, outputs) if output_dir is not None else {}
     if trace is not None:

@@ -141,12 +141,6 @@ from collage.cli.unused import refuse_unused
     help="The Ray cluster of --replicas: auto, HOST:PORT, or local for this machine alone.",
 )
 @click.option(
-    "--trusted-key",
-    metavar="PUBLIC.pem",
-    type=click.Path(path_type=Path),
-    help="Serve only what the owner of this public key has signed (`collage sign`).",
-)
-@click.option(
     "--trace",
     metavar="FILE.json",
     type=click.Path(path_type=Path),
@@ -174,7 +168,6 @@ def serve(
     answer_seconds: float,
     replicas: int | None,
     cluster: str,
-    trusted_key: Path | None,
     trace: Path | None,
 ) -> None:
     """Serve a compiled decoder to many clients at a time, by OpenAI's API.
@@ -228,7 +221,6 @@ def serve(
         name,
         tokenizer,
         cache_blocks,
-        trusted_key,
         cache,
         drain_seconds,
         stall_seconds,

@@ -20,9 +20,13 @@ from collage.core.typed import parse_object, shown
 from collage.kernel.buffers import ALIGNMENT, aligned_bytes
 from collage.kernel.frames import Buffer
 
-MANIFEST, DIGEST, SIGNATURE = "manifest.json", "manifest.sha256", "signature.json"
+MANIFEST, DIGEST, SIGNATURE = (
+    "manifest.json",
+    "manifest.sha256",
+    "signature.json",
+)  # older versions could sign files
 _MOST_TEXT, _SHORT = 1 << 28, 1 << 12
-"""The most bytes of an unpacked manifest, and of the digest and the signature."""
+"""The most bytes of an unpacked manifest, and of the digest."""
 _DENSITY, _VALUES = 64, 4
 """The most bytes and values of a manifest for each packed byte, since a file of some kilobytes could become gigabytes
 of memory. Those of our models have up to 15 bytes and 1.2 values. Lists of equal modules would have more."""
@@ -112,8 +116,6 @@ class MappedArchive:
                     self._entries = {info.filename: info for info in archive.infolist()}
                     text = _read_manifest(archive, len(self._data))
                     digest = _read(archive, DIGEST, _SHORT).decode() if DIGEST in self._entries else None
-                    self.signature = _read(archive, SIGNATURE, _SHORT) if SIGNATURE in self._entries else None
-                    """The entry that ``collage sign`` adds, or None."""
             except _DAMAGE as error:
                 raise zipfile.BadZipFile(str(error)) from error
             self.digest = hashlib.sha256(text).hexdigest()
@@ -128,11 +130,10 @@ class MappedArchive:
         """The size of an entry in bytes. Raises KeyError when there is none of that name."""
         return self._entries[name].file_size
 
-    def get(self, name: str, *, check: bool, own: bool = False) -> memoryview:
+    def get(self, name: str, *, check: bool) -> memoryview:
         """The bytes of an entry, read-only; ``check`` compares them with their digest, which reads all of them.
 
-        With ``own`` they are a copy in this process's memory, so that the file cannot change them after they were
-        compared. Raises KeyError when there is no entry of that name, and zipfile.BadZipFile when it is damaged.
+        Raises KeyError when there is no entry of that name, and zipfile.BadZipFile when it is damaged.
         """
         info = self._entries[name]
         at = info.header_offset + _LOCAL_HEADER
@@ -144,8 +145,6 @@ class MappedArchive:
         found = self._data[start : start + info.file_size]
         whole = info.compress_type == zipfile.ZIP_STORED and len(found) == info.file_size
         whole = whole and bytes(self._data[at : at + length]) == name.encode()
-        if own:
-            found = memoryview(bytes(found))
         if not whole or (check and hashlib.sha256(found).hexdigest() != name.rpartition("/")[2]):
             raise zipfile.BadZipFile(f"{shown(name)} does not have the bytes that were written")
         return found
@@ -154,19 +153,6 @@ class MappedArchive:
         """Compare every entry with its digest. Raises zipfile.BadZipFile for one that differs or has none."""
         for name in self._entries.keys() - {MANIFEST, DIGEST, SIGNATURE}:
             self.get(name, check=True)
-
-    def unsigned(self) -> bytes:
-        """The bytes of the file without its signature, which is the last entry when there is one."""
-        stream = io.BytesIO(bytes(self._data))
-        if SIGNATURE in self._entries:
-            with zipfile.ZipFile(stream, "a") as changed:
-                last = changed.filelist.pop()
-                if last.filename != SIGNATURE:
-                    raise zipfile.BadZipFile("its signature is not its last entry")
-                del changed.NameToInfo[SIGNATURE]
-                changed.start_dir = last.header_offset
-                changed.comment = b""  # setting it makes zipfile write the directory again
-        return stream.getvalue()
 
 
 class _View(io.RawIOBase):

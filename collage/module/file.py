@@ -20,7 +20,6 @@ from collage.graph.dataflow import np_dtype
 from collage.kernel.frames import Artifact, Framed
 from collage.kernel.target import Target
 from collage.module.archive import MappedArchive
-from collage.module.signature import check_signature
 from collage.report.report import Report
 from collage.runtime.inputs import extents
 from collage.runtime.parts import Parts
@@ -44,11 +43,10 @@ a GPU, may have code in any array. That of ``tvm`` is copied by its backend, and
 
 @dataclass(frozen=True)
 class Reading:
-    """An archive, and how its entries are read: ``verify`` compares them with their digests, ``own`` copies them."""
+    """An archive, and how its entries are read: ``verify`` compares them with their digests."""
 
     archive: MappedArchive
     verify: bool
-    own: bool
 
     def module(self, manifest: Mapping[str, Any]) -> tuple[Parts, Report]:
         """Read a module that the manifest describes. Raises ValueError, KeyError, TypeError or BadZipFile."""
@@ -69,7 +67,7 @@ class Reading:
         constants = {}
         for value, name in manifest["constants"].items():
             kind = program.types[int(value)]
-            raw = np.frombuffer(self.archive.get(name, check=True, own=self.own), np.uint8)
+            raw = np.frombuffer(self.archive.get(name, check=True), np.uint8)
             if raw.nbytes != kind.nbytes:
                 raise ValueError(f"a constant {kind} has {raw.nbytes} bytes")
             constants[int(value)] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
@@ -96,7 +94,7 @@ class Reading:
 
     def program(self, name: str) -> memoryview:
         """Read an entry that may be code, or may decide what code does; it is always compared with its digest."""
-        return self.archive.get(name, check=True, own=self.own)
+        return self.archive.get(name, check=True)
 
 
 def _programs(header: Mapping[str, Any], arrays: int) -> int:
@@ -105,12 +103,12 @@ def _programs(header: Mapping[str, Any], arrays: int) -> int:
     return _WEIGHTS_FROM.get(kind, arrays) if isinstance(kind, str) else arrays
 
 
-def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
-    """Open a file and compare all its entries with their digests, and check its signature where a key is given.
+def verified(path: Path) -> MappedArchive:
+    """Open a file and compare all its entries with their digests.
 
     Raises ModuleFileError.
     """
-    archive = open_archive(path, trusted_key=trusted_key)
+    archive = open_archive(path)
     with damage(path):
         archive.verify()
     return archive
@@ -135,9 +133,9 @@ class Summary:
         return self.modules[0]
 
 
-def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
+def read_summary(path: Path) -> Summary:
     """Read what ``collage show`` needs, and check the signature where a key is given. Raises ModuleFileError."""
-    archive = open_archive(path, trusted_key=trusted_key)
+    archive = open_archive(path)
     refuse_decoder(path, archive)
     manifest = archive.manifest
     with damage(path):
@@ -172,8 +170,8 @@ def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Re
     return summary.first
 
 
-def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | None = None) -> MappedArchive:
-    """Open a module file of this version, and check its signature where a key is given. Raises ModuleFileError."""
+def open_archive(path: Path, *, share: bool = True) -> MappedArchive:
+    """Open a module file of this version. Raises ModuleFileError."""
     try:
         archive = MappedArchive(path, share=share)
     except FileNotFoundError as error:
@@ -192,8 +190,6 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
         if not _begins_as_archive(path):
             raise ModuleFileError(_no_module(path)) from error
         raise _damaged(path, _text(error)) from error
-    if trusted_key is not None:
-        check_signature(path, archive, Path(trusted_key))
     made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
     if found not in (FORMAT, ASSUMING_FORMAT, APART_FORMAT) or made_by != __version__:
         raise ModuleFileError(

@@ -30,19 +30,17 @@ def load_file(
     share: bool = True,
     verify: bool = False,
     strict: bool = False,
-    trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
     """Load the module of a file, and check it against this machine and the installed libraries.
 
     Kernels read their weights in the mapped file, or with ``share`` off in memory of this process. With ``verify`` all
-    entries are compared with their digests first. With ``trusted_key``, the path of a public key, the file must be
-    signed by the owner of the key; this is checked before anything else in the file. With ``strict`` a module of
+    entries are compared with their digests first. With ``strict`` a module of
     several sets of shapes has no fallback for other shapes. Raises ModuleFileError, which names the reason and the
     way out.
     """
-    archive = open_archive(path, share=share, trusted_key=trusted_key)
+    archive = open_archive(path, share=share)
     refuse_decoder(path, archive)
-    read = Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
+    read = Reading(archive, verify=verify)
     manifest = archive.manifest
     available = registry.availability()
     with damage(path):

@@ -20,7 +20,6 @@ def folder_of(model: Path) -> Path:
 def open_runner(
     model: Path,
     block_count: int | None = None,
-    trusted_key: Path | None = None,
     cache: str = "float32",
     parallelism: Parallelism | None = None,
     own_weights: bool | None = None,
@@ -57,9 +56,9 @@ def open_runner(
             raise UsageError("the processes of --parallel share the weights: leave --own-weights out.")
         from collage.serve.parallel.runner import ParallelRunner
 
-        return ParallelRunner(file, registry, parallelism, block_count, cache, trusted_key)
+        return ParallelRunner(file, registry, parallelism, block_count, cache)
     own = has_room_for_own(file.stat().st_size, free_bytes()) if own_weights is None else own_weights
-    compiled = load_decoder(file, registry, share=not own, trusted_key=trusted_key)
+    compiled = load_decoder(file, registry, share=not own)
     runner = DecoderRunner(compiled, registry, block_count, cache)
     use_todays_costs(runner)
     return runner
@@ -68,7 +67,6 @@ def open_runner(
 def blocks_of_one(
     model: Path,
     block_count: int | None,
-    trusted_key: Path | None,
     cache: str,
     parallelism: Parallelism | None,
     runners: int,
@@ -83,19 +81,19 @@ def blocks_of_one(
     from collage.serve.decoder.file import cache_in
     from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 
-    heads, layers, max_length = cache_in(_decoder_file(model), trusted_key)
+    heads, layers, max_length = cache_in(_decoder_file(model))
     bytes_each = block_bytes(heads, layers, cache, 1 if parallelism is None else parallelism.parts)
     return chosen_blocks(block_count, bytes_each, max_length, free_bytes() // runners)
 
 
-def threads_of(model: Path, trusted_key: Path | None = None) -> int:
+def threads_of(model: Path) -> int:
     """The threads that a decoder was compiled for. Its weights are not read. Raises CollageError."""
     if model.is_dir() and (model / REFERENCE_FILE).exists():
         return 1
     file = _decoder_file(model)
     from collage.serve.decoder.file import threads_in
 
-    return threads_in(file, trusted_key)
+    return threads_in(file)
 
 
 def _decoder_file(model: Path) -> Path:

@@ -80,17 +80,14 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
         )
 
 
-def load_decoder(
-    path: Path, registry: Registry, *, share: bool = True, trusted_key: Path | None = None, rank: int = 0
-) -> CompiledDecoder:
+def load_decoder(path: Path, registry: Registry, *, share: bool = True, rank: int = 0) -> CompiledDecoder:
     """Read a decoder's file, and check it against this machine and the installed libraries.
 
-    Weights are read in the mapped file, or with ``share`` off in memory of this process. With ``trusted_key``, the path
-    of a public key, the file must be signed by its owner. Of a decoder for several processes, this is the part of
-    process ``rank``. Raises ModuleFileError.
+    Weights are read in the mapped file, or with ``share`` off in memory of this process. Of a decoder for several
+    processes, this is the part of process ``rank``. Raises ModuleFileError.
     """
-    archive = _opened(path, share, trusted_key)
-    reading = Reading(archive, verify=trusted_key is not None, own=trusted_key is not None)
+    archive = _opened(path, share)
+    reading = Reading(archive, verify=False)
     available = registry.availability()
     with damage(path):
         modules = archive.manifest["modules"]
@@ -128,24 +125,24 @@ def load_decoder(
         )
 
 
-def threads_in(path: Path, trusted_key: Path | None = None) -> int:
+def threads_in(path: Path) -> int:
     """The threads that a decoder in a file was compiled for. Raises ModuleFileError."""
-    archive = _opened(path, True, trusted_key)
+    archive = _opened(path, True)
     with damage(path):
         return typed(int, archive.manifest["decoder"]["threads"])
 
 
-def cache_in(path: Path, trusted_key: Path | None = None) -> tuple[Heads, int, int]:
+def cache_in(path: Path) -> tuple[Heads, int, int]:
     """The heads of a decoder in a file, its layers, and the most tokens of a sequence. Raises ModuleFileError."""
-    archive = _opened(path, True, trusted_key)
+    archive = _opened(path, True)
     with damage(path):
         about = archive.manifest["decoder"]
         layers = about["parts"][0]["attention"]
         return typed(Heads, layers[0]["heads"]), len(layers), typed(int, about["max_length"])
 
 
-def _opened(path: Path, share: bool, trusted_key: Path | None) -> MappedArchive:
-    archive = open_archive(path, share=share, trusted_key=trusted_key)
+def _opened(path: Path, share: bool) -> MappedArchive:
+    archive = open_archive(path, share=share)
     if "decoder" not in archive.manifest:
         raise ModuleFileError(
             f"{path} is a module, and no decoder: compile one for serving from a decoder's ONNX file."
@@ -162,7 +159,7 @@ def _attention(
     for each in ("cos", "sin"):
         name = typed(str, about["tables"][each])
         if name not in tables:
-            raw = np.frombuffer(reading.archive.get(name, check=True, own=reading.own), np.uint8)
+            raw = np.frombuffer(reading.archive.get(name, check=True), np.uint8)
             tables[name] = raw.view(np.float32)
         found.append(tables[name].reshape(length, heads.rotary // 2))
     return LayerAttention(heads, Rotations(*found))

@@ -56,7 +56,6 @@ class Front:
             options.engine,
             self._folder,
             options.block_count,
-            options.trusted_key,
             options.cache,
             options.trace,
             options.parallelism,

@@ -27,7 +27,6 @@ class Setup:
     options: EngineOptions
     tokenizer: Path
     block_count: int | None = None
-    trusted_key: Path | None = None
     cache: str = "float32"
     trace: Path | None = None
     parallelism: Parallelism | None = None

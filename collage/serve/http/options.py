@@ -24,7 +24,6 @@ class ServerOptions:
     name: str | None = None
     tokenizer: Path | None = None
     block_count: int | None = None
-    trusted_key: Path | None = None
     cache: str = "float32"
     drain_s: float = 30.0
     stall_s: float = 300.0

@@ -70,7 +70,6 @@ def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Wr
     runner = open_runner(
         setup.model,
         setup.block_count,
-        setup.trusted_key,
         setup.cache,
         setup.parallelism,
         setup.own_weights,

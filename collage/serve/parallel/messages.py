@@ -20,7 +20,6 @@ class Setup:
     parallelism: Parallelism
     rank: int
     model: Path
-    trusted_key: Path | None
     blocks: int
     cache: str
     meeting: Path

@@ -49,13 +49,12 @@ class ParallelRunner:
         parallelism: Parallelism,
         blocks: int | None = None,
         cache: str = "float32",
-        trusted_key: Path | None = None,
     ) -> None:
         """``blocks`` are those of all processes together, rounded up to the same number for each.
 
         Raises CollageError where the decoder cannot be loaded or divided, or where memory does not suffice.
         """
-        compiled = load_decoder(model, registry, trusted_key=trusted_key)
+        compiled = load_decoder(model, registry)
         check_divisible(compiled, parallelism)
         size = parallelism.processes
         self._compiled = compiled
@@ -73,7 +72,7 @@ class ParallelRunner:
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary
         self._costs: dict[int, float] = {}
-        self._setup = Setup(parallelism, 0, model, trusted_key, each, cache, Path(), ())
+        self._setup = Setup(parallelism, 0, model, each, cache, Path(), ())
         self._crew: Crew | None = None
         self._lock = threading.Lock()
         self._turns = threading.Condition()

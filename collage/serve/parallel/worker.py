@@ -74,7 +74,7 @@ def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None
 
     registry = default_registry()
     part = setup.rank if setup.parallelism.kind == TENSOR else 0
-    compiled = load_decoder(setup.model, registry, trusted_key=setup.trusted_key, rank=part)
+    compiled = load_decoder(setup.model, registry, rank=part)
     load_torch()
     _tell(descriptor, Loaded())
     assert isinstance(inbox.get(), Meet)

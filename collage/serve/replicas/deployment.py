@@ -55,7 +55,6 @@ class Replica:
         blocks = blocks_of_one(
             options.model,
             options.block_count,
-            options.trusted_key,
             options.cache,
             options.parallelism,
             most_beside(len(usable), cpus, replicas - running_beside(serve)),
@@ -115,7 +114,7 @@ def most_open(options: ServerOptions) -> int:
 
 def cpus_of(options: ServerOptions) -> int:
     """The processors that a replica uses: the threads that the decoder was compiled for, in each of its processes."""
-    threads = threads_of(options.model, options.trusted_key)
+    threads = threads_of(options.model)
     return threads * (options.parallelism.processes if options.parallelism is not None else 1)
 
 
@@ -165,7 +164,6 @@ def _absolute(options: ServerOptions) -> ServerOptions:
         model=options.model.resolve(),
         name=options.shown_name,
         tokenizer=whole(options.tokenizer),
-        trusted_key=whole(options.trusted_key),
         own_weights=bool(options.own_weights),  # by default the replicas of a node share them
     )
 
