@@ -16,8 +16,7 @@ from collage.core.progress import Progress
 from collage.kernel.frames import Framed
 from collage.kernel.options import BuildOptions
 from collage.measure_db.keys import Fact
-from collage.measure_db.results import GATE
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import GATE, Timing
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
 from collage.measure_db.whole_trial import EngineTrial
 from collage.schedule.region import Region

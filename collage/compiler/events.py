@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Outcome
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Outcome, Timing
 from collage.report.report import GraphLevelReport
 
 

@@ -22,8 +22,7 @@ from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome, Rejection
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Measurement, Outcome, Rejection, Timing
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
 from collage.search.evolution import Cost, Trial

@@ -35,8 +35,7 @@ from collage.measure_db.keys import (
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanTimes
 from collage.measure_db.plans import Plans
-from collage.measure_db.results import GATE
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import GATE, Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, executor_of, load_kernels
 

@@ -27,7 +27,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, busiest, read_timings, write_timings
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
 from collage.measure_db.whole_trial import EngineTrial
 from collage.report.words import split_words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from collage.compiler.whole_form import WholeForm
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.measure_db.whole_trial import EngineTrial
 
 

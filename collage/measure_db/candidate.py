@@ -23,7 +23,7 @@ from collage.measure_db.gate import Gate
 from collage.measure_db.machine import last_level_cache
 from collage.measure_db.quiet import quiet_machine, timed_quietly
 from collage.measure_db.race import race
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower, Timing
 from collage.measure_db.samples import Samples
 from collage.measure_db.spent import BUILD, CHECK, COPIES, RACE, SAMPLES, spent
 from collage.measure_db.stages import RejectedError, looks_like_memory, rejection_of
@@ -31,7 +31,6 @@ from collage.measure_db.timing import (
     PRECISE,
     Clocked,
     Enough,
-    Timing,
     no_gc,
     sample_calls,
     sample_clocked,

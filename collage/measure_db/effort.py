@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from collage.kernel.kernel import Call
 from collage.measure_db.interleave import FEWEST, SURE, Decision, Pace, apart, paired, take_turns
 from collage.measure_db.quiet import quiet_machine
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 
 @dataclass(frozen=True)

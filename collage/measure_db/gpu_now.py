@@ -7,32 +7,18 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from dataclasses import dataclass
 
 from collage.core.child_process import ChildError, ChildProcess, read_message, take_over_pipes, write_message
 from collage.core.cuda_driver import CudaError, free_memory
 from collage.core.machine_lock import machine_lock
-from collage.core.nvml import Clocks
 from collage.kernel.device_clock import clocks_at_work
-
-__all__ = ["GpuNow", "gpu_now"]
+from collage.measure_db.doubt import GpuNow
 
 log = logging.getLogger(__name__)
 
 _LIMIT_S = 60.0
 _TIMES = 150
 """The GPU works for some 0.3 s, in which clocks rise that it has lowered."""
-
-
-@dataclass(frozen=True)
-class GpuNow:
-    """The bytes of memory that a process finds free that has just begun to use the GPU, and its clocks under load.
-
-    None is unknown.
-    """
-
-    free_bytes: int | None = None
-    clocks: Clocks | None = None
 
 
 def gpu_now() -> GpuNow:

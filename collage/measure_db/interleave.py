@@ -15,9 +15,9 @@ from statistics import median
 from typing import TypeVar
 
 from collage.kernel.kernel import Call
+from collage.measure_db.results import Timing
 from collage.measure_db.timing import (
     Clock,
-    Timing,
     batch_ns,
     clock_overhead,
     median_interval,

@@ -12,8 +12,7 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.effort import Effort
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Rejection
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Rejection, Timing
 
 if TYPE_CHECKING:
     from collage.graph.storage import Storage

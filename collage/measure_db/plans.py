@@ -28,9 +28,8 @@ from collage.measure_db.plan_protocol import (
 from collage.measure_db.plan_trace import blame
 from collage.measure_db.process import WorkerDiedError, WorkerProcess
 from collage.measure_db.protocol import plan_folder
-from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.results import Rejection, RejectionKind, Timing
 from collage.measure_db.session import WorkerSession
-from collage.measure_db.timing import Timing
 
 _SEARCH_S = 1.0
 """Seconds of noted runs that find the launch which fails, when a plan has failed in runs without notes."""

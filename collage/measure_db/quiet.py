@@ -14,7 +14,8 @@ from collage.core.cpu_time import Cpu, CpuReading, queued, stolen, taken
 from collage.core.machine_lock import Waiting, machine_lock
 from collage.measure_db.busy import is_busy, patience
 from collage.measure_db.calibration import calibration_us, slowed
-from collage.measure_db.timing import Timing, summary, undisturbed
+from collage.measure_db.results import Timing
+from collage.measure_db.timing import summary, undisturbed
 
 _LEAST_S = 0.25
 """The clocks of the cores tick each 10 ms. Shares of a shorter time would be mostly chance, so that what was before

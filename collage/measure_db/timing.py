@@ -17,6 +17,7 @@ from itertools import cycle, islice, pairwise
 from statistics import median
 
 from collage.kernel.kernel import Call
+from collage.measure_db.results import Timing
 
 Clock = Callable[[], int]
 """Tells the nanoseconds since some fixed moment. They never decrease."""
@@ -36,23 +37,6 @@ _SHORTEST = 5
 """One of so many samples counts where others disturbed them."""
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The time of one call in microseconds, from ``repeats`` samples.
-
-    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` says how busy
-    the machine was (see ``collage.measure_db.busy``), or is None where that is not known. On a busy machine the median
-    is that of the ``undisturbed`` samples.
-    """
-
-    median_us: float
-    noise_us: float
-    min_us: float
-    p90_us: float
-    repeats: int
-    busy: float | None = None
 
 
 @dataclass(frozen=True)

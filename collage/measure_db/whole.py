@@ -23,9 +23,8 @@ from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.no_room import no_room
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.quiet import busy_now
-from collage.measure_db.results import RejectionKind
+from collage.measure_db.results import RejectionKind, Timing
 from collage.measure_db.serialisation import pickle_backend
-from collage.measure_db.timing import Timing
 from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,

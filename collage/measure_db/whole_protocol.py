@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collage.measure_db.effort import Effort
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 
 @dataclass(frozen=True)

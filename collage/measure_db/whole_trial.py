@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from collage.measure_db.keys import busiest
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 
 @dataclass(frozen=True)

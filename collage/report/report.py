@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from collage.core.typed import MalformedError, typed
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED, BestSoFar
 from collage.report.words import split_words
 from collage.schedule.region import CandidateId, Region

@@ -42,8 +42,15 @@ from collage.kernel.target import Target
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Raced
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import (
+    IN_NETWORK,
+    Measurement,
+    Outcome,
+    Rejection,
+    RejectionKind,
+    Slower,
+    Timing,
+)
 from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region

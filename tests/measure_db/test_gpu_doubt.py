@@ -19,9 +19,9 @@ from collage.errors import DatabaseError
 from collage.measure_db import free_memory, machine
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
+from collage.measure_db.doubt import Doubt, GpuNow
 from collage.measure_db.free_memory import after_death, with_free_memory
-from collage.measure_db.gpu_now import GpuNow, gpu_now
+from collage.measure_db.gpu_now import gpu_now
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower, late
 from collage.measure_db.stages import looks_like_memory, rejection_of

@@ -22,7 +22,7 @@ from collage.core.progress import Progress
 from collage.errors import NoPlacementError
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Raced
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.schedule.program import Program
 from collage.schedule.schedule import makespan_us
 from collage.search.errors import of_outputs
