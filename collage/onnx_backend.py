@@ -31,8 +31,8 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.shapes import model_inputs
-from collage.measure_db.effort import FULL, QUICK
-from collage.measure_db.process import Workers
+from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.worker.process import Workers
 from collage.module.module import CompiledModule
 
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())

@@ -26,7 +26,7 @@ from collage.frontend.simplify import simplify
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
-from collage.measure_db.serialisation import pickle_backend
+from collage.measure.worker.serialisation import pickle_backend
 from collage.report.best_so_far import INTERRUPT
 from collage.report.report import Report
 from collage.runtime.inputs import extents, shape_arguments

@@ -17,14 +17,14 @@ from statistics import median
 from typing import Any
 
 from collage.bench.worker import Burst, Inputs, Loaded, Ran, Samples, Setup
+from collage.check.compare import relative_error
 from collage.core.background import standing_still
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.machine_lock import machine_lock
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import relative_error
-from collage.measure_db.timing import median_interval, summary
+from collage.measure.timing.calls import median_interval, summary
 
 _BURST_S = 0.1
 """The seconds of a burst, few enough that a change in the machine's load affects all contenders alike."""

@@ -39,9 +39,9 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
+from collage.measure.worker.protocol import Request
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Raced
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import (
     IN_NETWORK,
     Measurement,

@@ -15,7 +15,7 @@ from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compi
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
-from collage.measure_db.effort import QUICK as QUICK_EFFORT
+from collage.measure.timing.effort import QUICK as QUICK_EFFORT
 from collage.report.best_so_far import BUDGET, INTERRUPT
 from collage.report.report import ErrorReport
 from collage.report.show import facts

@@ -20,7 +20,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
-from collage.measure_db.interleave import ties
+from collage.measure.timing.interleave import ties
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import Timing
 from collage.schedule.program import Program

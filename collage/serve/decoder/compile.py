@@ -20,9 +20,9 @@ from collage.frontend.apart import moved_out
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.weights import WeightFiles
 from collage.kernel.target import host
+from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
-from collage.measure_db.effort import FULL, QUICK
-from collage.measure_db.process import Workers
 from collage.runtime.parts import Parts
 from collage.serve.attention import attention_problem
 from collage.serve.decoder.angles import attention_of, tables_of_angles

@@ -33,7 +33,7 @@ def measure_machine(threads: int, precision: str = FLOAT32, seconds: float = 3.0
     """
     from collage.graph import storage
     from collage.kernel.target import reduced_precisions
-    from collage.measure_db.measure_speeds import measure_speeds
+    from collage.measure.machine.measure_speeds import measure_speeds
 
     found = measure_speeds(threads, seconds).speeds
     wanted = {
