@@ -18,6 +18,7 @@ from collage.core.child_process import ChildError
 from collage.core.progress import Progress
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError, UsageError, unknown_names
+from collage.frontend.external_data import without_links
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs, random_value
@@ -85,6 +86,7 @@ def bench(
     if module is not None:
         _refuse_other_model(Path(module), setup)
     with ExitStack() as stack:
+        setup = replace(setup, path=str(stack.enter_context(without_links(path))))
         if module is None or compiled is None:
             from collage.api import compile
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -106,7 +107,9 @@ def race(
                         told[name] = () if errors is None else tuple(errors(contender.outputs))
                 except ChildError as failure:
                     if name in required or name in bursts:
-                        raise CollageError(f"{name} cannot run {setup.path}: {failure}") from failure
+                        raise CollageError(
+                            f"{name} cannot run {Path(setup.path).name}: {failure}"
+                        ) from failure
                     failed[name] = str(failure)
                     continue
                 largest.setdefault(
