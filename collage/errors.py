@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 
@@ -58,3 +59,8 @@ def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> Us
     bad = ", ".join(sorted(set(unknown)))
     good = ", ".join(sorted(set(valid))) or "(none)"
     return UsageError(f"unknown {what}: {bad}. Valid: {good}.")
+
+
+def to_paste(*words: object) -> str:
+    """A command of Collage's for a message, ready to be pasted into a shell."""
+    return f"`{shlex.join(('collage', *map(str, words)))}`"

@@ -120,5 +120,8 @@ def run(
             Text(each["file"] or "not saved"),
         )
     print_rich(table)
+    for name, path in files.items():
+        if path.name != f"{name}.npy":
+            say(f"{name} is saved as {path}")
     if trace is not None:
         say(f"wrote {trace}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -43,7 +44,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     symbolic = [each for each in inputs if not _is_static(each)]
     if symbolic:
         given = "; ".join(f"{each.name}: {shape_text(each)}" for each in symbolic)
-        flags = " ".join(f"--shape {each.name}:{_guess(each)}" for each in symbolic)
+        flags = " ".join(f"--shape {shlex.quote(f'{each.name}:{_guess(each)}')}" for each in symbolic)
         raise UsageError(
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
             "(sizes to be replaced by yours; shapes={name: sizes} in Python)."

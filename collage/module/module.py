@@ -14,7 +14,7 @@ from collage.report.show_html import as_html
 from collage.runtime.bound_engine import BoundEngine
 from collage.runtime.bound_suffix import BoundSuffix
 from collage.runtime.executor import Executor
-from collage.runtime.inputs import collect_inputs, extents
+from collage.runtime.inputs import by_name, collect_inputs, extents
 from collage.runtime.parts import Parts
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
@@ -63,7 +63,7 @@ class CompiledModule:
         """The JSON contract of ``show --json``."""
         return summary_of(self.report, self.parts.program)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
@@ -73,10 +73,14 @@ class CompiledModule:
         outputs = self.executor.run(collect_inputs(program.model_inputs, args, named, program.assumed))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
+    def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
+        """Run the model on inputs by name, in a mapping or as keywords, and return the outputs by name.
+
+        Raises InputError like a call.
+        """
         program = self.parts.program
-        outputs = self.executor.run(collect_inputs(program.model_inputs, (), inputs, program.assumed))
+        given = by_name(inputs, named)
+        outputs = self.executor.run(collect_inputs(program.model_inputs, (), given, program.assumed))
         return {port.name: array for port, array in zip(program.model_outputs, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

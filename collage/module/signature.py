@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from collage.core.typed import parse_object, typed
-from collage.errors import CollageError, ModuleFileError, UsageError
+from collage.errors import CollageError, ModuleFileError, UsageError, to_paste
 from collage.module.archive import MappedArchive
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
     if archive.signature is None:
         raise ModuleFileError(
             f"{path} is not signed. Get a signed one from its maker, or, if that is you, run "
-            f"`collage sign {path} --key KEY.pem`."
+            f"{to_paste('sign', path, '--key', 'KEY.pem')}."
         )
     from cryptography.exceptions import InvalidSignature
 

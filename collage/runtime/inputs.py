@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,13 @@ def in_order(
     if missing:
         raise InputError(f"missing input: {_listing(missing)}.")
     return [given[port.name] for port in ports]
+
+
+def by_name(inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inputs of ``run``: those of a mapping, if there is one, and keywords, one of which may be ``inputs``."""
+    if inputs is None:
+        return named
+    return {**(inputs if isinstance(inputs, Mapping) else {"inputs": inputs}), **named}
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Any:
@@ -160,5 +168,6 @@ def shapes_text(program: Program) -> str:
 
 
 def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
-    """Names and shapes in the form of ``--shape``."""
-    return " ".join(f"{n}:{'x'.join(map(str, shape))}" for n, shape in zip(names, shapes, strict=True))
+    """Names and shapes in the form of ``--shape``, as a shell takes them."""
+    pairs = zip(names, shapes, strict=True)
+    return " ".join(shlex.quote(f"{name}:{'x'.join(map(str, shape))}") for name, shape in pairs)
