@@ -74,12 +74,14 @@ def run(
 
     from collage import api
     from collage.cli.arrays import describe_array, fill_inputs, flat, read_arrays, save_arrays
+    from collage.errors import refuse_fixed
     from collage.module.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
     summary = read_summary(file, trusted_key)
     given = read_arrays(once_each("--input", inputs))
-    _, program = closest(summary, {name: array.shape for name, array in given.items()})
+    report, program = closest(summary, {name: array.shape for name, array in given.items()})
+    refuse_fixed(given, report.fixed)
     arrays = fill_inputs(program.model_inputs, given, np.random.default_rng(seed) if random else None)
     if not summary.fallback:
         collect_inputs(

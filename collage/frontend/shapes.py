@@ -10,13 +10,14 @@ import onnx
 
 from collage.core.memory import physical_bytes
 from collage.core.printable import printable
-from collage.errors import ModelError, UsageError, unknown_names
+from collage.errors import ModelError, UsageError, refuse_fixed, unknown_names
 from collage.frontend.apart import without_weights
 
 log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
+_OVERRIDABLE_SINCE_IR = 4
 _GUESS_IMAGE = 224
 _GUESS_LENGTH = 128
 
@@ -27,6 +28,17 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [each for each in model.graph.input if each.name not in initializers]
 
 
+def fixed_inputs(model: onnx.ModelProto) -> list[str]:
+    """The inputs that are initializers, too, and whose values a caller may choose in ONNX. Here they are fixed.
+
+    Before IR version 4 every initializer had to be an input, and none was meant to be chosen.
+    """
+    if model.ir_version < _OVERRIDABLE_SINCE_IR:
+        return []
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [each.name for each in model.graph.input if each.name in initializers]
+
+
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place.
 
@@ -35,6 +47,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     not fit into memory.
     """
     inputs = model_inputs(model)
+    refuse_fixed(shapes, fixed_inputs(model))
     unknown = set(shapes) - {each.name for each in inputs}
     if unknown:
         raise unknown_names("input in the given shapes", unknown, [each.name for each in inputs])

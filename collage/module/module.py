@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collage.errors import UsageError
+from collage.errors import UsageError, refuse_fixed
 from collage.graph.dataflow import Array
 from collage.module.save import save_modules
 from collage.report.report import Report
@@ -69,8 +69,7 @@ class CompiledModule:
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        program = self.parts.program
-        outputs = self.executor.run(collect_inputs(program.model_inputs, args, named, program.assumed))
+        outputs = self.executor.run(self._collected(args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
@@ -78,10 +77,10 @@ class CompiledModule:
 
         Raises InputError like a call.
         """
-        program = self.parts.program
-        given = by_name(inputs, named)
-        outputs = self.executor.run(collect_inputs(program.model_inputs, (), given, program.assumed))
-        return {port.name: array for port, array in zip(program.model_outputs, outputs, strict=True)}
+        outputs = self.executor.run(self._collected((), by_name(inputs, named)))
+        return {
+            port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
+        }
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
@@ -92,8 +91,11 @@ class CompiledModule:
 
         # A clone, since other threads may be calling this module.
         own = self._launches("no launches to draw a time line of").clone()
+        return trace(own, self._collected((), inputs))
+
+    def _collected(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         program = self.parts.program
-        return trace(own, collect_inputs(program.model_inputs, (), inputs, program.assumed))
+        return collect_inputs(program.model_inputs, args, named, program.assumed, self.report.fixed)
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
@@ -119,6 +121,7 @@ class CompiledModule:
         """
         from collage.runtime.bound import bind
 
+        refuse_fixed(inputs or {}, self.report.fixed)
         if isinstance(self.executor, SuffixExecutor):
             if self.executor.writes_in_place:
                 return self.executor.bind_engine(inputs or {}, outputs or {})

@@ -36,6 +36,7 @@ class ShapedModule:
         """``modules`` are of one model. Raises UsageError when two of them have the same shapes."""
         self.modules = tuple(modules)
         self.fallback = fallback
+        self._fixed = modules[0].report.fixed
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
             shapes = tuple(extents(port) for port in module.program.model_inputs)
@@ -59,7 +60,7 @@ class ShapedModule:
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
         ports = self.modules[0].program.model_inputs
-        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
+        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes, self._fixed))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
@@ -79,7 +80,7 @@ class ShapedModule:
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
         ports = self.modules[0].program.model_inputs
-        values = in_order(ports, args, named)
+        values = in_order(ports, args, named, self._fixed)
         shapes = _shapes(ports, values)
         ordered = dict(zip([port.name for port in ports], values, strict=True))
         module = self._by_shapes.get(shapes)
@@ -114,7 +115,7 @@ class ShapedModule:
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of a warm run; see ``CompiledModule.trace``. Raises InputError for other shapes."""
         ports = self.modules[0].program.model_inputs
-        shapes = _shapes(ports, in_order(ports, (), inputs))
+        shapes = _shapes(ports, in_order(ports, (), inputs, self._fixed))
         return (self._by_shapes.get(shapes) or self._refuse(shapes)).trace(inputs)
 
     def clone(self) -> ShapedModule:

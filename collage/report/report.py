@@ -145,6 +145,8 @@ class Report:
     spent_s: Mapping[str, float] = field(default_factory=dict)
     errors: ErrorReport | None = None
     """None for a compile without a tolerance."""
+    fixed: Sequence[str] = ()
+    """The model's overridable initializers, which are no inputs of the module."""
 
     @property
     def is_measured(self) -> bool:
@@ -157,8 +159,10 @@ class Report:
         return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file. A candidate's precision is among them only where it is a reduced one."""
+        """Plain values for the module file, with precisions and fixed inputs only if there are any to name."""
         found = asdict(self)
+        if not self.fixed:
+            del found["fixed"]
         for each in found["candidates"]:
             if not each["precision"]:
                 del each["precision"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from collage.errors import InputError
+from collage.errors import InputError, refuse_fixed
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.given_array import MismatchError, given_array
 from collage.graph.value_type import STRING, TENSOR
@@ -23,14 +23,16 @@ def collect_inputs(
     args: Sequence[Any],
     named: Mapping[str, Any],
     assumed: Mapping[int, bytes] = _NOTHING,
+    fixed: Collection[str] = (),
 ) -> list[Any]:
     """Values in the order of the ports, from positional and named arguments.
 
     Values are numpy arrays, objects with DLPack, nested lists, and what ValueType takes. A mapping as the only
     positional argument stands for named ones. Indices are those of the setting that is ``assumed``, by the inputs'
-    values; the original model checks others. Raises InputError, which names the input and what it should be.
+    values; the original model checks others. ``fixed`` are the names of inputs that the compile has fixed. Raises
+    InputError, which names the input and what it should be.
     """
-    values = in_order(ports, args, named)
+    values = in_order(ports, args, named, fixed)
     if not assumed:
         return [_checked(port, value) for port, value in zip(ports, values, strict=True)]
     found = [_typed(port, value) for port, value in zip(ports, values, strict=True)]
@@ -47,7 +49,10 @@ def _is_assumed(port: Port | ValuePort, value: Any, assumed: Mapping[int, bytes]
 
 
 def in_order(
-    ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
+    ports: Sequence[Port | ValuePort],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    fixed: Collection[str] = (),
 ) -> Sequence[Any]:
     """The values as they were given, in the order of the ports.
 
@@ -69,6 +74,7 @@ def in_order(
     valid = [port.name for port in ports]
     unknown = sorted(set(given) - set(valid))
     if unknown:
+        refuse_fixed(unknown, fixed)
         raise InputError(f"unknown input: {', '.join(unknown)}. The model takes: {_listing(ports)}.")
     missing = [port for port in ports if port.name not in given]
     if missing:
