@@ -145,10 +145,11 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             if c.backend == VIEW:
                 about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        outcomes = compilation.proposal.corrections.measured(compilation.outcomes)
+        in_network = compilation.proposal.corrections.kernels
         for offer in compilation.offers:
-            found = _candidate(offer.request, offer.pattern, outcomes.get(offer.request))
-            yield replace(found, threads=threads)
+            found = _candidate(offer.request, offer.pattern, compilation.outcomes.get(offer.request))
+            timed = in_network.get(offer.request) if found.cost_us is not None else None
+            yield replace(found, threads=threads, in_network_us=None if timed is None else timed.us)
     for each in compilation.refused:
         yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
     # A request that several passes have considered is told once, with what came of it at last.
