@@ -65,6 +65,20 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     _refuse_huge(model)
 
 
+def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes (elements per axis) of inputs that the model leaves open, and whose fixed dimensions they have."""
+    found = {}
+    for each in model_inputs(model):
+        if each.name not in shapes or _is_static(each):
+            continue
+        shape = tuple(shapes[each.name])
+        dims = each.type.tensor_type.shape.dim
+        fits = all(d.dim_value in (0, extent) for d, extent in zip(dims, shape, strict=False))
+        if len(dims) in (0, len(shape)) and fits and -1 not in shape:
+            found[each.name] = shape
+    return found
+
+
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Write the types of values that onnx infers into the caller's model, in place. Returns the same model."""
     try:
