@@ -146,6 +146,57 @@ def test_wrong_bodies_are_explained(server: Served, body: bytes, words: str) -> 
     assert found["error"]["type"] == "invalid_request_error"
 
 
+def test_chats_have_messages_of_texts(server: Served) -> None:
+    text, picture = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}
+    messages = {"role": "user", "content": [text, text]}, {"role": "user", "content": [text, picture]}
+    for given, expected, words in (
+        ([], 400, "messages is empty"),
+        ([messages[1]], 400, "this model takes text parts only"),
+        ([messages[0]], 200, ""),
+    ):
+        asked = {"model": "m", "messages": given, "max_tokens": 1}
+        status, _, found = server.ask("POST", "/v1/chat/completions", asked)
+        assert status == expected
+        assert status == 200 or words in found["error"]["message"]
+
+
+def test_browsers_let_pages_of_chosen_origins_use_the_server(server: Served, folder: Path) -> None:
+    page = {"Origin": "http://localhost:3000"}
+    preflight = {
+        **page,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    stream = json.dumps({**ASK, "max_tokens": 1}).encode()
+
+    def asked(
+        where: Served, method: str, headers: dict[str, str], body: bytes | None = None
+    ) -> tuple[int, Any]:
+        with closing(where.connect()) as connection:
+            connection.request(method, "/v1/completions", body, headers)
+            response = connection.getresponse()
+            response.read()
+            return response.status, response.headers
+
+    status, headers = asked(server, "OPTIONS", preflight)
+    assert (status, headers["access-control-allow-origin"]) == (405, None)
+    with served(
+        folder, "--allow-origin", "HTTP://localhost:3000/", "--allow-origin", "https://x.org"
+    ) as other:
+        status, headers = asked(other, "OPTIONS", preflight)
+        assert (status, headers["access-control-allow-origin"]) == (200, page["Origin"])
+        assert "POST" in headers["access-control-allow-methods"]
+        assert "authorization" in headers["access-control-allow-headers"]
+        for body, expected in ((stream, 200), (b"{", 400)):
+            status, headers = asked(other, "POST", page, body)
+            assert (status, headers["access-control-allow-origin"]) == (expected, page["Origin"])
+            assert "x-request-id" in headers["access-control-expose-headers"]
+        assert (
+            asked(other, "POST", {"Origin": "http://evil"}, stream)[1]["access-control-allow-origin"] is None
+        )
+        assert asked(other, "OPTIONS", {**preflight, "Origin": "http://evil"})[0] == 400
+
+
 def test_other_errors_have_the_same_form(server: Served) -> None:
     for method, path, expected in (
         ("GET", "/nothing", 404),
@@ -186,7 +237,9 @@ def test_fuzzed_requests_are_no_faults(server: Served) -> None:
     from scripts.lib.serve_soak import fuzzed_body
 
     draw = random.Random(0)
-    statuses = [server.ask("POST", *fuzzed_body(draw, CONFIG.vocabulary))[0] for _ in range(150)]
+    found = [server.ask("POST", *fuzzed_body(draw, CONFIG.vocabulary)) for _ in range(150)]
+    statuses = [each[0] for each in found]
+    assert not [text for status, _, text in found if status == 400 and "nput should" in str(text)]
     assert all(status < 500 for status in statuses)
     assert 200 in statuses
     assert 400 in statuses
@@ -443,6 +496,8 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
         (("--stall-seconds", "nan"), ("--stall-seconds", "nan")),
         (("--answer-seconds", "inf", "--parallel", "cache"), ("--answer-seconds", "inf")),
         (("--itl-target", "nan"), ("itl_target_ms", "nan")),
+        (("--allow-origin", "localhost:3000"), ("localhost:3000", "http://localhost:3000")),
+        (("--allow-origin", "http://localhost/page"), ("localhost/page", "origin")),
         (("--policy", "orca", "--itl-target", "5"), ("orca", "no target")),
     ],
     ids=" ".join,
