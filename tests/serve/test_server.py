@@ -463,6 +463,8 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
     fails(1, "serve", folder, "--port", str(taken), words=("in use", str(taken), "--port"))
     fails(1, "serve", tmp_path / "no.collage", "--port", "0", words=("no.collage",))
     fails(1, "serve", tmp_path, "--port", "0", words=("one compiled decoder",))
+    (tmp_path / "model.onnx").touch()
+    fails(1, "serve", tmp_path, "--port", "0", words=("is not compiled", f"compile-decoder {tmp_path} -o"))
     fails(1, "serve", folder, "--port", "0", "--cache-blocks", str(10**12), words=("fit into",))
     fails(2, "serve", folder, "--port", "0", "--cache-blocks", "0", words=("--cache-blocks",))
     fails(1, "serve", folder, "--port", "0", "--cache", "bfloat16", words=("no cache in bfloat16",))

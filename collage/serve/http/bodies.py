@@ -234,7 +234,7 @@ class ChatBody(CommonBody):
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """As that of ``CommonBody``."""
+        """The names of the number of log probabilities, and of the most tokens if it is given by the newer one."""
         found = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             found["max_tokens"] = "max_completion_tokens"
