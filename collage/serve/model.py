@@ -105,6 +105,9 @@ def _decoder_file(model: Path) -> Path:
         return model
     found = sorted(model.glob(f"*{_SUFFIX}"))
     if len(found) != 1:
+        if not found and any((*model.glob("*.onnx"), *model.glob("onnx/*.onnx"))):
+            command = f"collage compile-decoder {model} -o {model / model.resolve().name}{_SUFFIX}"
+            raise CollageError(f"the decoder in {model} is not compiled; `{command}` does that.")
         names = ", ".join(each.name for each in found) or "none"
         raise CollageError(f"{model} must have one compiled decoder (*{_SUFFIX}); it has {names}.")
     return found[0]
