@@ -209,7 +209,7 @@ def test_runners_beside_each_other_share_the_memory(ready: Ready, monkeypatch: p
     monkeypatch.setattr("collage.serve.decoder.memory.free_bytes", lambda: free)
 
     def blocks(wanted: int | None, runners: int, parallelism: Parallelism | None = None) -> int | None:
-        return blocks_of_one(ready.path, wanted, None, "float32", parallelism, runners)
+        return blocks_of_one(ready.path, wanted, "float32", parallelism, runners)
 
     assert [blocks(None, runners) for runners in (1, 2, 3)] == [60 * least, 30 * least, 20 * least]
     assert blocks(None, 2, Parallelism("tensor", 2)) == 15 * least
