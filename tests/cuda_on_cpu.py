@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.tvm_codegen.artifact import Slot, TensorSpec
+from collage.backends.tvm_codegen.artifact import BufferSlot, TensorSpec
 from collage.backends.tvm_codegen.lower import LoweredKernel
 from collage.backends.tvm_cuda_codegen.artifact import Launch
 from collage.backends.tvm_cuda_codegen.build import launches_of, sources_of
@@ -100,7 +100,7 @@ class CpuThreads:
 
 
 def _launch(function: Any, launch: Launch, buffers: Mapping[str, Sequence[Any]]) -> None:
-    def address(slot: Slot) -> int:
+    def address(slot: BufferSlot) -> int:
         return int(buffers[slot.kind][slot.index].ctypes.data)
 
     given = (ctypes.c_void_p * max(1, len(launch.args)))(*map(address, launch.args))

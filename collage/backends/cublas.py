@@ -76,7 +76,7 @@ class Cublas(CudaLibrary):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The description with the variant's algorithm, which the heuristic gives for the GPU that is here."""
-        from collage.backends.cublas_kernels.artifact import CublasArtifact, Operands, pack
+        from collage.backends.cublas_kernels.artifact import CublasArtifact, ProductOperands, pack
         from collage.backends.cublas_kernels.library import Handles
         from collage.backends.cublas_kernels.task import in_precision, task_of
 
@@ -98,7 +98,7 @@ class Cublas(CudaLibrary):
                 task.description,
                 chosen.data,
                 chosen.workspace_bytes,
-                Operands(len(subgraph.inputs), task.left, task.right, task.residual),
+                ProductOperands(len(subgraph.inputs), task.left, task.right, task.residual),
                 task.weights,
                 task.bias,
             )

@@ -17,7 +17,7 @@ from collage.graph.storage import CUDA, Storage, narrowed
 from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
-    from collage.backends.cudnn_kernels.lowered import Task
+    from collage.backends.cudnn_kernels.lowered import CudnnTask
     from collage.frontend.subgraph import Subgraph
     from collage.kernel.frames import Artifact
     from collage.kernel.kernel import Kernel
@@ -45,7 +45,7 @@ class Cudnn(CudaLibrary):
 
         return version()
 
-    def read(self, subgraph: Subgraph) -> Task:
+    def read(self, subgraph: Subgraph) -> CudnnTask:
         """What cuDNN computes of the subgraph. Raises UnsupportedError where that is nothing."""
         from collage.backends.cudnn_kernels.task import task_of
 
@@ -106,7 +106,7 @@ class Cudnn(CudaLibrary):
         refuse_other_gpu(found.architecture)
         return CudnnKernel(found)
 
-    def _variants(self, subgraph: Subgraph, task: Task, options: BuildOptions) -> Iterator[Variant]:
+    def _variants(self, subgraph: Subgraph, task: CudnnTask, options: BuildOptions) -> Iterator[Variant]:
         from collage.backends.cuda_kernels.precisions import is_stored_narrow
 
         precisions = [each for each in task.offered if not each or each in options.precisions]

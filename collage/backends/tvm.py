@@ -166,7 +166,7 @@ def _narrow(chosen: Sequence[bool]) -> tuple[Storage, ...]:
 
 
 class _Compiled(NativeKernel):
-    def __init__(self, loaded: run.Kernel, threads: int) -> None:
+    def __init__(self, loaded: run.TvmKernel, threads: int) -> None:
         super().__init__(threads)
         self._loaded = loaded
 
@@ -177,7 +177,7 @@ class _Compiled(NativeKernel):
 class _Pooled(Kernel):
     own_threads = True
 
-    def __init__(self, loaded: run.Kernel) -> None:
+    def __init__(self, loaded: run.TvmKernel) -> None:
         self._loaded = loaded
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:

@@ -128,9 +128,9 @@ class TvmCuda(Tuner, CudaBackend):
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """Load the machine code and the constants on the GPU."""
         from collage.backends.tvm_cuda_codegen.artifact import unpack
-        from collage.backends.tvm_cuda_codegen.load import CudaKernel
+        from collage.backends.tvm_cuda_codegen.load import LoadedCudaKernel
 
-        return CudaKernel(unpack(artifact))
+        return LoadedCudaKernel(unpack(artifact))
 
 
 def _is_tuned(options: BuildOptions) -> bool:

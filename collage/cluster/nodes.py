@@ -19,7 +19,7 @@ _FACTS_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """A node: Ray's id, a name for people, and the CPUs that Ray gives out there."""
 
     id: str
@@ -31,7 +31,7 @@ class Node:
 class Nodes:
     """The nodes that match this machine, and why the others are left out, by name."""
 
-    matching: tuple[Node, ...]
+    matching: tuple[ClusterNode, ...]
     refused: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -56,7 +56,9 @@ def find_nodes(ray: ModuleType, address: object, backends: Mapping[str, bytes]) 
     return found
 
 
-def judge(here: MachineFacts, facts: Mapping[Node, MachineFacts | str], alive: list[Node]) -> Nodes:
+def judge(
+    here: MachineFacts, facts: Mapping[ClusterNode, MachineFacts | str], alive: list[ClusterNode]
+) -> Nodes:
     """The nodes that match; ``facts`` has each node's facts, or the reason why there are none."""
     matching, refused = [], {}
     for node in alive:
@@ -69,7 +71,7 @@ def judge(here: MachineFacts, facts: Mapping[Node, MachineFacts | str], alive: l
     return Nodes(tuple(matching), refused)
 
 
-def pinned(node: Node) -> Any:
+def pinned(node: ClusterNode) -> Any:
     """The option by which Ray runs something on that node, and nowhere else."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -84,14 +86,14 @@ def why(error: BaseException) -> str:
     )
 
 
-def _node(told: Mapping[str, Any]) -> Node:
+def _node(told: Mapping[str, Any]) -> ClusterNode:
     name = f"{told['NodeManagerHostname']} ({told['NodeManagerAddress']})"
-    return Node(str(told["NodeID"]), name, float(told.get("Resources", {}).get("CPU", 0)))
+    return ClusterNode(str(told["NodeID"]), name, float(told.get("Resources", {}).get("CPU", 0)))
 
 
 def _facts_of(
-    ray: ModuleType, nodes: list[Node], backends: Mapping[str, bytes]
-) -> dict[Node, MachineFacts | str]:
+    ray: ModuleType, nodes: list[ClusterNode], backends: Mapping[str, bytes]
+) -> dict[ClusterNode, MachineFacts | str]:
     """Each node's facts, or why it tells none."""
     ask = ray.remote(facts_here)
     asked = {
@@ -102,7 +104,7 @@ def _facts_of(
         return {}
     ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_FACTS_LIMIT_S)
     late = f"it did not answer within {_FACTS_LIMIT_S:g} s"
-    found: dict[Node, MachineFacts | str] = dict.fromkeys(asked.values(), late)
+    found: dict[ClusterNode, MachineFacts | str] = dict.fromkeys(asked.values(), late)
     for ref in ready:
         try:
             found[asked[ref]] = MachineFacts.of_plain(ray.get(ref))

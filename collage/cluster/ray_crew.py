@@ -10,7 +10,7 @@ from itertools import count
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from collage.cluster.nodes import Node, pinned, why
+from collage.cluster.nodes import ClusterNode, pinned, why
 from collage.cluster.shares import Shares
 from collage.cluster.slot import SentSession, Slot, pickle_job
 from collage.measure.crew import Done, Job
@@ -35,7 +35,7 @@ _GOODBYE_S = 3.0
 class _Place:
     """A slot of a node, with the actor that is there now."""
 
-    node: Node
+    node: ClusterNode
     number: int
     cpus: float
     actor: Any = None
@@ -60,7 +60,7 @@ class RayCrew:
     """What the log tells of each job: its size, and the seconds until its answer."""
 
     ray: ModuleType
-    nodes: Sequence[Node]
+    nodes: Sequence[ClusterNode]
     slots: int
     session: WorkerSession
     _places: list[_Place] = field(default_factory=list)

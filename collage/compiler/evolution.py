@@ -21,7 +21,7 @@ from collage.core.progress import Progress
 from collage.frontend.subgraph import Subgraph
 from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
-from collage.search.evolution import Cost, EvolutionResult, Limits, State, evolve
+from collage.search.evolution import Cost, EvolutionResult, SearchLimits, State, evolve
 from collage.search.offload import Encoding, Genome, encode
 
 _ABOUT_AS_FAST = 1.1
@@ -64,7 +64,9 @@ class GraphLevel:
             nothing = "nothing is left that an engine could take over"
             return [], [Evolved(GraphLevelReport(0, 0, 0, 0.0, 1.0, nothing, ()))], None
         show(State(encoding.op_level, Cost(1.0)))
-        found = evolve(encoding.genes, self._seeds(), judge, random.Random(seed), Limits(budget_s), show)
+        found = evolve(
+            encoding.genes, self._seeds(), judge, random.Random(seed), SearchLimits(budget_s), show
+        )
         plans = []
         if found.state.champion != encoding.op_level:
             plans = variants_of(LABEL, judge.placement(found.state.champion), self._context.backends)

@@ -28,7 +28,7 @@ _MOST_OPAQUE = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line of the placement table; ``share`` is the cost over the sum of all regions' costs (0 to 1).
 
     ``cost_us`` is None where nothing was measured. ``stream`` is the number of the stream, "team" where all threads
@@ -81,12 +81,12 @@ def _stream_of(region: Region, program: Program) -> str:
     return str(region.stream) if region.threads < program.threads else "team"
 
 
-def rows(program: Program) -> list[Row]:
+def rows(program: Program) -> list[TableRow]:
     """The regions in launch order, numbered as in ``show --json``; views that launch nothing are left out."""
     total = sum(region.cost_us for region in program.regions)
     launched = set(program.executed)
     return [
-        Row(
+        TableRow(
             number,
             region.backend,
             shorten_ops(region.ops),

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
+from collage.backends.cuda_kernels.launch import Prepared, StreamLaunches, load_code
 from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.core.cuda import gpu
 from collage.core.cuda_driver import driver
@@ -88,7 +88,7 @@ def scan_on_device(scan: Scanned, flag: DeviceFlag) -> DeviceCall:
     blocks = max(1, min(_MOST_BLOCKS, -(-flat.size // _THREADS)))
     arguments = tuple(int(each.ctypes.data) for each in (flat, limits, flag.array))
     function = code.function(f"scan_{8 * size}")
-    return Launches(
+    return StreamLaunches(
         [Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)], (scan, limits, flag)
     )
 

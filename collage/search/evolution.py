@@ -73,7 +73,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """The search ends after ``budget_s`` seconds of trials, or after ``patience`` populations without a gain.
 
     A population has ``population`` strings.
@@ -113,7 +113,7 @@ def evolve(
     seeds: Sequence[Genome],
     judge: Judge,
     rng: random.Random,
-    limits: Limits,
+    limits: SearchLimits,
     show: Callable[[State], None] = lambda _: None,
 ) -> EvolutionResult:
     """Search from the ``seeds``; the first one is the op level, which costs 1.0 and is the first champion.
@@ -152,7 +152,7 @@ class _Search:
     genes: Sequence[Gene]
     judge: Judge
     rng: random.Random
-    limits: Limits
+    limits: SearchLimits
     show: Callable[[State], None]
     state: State
     known: dict[Genome, Cost | None] = field(default_factory=dict)

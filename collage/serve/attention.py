@@ -108,7 +108,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Cache:
+class LayerCache:
     """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, value_dim, padded].
 
     Both are float32, or bfloat16 or int8, to which k and v are rounded when they are written. In int8 they are
@@ -130,16 +130,16 @@ class Cache:
             self.scales[block, :, number] = scale.squeeze(axis)
 
 
-def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
+def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> LayerCache:
     """An empty cache of that many blocks, in one of ``CACHE_TYPES``. Raises MemoryError."""
     keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), dtype)
     values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, _whole_vectors(heads.value_dim)), dtype)
     values.fill(0)  # what pads a head is multiplied, too
     scales = (blocks, heads.kv_heads, 2, BLOCK_TOKENS) if dtype == _SCALED else (0,)
-    return Cache(keys, values, aligned_empty(scales, "float32"))
+    return LayerCache(keys, values, aligned_empty(scales, "float32"))
 
 
-class Batch:
+class AttentionBatch:
     """The slices of an iteration, in the form that the kernels read. All layers share it."""
 
     def __init__(self, heads: Heads, threads: int) -> None:
@@ -204,7 +204,7 @@ class Operands:
     k: Rows
     v: Rows
     out: Rows
-    cache: Cache
+    cache: LayerCache
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,12 @@ class LayerAttention:
 
 
 def attention_steps(
-    heads: Heads, batch: Batch, operands: Operands, rotations: Rotations, threads: int, partial: bool = False
+    heads: Heads,
+    batch: AttentionBatch,
+    operands: Operands,
+    rotations: Rotations,
+    threads: int,
+    partial: bool = False,
 ) -> list[Step]:
     """The steps of a layer: k and v are written to the cache, parts of sequences are attended to, and merged.
 

@@ -6,8 +6,8 @@ from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collage.serve.costs import Costs
-from collage.serve.plan import Admission, Limits, Plan, Pool, expired
+from collage.serve.costs import BucketCosts
+from collage.serve.plan import Admission, IterationPlan, Limits, RequestPool, expired
 from collage.serve.sequence import Sequence
 
 _USUAL_SLOWDOWN = 2.0
@@ -35,7 +35,7 @@ class _Work:
     admission: Admission | None = None
 
 
-def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan:
+def plan_chunked(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Limits) -> IterationPlan:
     """The next iteration: a token of each running stream, and as much of prompts as the streams can bear.
 
     Sequences are served in their order (arrival, shifted by priority), and none is admitted before one that waits for
@@ -61,7 +61,7 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     places = limits.max_running * limits.workers - len(running)
     prompts = work or (waiting and places > 0)
     if not prompts or len(streams) == limits.max_running:
-        return Plan(tuple(streams), (1,) * len(streams), preempted=tuple(preempted), expired=late)
+        return IterationPlan(tuple(streams), (1,) * len(streams), preempted=tuple(preempted), expired=late)
     starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
     many = starting >= _MANY * limits.max_running or len(waiting) > places
     costs = costs.with_streams(len(streams) + 1)  # few prompts end in one iteration
@@ -75,7 +75,7 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
         work += _admissible(waiting, wanted, places, free, pool, limits)
     work = work[: limits.max_running - len(streams)]
     chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
-    return Plan(
+    return IterationPlan(
         sequences=(*streams, *(work.sequence for work, _ in chunks)),
         counts=(1,) * len(streams) + tuple(n for _, n in chunks),
         admitted=tuple(work.admission for work, _ in chunks if work.admission is not None),
@@ -85,7 +85,7 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
 
 
 def _make_room(
-    idle: list[Sequence], free: int, pool: Pool, limits: Limits
+    idle: list[Sequence], free: int, pool: RequestPool, limits: Limits
 ) -> tuple[list[Sequence], list[Sequence], int]:
     """Drive out the last sequences until each stream has the block that its next token needs.
 
@@ -108,7 +108,7 @@ def _make_room(
     return kept, preempted, free - wanted
 
 
-def _largest_bucket(streams: int, many: bool, costs: Costs, limits: Limits) -> int:
+def _largest_bucket(streams: int, many: bool, costs: BucketCosts, limits: Limits) -> int:
     """The index of the largest bucket that keeps the target, at least the smallest with room for a prompt's token.
 
     ``many`` tells that many requests wait.
@@ -128,7 +128,7 @@ def _largest_bucket(streams: int, many: bool, costs: Costs, limits: Limits) -> i
 
 
 def _admissible(
-    waiting: abc.Sequence[Sequence], wanted: int, places: int, free: int, pool: Pool, limits: Limits
+    waiting: abc.Sequence[Sequence], wanted: int, places: int, free: int, pool: RequestPool, limits: Limits
 ) -> Iterator[_Work]:
     """The waiting sequences that may begin, until they have the tokens that are wanted."""
     margin = len(pool.running) if limits.preemption else 0  # each running stream may need a block soon
@@ -149,7 +149,7 @@ def _admissible(
         wanted -= tokens
 
 
-def _cached(sequence: Sequence, pool: Pool, limits: Limits) -> tuple[tuple[int, ...], int]:
+def _cached(sequence: Sequence, pool: RequestPool, limits: Limits) -> tuple[tuple[int, ...], int]:
     """The blocks that hold the sequence's beginning, and how many of them are free now."""
     if not pool.blocks.keeps:
         return (), 0
@@ -158,7 +158,7 @@ def _cached(sequence: Sequence, pool: Pool, limits: Limits) -> tuple[tuple[int, 
     return pool.blocks.lookup(sequence.keys[:full])
 
 
-def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: Costs) -> int:
+def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: BucketCosts) -> int:
     """The tokens of the iteration: those that give the most tokens a millisecond, up to the bucket ``most``.
 
     It fills a bucket exactly, except where that is all there is to compute, and a few tokens that are left over would
@@ -178,7 +178,7 @@ def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: Costs) ->
     return best
 
 
-def _in_two(streams: int, first: int, wanted: int, costs: Costs) -> float:
+def _in_two(streams: int, first: int, wanted: int, costs: BucketCosts) -> float:
     """The time of ``first`` tokens now, and by which the rest make the next iteration of the streams longer."""
     return costs.of(first) + costs.of(streams + wanted - first) - costs.of(streams)
 

@@ -16,7 +16,7 @@ from collage.serve.blocks import BlockPool, root_key
 from collage.serve.choice import Chooser
 from collage.serve.costs import costs_of, rewarding_streams
 from collage.serve.options import POLICIES, EngineOptions
-from collage.serve.plan import Limits, Plan, Pool
+from collage.serve.plan import IterationPlan, Limits, RequestPool
 from collage.serve.request import Event, Finish, Request, Stats
 from collage.serve.runner import Runner, Slice, end_tokens_of, shares_of, threads_of, workers_of
 from collage.serve.sampler import Sampler, choose_all
@@ -133,12 +133,12 @@ class Core:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
-    def plan(self, now_s: float) -> Plan:
+    def plan(self, now_s: float) -> IterationPlan:
         """What the policy decides now; nothing is changed."""
-        pool = Pool(self._running, self._waiting, self.blocks, self.next_deadline_s)
+        pool = RequestPool(self._running, self._waiting, self.blocks, self.next_deadline_s)
         return self._policy(pool, now_s, self._costs, self._limits)
 
-    def begin(self, plan: Plan, now_s: float) -> tuple[list[list[Slice]], list[Event]]:
+    def begin(self, plan: IterationPlan, now_s: float) -> tuple[list[list[Slice]], list[Event]]:
         """Carry a plan out up to the model: the steps to run, and the events of requests that have expired.
 
         A plan has one step, unless its tokens are more than the runner takes, as prompts are in Orca's policy.
@@ -178,7 +178,7 @@ class Core:
         """
         return run_steps(self._runner, steps, between)
 
-    def finish(self, plan: Plan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
+    def finish(self, plan: IterationPlan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
         events: list[Event] = []
         wanted: list[Sequence] = []
@@ -227,7 +227,7 @@ class Core:
         self._totals["generated_tokens"] += generated
         return events
 
-    def fail(self, plan: Plan, message: str) -> list[Event]:
+    def fail(self, plan: IterationPlan, message: str) -> list[Event]:
         """Give up the requests of an iteration that the runner could not run; the others go on."""
         for sequence in plan.sequences:
             sequence.in_flight = False

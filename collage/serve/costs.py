@@ -16,7 +16,7 @@ _HARDLY = 1.1
 
 
 @dataclass(frozen=True)
-class Costs:
+class BucketCosts:
     """The time of an iteration for each bucket: ``ms[i]`` for one of up to ``buckets[i]`` tokens, ascending.
 
     Each of the tokens is a stream's with a row of logits, as in an iteration that decodes. ``body_ms`` are the times
@@ -31,15 +31,17 @@ class Costs:
         """The index of the smallest bucket that holds this many tokens, or of the largest one."""
         return min(bisect_left(self.buckets, tokens), len(self.buckets) - 1)
 
-    def with_streams(self, streams: int) -> Costs:
+    def with_streams(self, streams: int) -> BucketCosts:
         """The costs of iterations with so many streams, which have a row of logits each; other tokens are prompts'."""
         return self._with_streams[self.bucket(streams)] if self.body_ms else self
 
     @cached_property
-    def _with_streams(self) -> tuple[Costs, ...]:
+    def _with_streams(self) -> tuple[BucketCosts, ...]:
         """The costs beside streams that fill each of the buckets. An iteration with prompts would take 4 us for one."""
         more = (max(ms - body_ms, 0.0) for ms, body_ms in zip(self.ms, self.body_ms, strict=True))
-        return tuple(Costs(self.buckets, tuple(body_ms + ms for body_ms in self.body_ms)) for ms in more)
+        return tuple(
+            BucketCosts(self.buckets, tuple(body_ms + ms for body_ms in self.body_ms)) for ms in more
+        )
 
     def of(self, tokens: int) -> float:
         """The milliseconds of an iteration with this many tokens. More than the largest bucket take several."""
@@ -47,7 +49,7 @@ class Costs:
         return whole * self.ms[-1] + (self.ms[self.bucket(rest)] if rest else 0.0)
 
 
-def rewarding_streams(costs: Costs) -> int:
+def rewarding_streams(costs: BucketCosts) -> int:
     """How many streams an iteration should have: from 32 to 64, as many as shorten the time of each one's token.
 
     That is the least number at which a token takes at most a tenth longer than at the best one. Where arithmetic sets
@@ -59,12 +61,12 @@ def rewarding_streams(costs: Costs) -> int:
     return next(streams for streams, ms in share_ms.items() if ms <= _HARDLY * least_ms)
 
 
-def costs_of(runner: Runner) -> Costs:
+def costs_of(runner: Runner) -> BucketCosts:
     """The table of a runner. Noise in it is smoothed: a larger bucket never costs less than a smaller one."""
     buckets = buckets_of(runner)
     ms = _ascending(map(runner.cost_ms, buckets))
     body = getattr(runner, "body_ms", None)
-    return Costs(buckets, ms, () if body is None else _ascending(map(body, buckets)))
+    return BucketCosts(buckets, ms, () if body is None else _ascending(map(body, buckets)))
 
 
 def _ascending(times: Iterable[float]) -> tuple[float, ...]:

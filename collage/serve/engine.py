@@ -14,7 +14,7 @@ from collage.errors import CollageError, InputError
 from collage.serve.answer import Answer
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.options import EngineOptions
-from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats, answers_to
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, answers_to
 from collage.serve.runner import Runner
 from collage.serve.sampler import Logprobs
 from collage.serve.sampling import Sampling
@@ -202,7 +202,7 @@ class Engine:
             raise
         return streams
 
-    def _deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+    def _deliver(self, events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
         for event in events:
             with self._lock:
                 ended = event.finish is not None

@@ -15,15 +15,15 @@ from collage.core.library_text import library_text
 from collage.serve.admission import check_request
 from collage.serve.core import Core
 from collage.serve.options import EngineOptions
-from collage.serve.plan import Plan
-from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.plan import IterationPlan
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats
 from collage.serve.runner import Runner, RunnerLostError, watch, workers_of
 from collage.serve.tokenizer import Tokenizer
 from collage.serve.trace import Trace
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[list[Event], "Iteration | None", Stats], None]
+Deliver = Callable[[list[Event], "IterationRecord | None", Stats], None]
 """Takes the events of an iteration, its times, and the state after it. It is called in the engine's thread."""
 
 _STUCK_S = 0.01
@@ -61,7 +61,7 @@ class Loop:
         self._core = Core(runner, options, tokenizer)
         self._workers = workers_of(runner)
         self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
-        self._flying: deque[tuple[Plan, Iteration, Future[Any]]] = deque()
+        self._flying: deque[tuple[IterationPlan, IterationRecord, Future[Any]]] = deque()
         self.most_open = options.max_waiting + self._core.max_running * self._workers
         self._trace = Trace(options.trace_iterations)
         self._traces = bool(options.trace_iterations)
@@ -181,7 +181,7 @@ class Loop:
         events = self._finished(plan, future.result)
         self._send(events, before._replace(end_s=time.monotonic()))
 
-    def _finished(self, plan: Plan, result: Callable[[], Any]) -> list[Event]:
+    def _finished(self, plan: IterationPlan, result: Callable[[], Any]) -> list[Event]:
         start = time.monotonic()
         try:
             logits = result()
@@ -198,9 +198,9 @@ class Loop:
         self._scheduler_s += time.monotonic() - end
         return events
 
-    def _iteration(self, plan: Plan, start_s: float, planned_s: float) -> Iteration:
+    def _iteration(self, plan: IterationPlan, start_s: float, planned_s: float) -> IterationRecord:
         state = self._core.stats()
-        return Iteration(
+        return IterationRecord(
             start_s,
             planned_s,
             planned_s,
@@ -233,7 +233,7 @@ class Loop:
                 events += self._core.cancel(command)
         return events, ends
 
-    def _send(self, events: list[Event], iteration: Iteration | None) -> None:
+    def _send(self, events: list[Event], iteration: IterationRecord | None) -> None:
         self._stats = self._core.stats()._replace(scheduler_s=self._scheduler_s, busy_s=self._busy_s)
         ended = {each.id: each.finish for each in events if each.finish is not None}
         if ended:
@@ -249,7 +249,7 @@ class Loop:
         """Tell whoever watches that the engine is at work, in an iteration of several steps, which may take minutes."""
         self._deliver([], None, self._stats)
 
-    def _note(self, iteration: Iteration | None, ended: dict[int, Finish]) -> None:
+    def _note(self, iteration: IterationRecord | None, ended: dict[int, Finish]) -> None:
         if iteration is not None:
             self._trace.add(iteration)
         now = time.monotonic()

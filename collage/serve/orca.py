@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collage.serve.costs import Costs
-from collage.serve.plan import Admission, Limits, Plan, Pool, expired
+from collage.serve.costs import BucketCosts
+from collage.serve.plan import Admission, IterationPlan, Limits, RequestPool, expired
 from collage.serve.sequence import Sequence
 
 
@@ -32,7 +32,7 @@ def select(
     return batch, n_rsrv
 
 
-def plan_orca(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan:
+def plan_orca(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Limits) -> IterationPlan:
     """The next batch by Algorithm 1: first come, first served at the iteration, and prompts are not cut.
 
     A slot holds the keys and values of one token. The cache hands out whole blocks, so a request's ``max_tokens`` is
@@ -51,7 +51,7 @@ def plan_orca(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan:
     n_rsrv = sum(slots[each.id] for each in pool.running if each.id not in ended)
     n_slots = pool.blocks.count * limits.block_tokens
     batch, _ = select(entries, n_rsrv, limits.max_running, n_slots)
-    return Plan(
+    return IterationPlan(
         sequences=tuple(batch),
         counts=tuple(each.remaining for each in batch),
         admitted=tuple(Admission(each) for each in batch if each.id not in slots),

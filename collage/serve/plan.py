@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from collage.serve.blocks import BlockPool
-from collage.serve.costs import Costs
+from collage.serve.costs import BucketCosts
 from collage.serve.sequence import Sequence
 
 
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Pool:
+class RequestPool:
     """The requests of the engine. A policy reads it and changes nothing in it.
 
     ``running`` are the admitted sequences and ``waiting`` the others, each in order; ``next_deadline_s`` is the
@@ -62,7 +62,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Plan:
+class IterationPlan:
     """What one iteration does, in this order: expired, preempted, admitted, sequences. It may be empty.
 
     ``counts`` has the number of the next tokens of each of the ``sequences``. A stream has one.
@@ -85,11 +85,11 @@ class Plan:
         return tuple(map(Part, self.sequences, self.counts))
 
 
-Policy = abc.Callable[[Pool, float, Costs, Limits], Plan]
+Policy = abc.Callable[[RequestPool, float, BucketCosts, Limits], IterationPlan]
 """A policy is a pure function of the pool, the clock in seconds, the costs and the limits."""
 
 
-def expired(pool: Pool, now_s: float) -> tuple[Sequence, ...]:
+def expired(pool: RequestPool, now_s: float) -> tuple[Sequence, ...]:
     """The sequences whose deadline has passed and that are not in flight."""
     if now_s < pool.next_deadline_s:
         return ()

@@ -91,7 +91,7 @@ class Stats(NamedTuple):
     busy_s: float = 0.0
 
 
-class Iteration(NamedTuple):
+class IterationRecord(NamedTuple):
     """One iteration, for metrics and traces. Times are in seconds of the engine's clock."""
 
     start_s: float

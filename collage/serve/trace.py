@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from collage.serve.request import Iteration
+from collage.serve.request import IterationRecord
 
 _ITERATIONS, _SCHEDULER = 1, 2
 
@@ -15,10 +15,10 @@ class Trace:
 
     def __init__(self, most: int) -> None:
         """Keep this many iterations and as many requests; 0 keeps none."""
-        self._iterations: deque[Iteration] = deque(maxlen=most)
+        self._iterations: deque[IterationRecord] = deque(maxlen=most)
         self._requests: deque[tuple[int, float, float, float, str]] = deque(maxlen=most)
 
-    def add(self, iteration: Iteration) -> None:
+    def add(self, iteration: IterationRecord) -> None:
         """Note an iteration."""
         self._iterations.append(iteration)
 
@@ -50,7 +50,7 @@ class Trace:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _of_iteration(each: Iteration, zero: float) -> list[dict[str, Any]]:
+def _of_iteration(each: IterationRecord, zero: float) -> list[dict[str, Any]]:
     prompts = each.tokens - each.streams
     return [
         {

@@ -15,7 +15,7 @@ import pytest
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.strided import Strided, dense, ordered
 from collage.backends.cublas import Cublas
-from collage.backends.cublas_kernels.artifact import CublasArtifact, Operands, pack, unpack
+from collage.backends.cublas_kernels.artifact import CublasArtifact, ProductOperands, pack, unpack
 from collage.backends.cublas_kernels.description import Description, Matrix, describe
 from collage.backends.cublas_kernels.task import in_precision, task_of
 from collage.frontend.model import import_model
@@ -322,7 +322,7 @@ def test_variants_and_artifacts() -> None:
         task.description,
         bytes(range(64)),
         1 << 20,
-        Operands(1, task.left, task.right, task.residual),
+        ProductOperands(1, task.left, task.right, task.residual),
         task.weights,
         task.bias,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from collage.backends.cudnn import Cudnn
 from collage.backends.cudnn_kernels.artifact import pack, unpack
-from collage.backends.cudnn_kernels.graph import Graph
+from collage.backends.cudnn_kernels.graph import CudnnGraph
 from collage.backends.cudnn_kernels.task import task_of
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
@@ -329,7 +329,7 @@ def test_artifacts() -> None:
 def test_graphs_that_would_leave_a_buffer() -> None:
     """A graph from a file is checked before its numbers reach the library."""
     (lowered,) = task_of(matched(model_of("relu"))).lower(PLAIN.format, "")
-    graph: Graph = lowered.graph
+    graph: CudnnGraph = lowered.graph
     assert not graph.problem()
     tensors = graph.tensors
     for wrong in (

@@ -9,10 +9,10 @@ import pytest
 
 from collage.backends.base import UnsupportedError
 from collage.backends.cudnn_kernels import plans
-from collage.backends.cudnn_kernels.graph import INPUT, OUTPUT, Graph, Tensor
-from collage.backends.cudnn_kernels.plans import Plan, first_plans
+from collage.backends.cudnn_kernels.graph import INPUT, OUTPUT, CudnnGraph, Tensor
+from collage.backends.cudnn_kernels.plans import CudnnPlan, first_plans
 
-GRAPH = Graph((Tensor((2, 3), (3, 1), role=INPUT), Tensor((2, 3), (3, 1), role=OUTPUT)), ())
+GRAPH = CudnnGraph((Tensor((2, 3), (3, 1), role=INPUT), Tensor((2, 3), (3, 1), role=OUTPUT)), ())
 
 
 @pytest.fixture
@@ -20,10 +20,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What has been made; there are three plans."""
     found: list[str] = []
 
-    def offered(graph: Graph, precision: str, *, direct: bool, device: Any = None) -> Iterator[Plan]:
+    def offered(
+        graph: CudnnGraph, precision: str, *, direct: bool, device: Any = None
+    ) -> Iterator[CudnnPlan]:
         for number in range(3):
             found.append(f"{precision}{number}")
-            yield Plan(b"%d" % number, number)
+            yield CudnnPlan(b"%d" % number, number)
 
     monkeypatch.setattr(plans, "offered_plans", offered)
     plans._offered.cache_clear()
@@ -43,7 +45,7 @@ def test_each_plan_is_made_once_and_when_it_is_asked_for(made: list[str]) -> Non
 
 
 def test_a_refusal_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offered(*_: Any, **__: Any) -> Iterator[Plan]:
+    def offered(*_: Any, **__: Any) -> Iterator[CudnnPlan]:
         raise UnsupportedError("no such operation")
         yield
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from collage.backends.base import Backend, UnsupportedError
 from collage.backends.chains.activations import recognise
 from collage.backends.chains.chain import read_chain, read_float_chain
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.cublas import Cublas
 from collage.backends.cudnn import Cudnn
 from collage.backends.cudnn_kernels.task import task_of
@@ -128,7 +128,7 @@ def test_gelu(dtype: int, tanh: bool) -> None:
     assert product.op == "matmul"
     match = recognise(graph, {node.id: node for node in rest}, product.outputs[0])
     assert match is not None and len(match.nodes) == len(rest)
-    algorithm = Algorithm.GELU_TANH if tanh else Algorithm.GELU_ERF
+    algorithm = DnnlAlgorithm.GELU_TANH if tanh else DnnlAlgorithm.GELU_ERF
     assert [each.algorithm for each in match.functions] == [algorithm]
 
 
@@ -144,7 +144,7 @@ def test_another_function_is_no_gelu() -> None:
     graph = imported(TensorProto.FLOAT16, make).graph
     product, *rest = graph.nodes
     match = recognise(graph, {node.id: node for node in rest}, product.outputs[0])
-    assert match is None or not {each.algorithm for each in match.functions} & {Algorithm.GELU_ERF}
+    assert match is None or not {each.algorithm for each in match.functions} & {DnnlAlgorithm.GELU_ERF}
 
 
 def test_precisions_of_tasks() -> None:

@@ -133,7 +133,8 @@ def test_matrices_of_any_size(depth: int, columns: int) -> None:
 
 
 def test_threads_share_the_columns() -> None:
-    assert {each.partition(", ")[0] for each in check(4, [0, 1], 2)} == {"columns", ""}
+    found = {each.partition(", ")[0] for each in check(4, [0, 1], 2)}
+    assert {"columns", ""} <= found <= {"columns", "", "in order"}
     assert {each.partition(", ")[0] for each in check(4, [0, 1], 2, columns=16)} <= {"", "in order"}
     assert {each.partition(", ")[0] for each in check(4, [0, 1], 1)} <= {"", "in order"}
 
@@ -380,7 +381,9 @@ def test_a_model_with_a_router_is_compiled(alone: bool, tmp_path: Path) -> None:
         model, backends=backends, db=tmp_path / "db", progress=False, threads=2, **options
     )
     (node,) = [each for each in module.summary()["nodes"] if each["op"] == OPERATOR]
-    assert any(each["backend"] == "native" and each["cost_us"] for each in node["candidates"])
+    assert any(
+        each["backend"] == "native" and each.keys() & {"cost_us", "least_us"} for each in node["candidates"]
+    )
     if alone:
         assert {each.backend for each in module.program.launches if OPERATOR in each.ops} == {"native"}
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from collage.backends.chains.activations import _Reader
 from collage.backends.chains.chain import Chain, Combine
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.model import import_model
@@ -145,16 +145,16 @@ def used(nodes: list[onnx.NodeProto]) -> dict[str, float]:
 @pytest.mark.parametrize("nodes", ERF_GELU)
 def test_erf_gelu_is_recognised(nodes: list[onnx.NodeProto]) -> None:
     assert longest(after_abs(*nodes, **used(nodes))).epilogue == (
-        Eltwise(Algorithm.ABS),
-        Eltwise(Algorithm.GELU_ERF),
+        Eltwise(DnnlAlgorithm.ABS),
+        Eltwise(DnnlAlgorithm.GELU_ERF),
     )
 
 
 def test_gelu_without_its_half_is_scaled() -> None:
     nodes = [*ERF_GELU[0][:3], node("Mul", "a", "g3", to="y")]
     *_, gelu, scale = longest(after_abs(*nodes, **used(nodes))).epilogue
-    assert gelu == Eltwise(Algorithm.GELU_ERF)
-    assert scale == Eltwise(Algorithm.LINEAR, 2.0, 0.0)
+    assert gelu == Eltwise(DnnlAlgorithm.GELU_ERF)
+    assert scale == Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0)
 
 
 def test_almost_gelu_is_not_recognised() -> None:
@@ -175,14 +175,14 @@ def test_tanh_gelu_is_recognised() -> None:
         node("Mul", "g7", "half", to="y"),
     ]
     chain = longest(after_abs(*nodes, three=3, cubic=0.044715, slope=(2 / np.pi) ** 0.5, one=1, half=0.5))
-    assert chain.epilogue[1:] == (Eltwise(Algorithm.GELU_TANH),)
+    assert chain.epilogue[1:] == (Eltwise(DnnlAlgorithm.GELU_TANH),)
 
 
 @pytest.mark.parametrize(
     ("op", "functions"),
     [
-        ("HardSwish", (Eltwise(Algorithm.HARD_SWISH, pytest.approx(1 / 6), 0.5),)),
-        ("Elu", (Eltwise(Algorithm.ELU, 1.0),)),
+        ("HardSwish", (Eltwise(DnnlAlgorithm.HARD_SWISH, pytest.approx(1 / 6), 0.5),)),
+        ("Elu", (Eltwise(DnnlAlgorithm.ELU, 1.0),)),
     ],
 )
 def test_operators_taken_to_pieces(op: str, functions: tuple[Eltwise, ...]) -> None:
@@ -197,12 +197,12 @@ def test_what_is_inexact_in_onednn_is_no_function(op: str) -> None:
 
 def test_silu_is_recognised() -> None:
     nodes = (node("Sigmoid", "a", to="s"), node("Mul", "a", "s", to="y"))
-    assert longest(after_abs(*nodes)).epilogue[1:] == (Eltwise(Algorithm.SWISH, 1.0),)
+    assert longest(after_abs(*nodes)).epilogue[1:] == (Eltwise(DnnlAlgorithm.SWISH, 1.0),)
 
 
 def test_twice_the_value_is_a_factor() -> None:
     assert longest(after_abs(node("Add", "a", "a", to="y"))).epilogue[1:] == (
-        Eltwise(Algorithm.LINEAR, 2.0, 0.0),
+        Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0),
     )
 
 
@@ -264,8 +264,8 @@ def test_what_follows_is_folded() -> None:
     np.testing.assert_array_equal(folded.bias, np.arange(64))
     combine, relu = folded.epilogue
     assert isinstance(combine, Combine)
-    assert combine.algorithm is Algorithm.ADD
-    assert relu == Eltwise(Algorithm.RELU)
+    assert combine.algorithm is DnnlAlgorithm.ADD
+    assert relu == Eltwise(DnnlAlgorithm.RELU)
 
 
 def test_a_long_chain_of_products_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tvm import relax
 from collage.backends.tvm_codegen.build import compile_kernel
 from collage.backends.tvm_codegen.host import use_threads
 from collage.backends.tvm_codegen.lower import lower
-from collage.backends.tvm_codegen.run import Kernel, load_kernel
+from collage.backends.tvm_codegen.run import TvmKernel, load_kernel
 from collage.native import LaunchList, Mode, core_problem, team_of
 from tests.tvm_functions import aligned, draw, f32, function, np_softmax, poisoned, wide
 
@@ -23,7 +23,7 @@ op = relax.op
 needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
 
 
-def kernel_of(build: Callable[..., Any], *specs: Any, threads: int) -> Kernel:
+def kernel_of(build: Callable[..., Any], *specs: Any, threads: int) -> TvmKernel:
     return load_kernel(compile_kernel(lower(function(build, *specs)), threads))
 
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from collage.cluster.facts import MachineFacts, differences, facts_here
-from collage.cluster.nodes import Node, judge
+from collage.cluster.nodes import ClusterNode, judge
 from collage.kernel.target import host, usable_cores
 from collage.measure.worker.serialisation import pickle_backend
 from tests.backends_for_tests import NumpyBackend
 
 HERE = MachineFacts("Zen 5", "1a2b", 8, "3.11.4", "0.1.0 (aa)", {"numpy": "2.4.6", "backend onednn": "3.2"})
 ALIKE, OTHER, HEAD = (
-    Node("1", "one (10.0.0.1)", 8.0),
-    Node("2", "two (10.0.0.2)", 8.0),
-    Node("3", "head", 0.0),
+    ClusterNode("1", "one (10.0.0.1)", 8.0),
+    ClusterNode("2", "two (10.0.0.2)", 8.0),
+    ClusterNode("3", "head", 0.0),
 )
 
 

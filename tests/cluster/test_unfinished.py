@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collage.cluster.nodes import Node
+from collage.cluster.nodes import ClusterNode
 from collage.cluster.ray_crew import RayCrew, _Place
 from collage.core.deadline import BudgetOverError
 from collage.measure.crew import Done, Worker
@@ -62,7 +62,7 @@ def test_parts_are_asked_for_by_the_number_of_the_job() -> None:
     clock: Any = SimpleNamespace(init=session.init, deadline=SimpleNamespace(check=check))
     ray: Any = MadeUpRay([(0, "part")])
     actor: Any = SimpleNamespace(run=Remote(None), so_far=Remote(None), cancel=Remote(None))
-    node = Node("id", "name", 1.0)
+    node = ClusterNode("id", "name", 1.0)
     crew = RayCrew(ray, [node], 1, clock, [_Place(node, 0, 1.0, actor, ready=True)])
     found: list[Done[Any]] = []
     with pytest.raises(BudgetOverError):

@@ -10,12 +10,12 @@ from itertools import product
 import pytest
 
 from collage.core.deadline import BudgetOverError
-from collage.search.evolution import Cost, EvolutionResult, Limits, State, Trial, evolve
+from collage.search.evolution import Cost, EvolutionResult, SearchLimits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome
 from tests.search.test_offload import encoding_of, singles
 from tests.strategies import graph_of
 
-LIMITS = Limits(budget_s=600.0)
+LIMITS = SearchLimits(budget_s=600.0)
 
 
 @dataclass
@@ -80,7 +80,7 @@ def network(seed: int) -> Encoding:
 
 
 def search(
-    judge: MadeUp, seed: int, limits: Limits = LIMITS, show: Callable[[State], None] = lambda _: None
+    judge: MadeUp, seed: int, limits: SearchLimits = LIMITS, show: Callable[[State], None] = lambda _: None
 ) -> EvolutionResult:
     encoding = judge.encoding
     seeds = [encoding.op_level, *(encoding.all_on(engine) for engine in encoding.engines)]
@@ -160,7 +160,7 @@ def test_with_noise_the_result_is_no_worse_than_the_op_level() -> None:
 
 def test_the_budget_bounds_the_trials() -> None:
     judge = MadeUp(network(0), 0)
-    found = search(judge, 0, Limits(budget_s=10.0))
+    found = search(judge, 0, SearchLimits(budget_s=10.0))
     assert found.ended == "the budget was used up"
     assert len(judge.trials) <= 10
     assert 10.0 <= found.state.seconds <= 12.0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from collage.serve.core import Core
 from collage.serve.options import EngineOptions
-from collage.serve.plan import Plan
+from collage.serve.plan import IterationPlan
 from collage.serve.request import Event, Finish, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
@@ -75,10 +75,10 @@ class Simulation:
         self.runner = runner
         self.core = Core(runner, options)
         self.records = [Record() for _ in jobs]
-        self.iterations: list[Plan] = []
+        self.iterations: list[IterationPlan] = []
         self.iteration_ms: list[tuple[int, float]] = []
         self._now = 0.0
-        self._flying: deque[tuple[Plan, float, NDArray[np.float32]]] = deque()
+        self._flying: deque[tuple[IterationPlan, float, NDArray[np.float32]]] = deque()
 
     def run(self) -> None:
         """Run until everything has ended. Fails when nothing moves any more."""

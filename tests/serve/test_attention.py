@@ -16,7 +16,7 @@ from collage.native import LaunchList, team_of
 from collage.native.kernel_library import amx_problem
 from collage.serve.attention import (
     BLOCK_TOKENS,
-    Batch,
+    AttentionBatch,
     Heads,
     Operands,
     Rotations,
@@ -64,7 +64,7 @@ def test_scoring_that_the_kernel_cannot_compute(scoring: dict[str, Any]) -> None
 def test_rows_that_are_too_short(offset: int, distance: int, dtype: str) -> None:
     """A damaged file may name them; the kernel takes addresses."""
     heads = Heads(4, 4, 8, 0, False, 1.0)
-    cache, batch = make_cache(heads, 2), Batch(heads, 1)
+    cache, batch = make_cache(heads, 2), AttentionBatch(heads, 1)
     angles = Rotations(*(np.zeros((MOST, 0), np.float32) for _ in range(2)))
     out = Rows(aligned_empty((5, 32), "float32"), 0, 32)
     whole = Rows(aligned_empty((5, 96), "float32"), 0, 96)
@@ -153,7 +153,7 @@ def iterate(
         cache.values[..., : heads.value_dim] = np.nan
     angles = random.uniform(0, 6, (MOST, heads.rotary // 2))
     rotations = Rotations(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-    batch = Batch(heads, threads)
+    batch = AttentionBatch(heads, threads)
     at_k, at_v, distance = np.cumsum(heads.widths[:3]).tolist()
     wide = heads.widths[3]
     worst = 0.0
@@ -290,7 +290,7 @@ def test_a_stream_has_the_same_numbers_whatever_runs_beside_it() -> None:
         operands = Operands(
             *(Rows(qkv[first:], 768 * part, 3 * 768) for part in range(3)), Rows(out, 0, 768), cache
         )
-        batch = Batch(heads, 2)
+        batch = AttentionBatch(heads, 2)
         steps = attention_steps(heads, batch, operands, Rotations(empty, empty), 2)
         blocks = [tuple(range(10 * each, 10 * each + 10)) for each in range(first, first + count)]
         batch.fill([Slice((0,), 300, each, True) for each in blocks])
@@ -414,7 +414,7 @@ def test_8_bits_of_zeros_and_of_what_is_not_finite() -> None:
     """Zeros are zeros, tiny numbers do no harm, and a token with NaN or infinity spoils only what sees it."""
     heads = Heads(1, 1, 16, 0, False, 1.0)
     cache = make_cache(heads, 3, "int8")
-    batch = Batch(heads, 2)
+    batch = AttentionBatch(heads, 2)
     qkv = aligned_empty((4, 48), "float32")
     qkv[...] = 1
     qkv[0, 16:] = 0

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from collage.errors import CollageError
 from collage.serve.http import worker
-from collage.serve.http.messages import Setup
+from collage.serve.http.messages import EngineSetup
 from collage.serve.loop import Loop
 from collage.serve.options import EngineOptions
-from collage.serve.request import Event, Finish, RefusedError, Request
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from collage.serve.trace import Iteration, Trace
+from collage.serve.trace import Trace
 from tests.serve.simulation import NullRunner
 
 
@@ -29,11 +29,11 @@ def requests(count: int) -> list[Request]:
 
 
 def test_requests_that_come_together_begin_together() -> None:
-    iterations: list[Iteration] = []
+    iterations: list[IterationRecord] = []
     done = threading.Event()
     left = {0, 1, 2}
 
-    def deliver(events: list[Event], iteration: Iteration | None, _: object) -> None:
+    def deliver(events: list[Event], iteration: IterationRecord | None, _: object) -> None:
         if iteration is not None:
             iterations.append(iteration)
         left.difference_update(each.id for each in events if each.finish is not None)
@@ -65,7 +65,7 @@ def test_an_iteration_of_several_steps_tells_that_it_is_at_work() -> None:
     told: list[bool] = []
     done = threading.Event()
 
-    def deliver(events: list[Event], iteration: Iteration | None, _: object) -> None:
+    def deliver(events: list[Event], iteration: IterationRecord | None, _: object) -> None:
         told.append(iteration is not None)
         if any(each.finish is not None for each in events):
             done.set()
@@ -83,7 +83,7 @@ def test_closing_without_draining_begins_nothing_more(workers: int) -> None:
     ended: list[Event] = []
     begun = threading.Event()
 
-    def deliver(events: list[Event], iteration: Iteration | None, _: object) -> None:
+    def deliver(events: list[Event], iteration: IterationRecord | None, _: object) -> None:
         ended.extend(each for each in events if each.finish is not None)
         if iteration is not None:
             begun.set()
@@ -141,7 +141,7 @@ def test_what_was_loaded_is_closed_where_there_is_no_engine_for_it(monkeypatch: 
     monkeypatch.setattr(worker, "open_tokenizer", lambda _: None)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(CollageError, match="nobody knows its times"):
-        worker._started(Setup(Path("m"), EngineOptions(), Path("m")), ours)
+        worker._started(EngineSetup(Path("m"), EngineOptions(), Path("m")), ours)
     assert runner.closed
 
 
@@ -158,7 +158,7 @@ class Untimed(NullRunner):
 
 
 def test_a_trace_is_read_while_the_engine_goes_on() -> None:
-    iteration = Iteration(0.0, 0.0, 0.0, 1, 1, 1, 0, 1, 0)
+    iteration = IterationRecord(0.0, 0.0, 0.0, 1, 1, 1, 0, 1, 0)
     most, done = 5000, threading.Event()
     trace = Trace(most)
     for _ in range(most):

@@ -17,7 +17,7 @@ from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.serve.decoder.compile import DecoderOptions, compile_parts
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, Sizes
+from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, GraphSizes
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.rotary import angles, refuse_mixed_angles
 from collage.serve.decoder.segments import cut
@@ -191,7 +191,7 @@ def test_a_learned_table_that_is_cut_to_the_sequence() -> None:
     found, _ = recognise(model, "it")
     assert found.max_length == 256
     for tokens in (4, 59, 300):  # rows have 64 elements, which are the new tokens and 5 before them, too
-        segments = cut(read_decoder(model, Sizes(tokens, 5)), found)
+        segments = cut(read_decoder(model, GraphSizes(tokens, 5)), found)
         assert table in segments[0].weights
         assert tokens == 300 or not any(node.op_type == "Slice" for node in segments[0].bare.graph.node)
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
 from collage.serve.decoder.description import Decoder
-from collage.serve.decoder.onnx_graph import Sizes, read_graph
+from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.rotary import angles
 from collage.serve.decoder.segments import cut, model_of, structure
@@ -55,7 +55,7 @@ def test_kinds_of_rotary_positions(pairs: bool, rotary: int | None) -> None:
     rotation = found.layers[0].rotation
     assert rotation is not None
     assert (rotation.interleaved, rotation.elements) == (pairs, rotary or 16)
-    segments = cut(read_graph(model, Sizes(4, 5)), found)
+    segments = cut(read_graph(model, GraphSizes(4, 5)), found)
     assert not any({"Neg", "Slice"} & {node.op_type for node in each.bare.graph.node} for each in segments)
 
 
@@ -90,7 +90,7 @@ def test_operands_of_attention_without_heads() -> None:
 def test_segments_hold_no_attention_and_layers_are_alike() -> None:
     model = decoder(QWEN2)
     found, _ = recognise(model, "qwen2")
-    segments = cut(read_graph(model, Sizes(4, 5)), found)
+    segments = cut(read_graph(model, GraphSizes(4, 5)), found)
     kinds = [[node.op_type for node in each.bare.graph.node] for each in segments]
     assert len(segments) == 4
     assert not any({"Softmax", "Cos", "Range", "Shape"} & set(each) for each in kinds)
@@ -206,7 +206,7 @@ def test_others_are_refused(spoil: Callable[[onnx.ModelProto], str]) -> None:
 
 def read_and_cut(model: onnx.ModelProto) -> Decoder:
     found, _ = recognise(model, "it")
-    cut(read_graph(model, Sizes(4, 5)), found)
+    cut(read_graph(model, GraphSizes(4, 5)), found)
     return found
 
 

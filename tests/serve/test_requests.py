@@ -20,7 +20,7 @@ from collage.serve.http.app import _EventStream
 from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.errors import ApiError
 from collage.serve.http.link import Link
-from collage.serve.http.messages import NotReady, Ready, Setup, packed
+from collage.serve.http.messages import EngineSetup, ModelReady, NotReady, packed
 from collage.serve.http.metrics import Metrics
 from collage.serve.http.service import Service
 from collage.serve.options import EngineOptions
@@ -29,7 +29,7 @@ from collage.serve.tokenizer import DecimalTokenizer, open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
-SIZES = Ready(block_tokens=16, block_count=4, max_length=256, vocabulary=1000, most_open=8)
+SIZES = ModelReady(block_tokens=16, block_count=4, max_length=256, vocabulary=1000, most_open=8)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION = {"model": "m", "prompt": [1]}
 
@@ -386,7 +386,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[str]:
 
 
 def new_link() -> Link:
-    return Link(Setup(Path("m"), EngineOptions(), Path(".")), lambda batch: None, stall_s=0.1)
+    return Link(EngineSetup(Path("m"), EngineOptions(), Path(".")), lambda batch: None, stall_s=0.1)
 
 
 @pytest.mark.parametrize("last", [b"", packed(NotReady("it cannot", 1))], ids=["ended", "told"])

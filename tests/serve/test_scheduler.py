@@ -15,11 +15,11 @@ from collage.errors import InputError, UsageError
 from collage.serve.admission import check_request
 from collage.serve.chunked import plan_chunked
 from collage.serve.core import Core, split_steps
-from collage.serve.costs import Costs, costs_of, rewarding_streams
+from collage.serve.costs import BucketCosts, costs_of, rewarding_streams
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.options import EngineOptions
 from collage.serve.orca import select
-from collage.serve.plan import Limits, Pool
+from collage.serve.plan import Limits, RequestPool
 from collage.serve.request import Finish, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
@@ -184,10 +184,10 @@ def test_without_a_target_prompts_are_computed_at_once_where_many_wait() -> None
 
 
 def test_streams_count_by_their_number_whatever_the_chunk() -> None:
-    costs = Costs((1, 8, 64), (11.0, 18.0, 124.0), (10.0, 10.0, 60.0))
+    costs = BucketCosts((1, 8, 64), (11.0, 18.0, 124.0), (10.0, 10.0, 60.0))
     assert costs.with_streams(1).ms == (11.0, 11.0, 61.0)
     assert costs.with_streams(5).ms == (18.0, 18.0, 68.0)
-    unknown = Costs((1, 8), (11.0, 18.0))
+    unknown = BucketCosts((1, 8), (11.0, 18.0))
     assert unknown.with_streams(5) is unknown
 
 
@@ -200,9 +200,9 @@ def test_streams_count_by_their_number_whatever_the_chunk() -> None:
     ],
 )
 def test_the_measured_times_say_how_many_streams_pay(ms: tuple[float, ...], streams: int) -> None:
-    assert rewarding_streams(Costs((16, 32, 48, 64, 256), (*ms, 240.0))) == streams
-    assert rewarding_streams(Costs((1, 8), (10.0, 20.0))) == 32  # of which an iteration has eight then
-    assert rewarding_streams(Costs((1, 8, 64), (10.0, 20.0, 60.0))) == 64  # 32 are padded to it
+    assert rewarding_streams(BucketCosts((16, 32, 48, 64, 256), (*ms, 240.0))) == streams
+    assert rewarding_streams(BucketCosts((1, 8), (10.0, 20.0))) == 32  # of which an iteration has eight then
+    assert rewarding_streams(BucketCosts((1, 8, 64), (10.0, 20.0, 60.0))) == 64  # 32 are padded to it
 
     class Timed(NullRunner):
         buckets = 16, 32, 48, 64
@@ -263,9 +263,9 @@ def test_a_bucket_that_pays_is_chosen() -> None:
     runner = NullRunner(block_count=64)
     pool = Simulation([], EngineOptions(), runner).core
     pool.add(Request(0, (0,) * 48, Sampling(max_tokens=4)), 0.0)
-    view = Pool([], pool._waiting, pool.blocks)
-    slow = Costs((1, 32, 64), (10.0, 20.0, 90.0))
-    fast = Costs((1, 32, 64), (10.0, 20.0, 25.0))
+    view = RequestPool([], pool._waiting, pool.blocks)
+    slow = BucketCosts((1, 32, 64), (10.0, 20.0, 90.0))
+    fast = BucketCosts((1, 32, 64), (10.0, 20.0, 25.0))
     assert plan_chunked(view, 0.0, slow, limits).tokens == 32
     assert plan_chunked(view, 0.0, fast, limits).tokens == 48
 

@@ -23,7 +23,7 @@ import pytest
 
 from collage.errors import CollageError
 from collage.serve.http.front import Front
-from collage.serve.http.messages import Ready
+from collage.serve.http.messages import ModelReady
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.server import bound, run_server
 from collage.serve.options import EngineOptions
@@ -518,7 +518,7 @@ def test_nobody_connects_before_the_model_is_loaded(folder: Path, monkeypatch: p
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
 
-        async def loaded(front: Front) -> Ready:
+        async def loaded(front: Front) -> ModelReady:
             found = await start(front)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(address)

@@ -11,7 +11,7 @@ import pytest
 from collage.errors import UsageError
 from collage.serve.http import worker
 from collage.serve.http.front import Front
-from collage.serve.http.messages import HEADER, NoTrace, Setup
+from collage.serve.http.messages import HEADER, EngineSetup, NoTrace
 from collage.serve.http.options import ServerOptions
 from collage.serve.options import EngineOptions
 from tests.cli.helpers import fails
@@ -71,7 +71,7 @@ def test_the_engine_is_closed_without_its_time_line(tmp_path: Path, monkeypatch:
     runner = Closed()
     monkeypatch.setattr(worker, "open_runner", lambda *_: runner)
     monkeypatch.setattr(worker, "open_tokenizer", lambda _: None)
-    setup = Setup(Path("m"), EngineOptions(), Path("m"), trace=tmp_path / "none" / "trace.json")
+    setup = EngineSetup(Path("m"), EngineOptions(), Path("m"), trace=tmp_path / "none" / "trace.json")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         started = worker._started(setup, theirs)

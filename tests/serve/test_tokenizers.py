@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from collage.errors import CollageError, InputError
 from collage.serve import Engine, Sampling
 from collage.serve.answer import Answer
-from collage.serve.http.service import Job
+from collage.serve.http.service import HttpJob
 from collage.serve.http.shapes import ChatShape, CompletionShape
 from collage.serve.request import Event, Finish, Request
 from collage.serve.sampler import Logprobs
@@ -206,7 +206,7 @@ def test_the_sampled_token_is_among_the_likeliest(
 
 
 def test_answers_over_http_know_their_prompts(of_llama: FileTokenizer) -> None:
-    job = Job(SimpleNamespace(tokenizer=of_llama), [Request(1, (BEGIN, HELLO), Sampling())])  # type: ignore[arg-type]
+    job = HttpJob(SimpleNamespace(tokenizer=of_llama), [Request(1, (BEGIN, HELLO), Sampling())])  # type: ignore[arg-type]
     delta = job.answers[0].add(Event(1, WORLD, finish=Finish.LENGTH))
     assert delta is not None and delta.text == " world"
 

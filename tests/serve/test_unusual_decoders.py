@@ -18,7 +18,7 @@ from collage.serve.decoder.angles import attention_of, tables_of_angles
 from collage.serve.decoder.costs import iteration_of
 from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, Sizes, read_graph
+from collage.serve.decoder.onnx_graph import IDS, POSITIONS, GraphSizes, OnnxGraph, read_graph
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.segments import Segment, cut
@@ -237,7 +237,9 @@ def first_rows(model: onnx.ModelProto, tokens: int, places: list[int]) -> Any:
 
 def read_and_cut(model: onnx.ModelProto, tokens: int) -> tuple[list[Segment], OnnxGraph, Decoder]:
     found, graph = recognise(model, "it")
-    sized = graph if tokens == PROBE.tokens else read_graph(model, Sizes(tokens, PROBE.past), graph.places)
+    sized = (
+        graph if tokens == PROBE.tokens else read_graph(model, GraphSizes(tokens, PROBE.past), graph.places)
+    )
     return cut(sized, found), sized, found
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 from collage.graph.decisions import decides
 from collage.graph.rounding_sums import rounds_by_sum
@@ -67,7 +67,7 @@ def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised 
         if functions is None or not _closed(graph, reader.nodes, value, end):
             continue
         divisions = [graph.nodes[each] for each in reader.nodes if graph.nodes[each].op == "divide"]
-        linear = [each.algorithm == Algorithm.LINEAR for each in functions]
+        linear = [each.algorithm == DnnlAlgorithm.LINEAR for each in functions]
         if divisions and (linear[0] or (any(linear) and any(decides(graph, each) for each in divisions))):
             continue  # a quotient is not the product with a rounded reciprocal
         if any(rounds_by_sum(graph, graph.nodes[each]) for each in reader.nodes):
@@ -178,7 +178,7 @@ def _match(polynomial: _Polynomial, near: float) -> tuple[Eltwise, ...] | None:
     """Eltwise algorithms, one after the other, that compute the polynomial; constants may be off by ``near``."""
     terms = {term: x for term, x in polynomial.items() if x != 0.0}
     if set(terms) <= {(_X,), ()} and (_X,) in terms:
-        return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), -0.0)),)
+        return (Eltwise(DnnlAlgorithm.LINEAR, terms[_X,], terms.get((), -0.0)),)
     return _elu(terms) or _gated(terms, near)
 
 
@@ -195,11 +195,11 @@ def _gated(terms: _Polynomial, near: float) -> tuple[Eltwise, ...] | None:
     if rest != 0.0:
         return None
     if gate.function == "sigmoid" and set(inner) == {(_X,)}:
-        return _scaled(Eltwise(Algorithm.SWISH, inner[_X,]), scale)
+        return _scaled(Eltwise(DnnlAlgorithm.SWISH, inner[_X,]), scale)
     if gate.function == "clip" and set(inner) <= {(_X,), ()} and (_X,) in inner:
         low, high = gate.bounds
         if low == 0.0 and 0.0 < high < math.inf:
-            hard = Eltwise(Algorithm.HARD_SWISH, inner[_X,] / high, inner.get((), 0.0) / high)
+            hard = Eltwise(DnnlAlgorithm.HARD_SWISH, inner[_X,] / high, inner.get((), 0.0) / high)
             return _scaled(hard, scale * high)
     return None
 
@@ -211,15 +211,15 @@ def _elu(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
     negative = (Atom("nn.relu", _terms({(): 1.0, (growth,): -1.0})),)
     if set(terms) != {positive, negative} or terms[positive] != 1.0:
         return None
-    return (Eltwise(Algorithm.ELU, -terms[negative]),)
+    return (Eltwise(DnnlAlgorithm.ELU, -terms[negative]),)
 
 
-def _gelu(function: str, inner: _Polynomial, near: float) -> Algorithm | None:
+def _gelu(function: str, inner: _Polynomial, near: float) -> DnnlAlgorithm | None:
     if function == "erf":
-        return Algorithm.GELU_ERF if _is(inner, {(_X,): math.sqrt(0.5)}, near) else None
+        return DnnlAlgorithm.GELU_ERF if _is(inner, {(_X,): math.sqrt(0.5)}, near) else None
     slope = math.sqrt(2 / math.pi)
     wanted: _Polynomial = {(_X,): slope, (_X, _X, _X): slope * 0.044715}
-    return Algorithm.GELU_TANH if _is(inner, wanted, near) else None
+    return DnnlAlgorithm.GELU_TANH if _is(inner, wanted, near) else None
 
 
 def _is(found: _Polynomial, wanted: _Polynomial, near: float) -> bool:
@@ -231,4 +231,4 @@ def _close(a: float, b: float, near: float = _TOLERANCE) -> bool:
 
 
 def _scaled(function: Eltwise, by: float) -> tuple[Eltwise, ...]:
-    return (function,) if _close(by, 1.0) else (function, Eltwise(Algorithm.LINEAR, by, -0.0))
+    return (function,) if _close(by, 1.0) else (function, Eltwise(DnnlAlgorithm.LINEAR, by, -0.0))

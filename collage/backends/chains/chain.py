@@ -13,7 +13,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.activations import recognise
 from collage.backends.chains.attributes import integers, number
 from collage.backends.chains.eltwise_table import linear_of, single
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.dataflow import Graph, Node, TensorType
 from collage.graph.views import is_view
 
@@ -27,12 +27,12 @@ FLOATS = ("float32", "float16")
 """The dtypes that libraries for GPUs take."""
 
 BINARY = {
-    "add": Algorithm.ADD,
-    "multiply": Algorithm.MULTIPLY,
-    "subtract": Algorithm.SUBTRACT,
-    "divide": Algorithm.DIVIDE,
-    "maximum": Algorithm.MAXIMUM,
-    "minimum": Algorithm.MINIMUM,
+    "add": DnnlAlgorithm.ADD,
+    "multiply": DnnlAlgorithm.MULTIPLY,
+    "subtract": DnnlAlgorithm.SUBTRACT,
+    "divide": DnnlAlgorithm.DIVIDE,
+    "maximum": DnnlAlgorithm.MAXIMUM,
+    "minimum": DnnlAlgorithm.MINIMUM,
 }
 _COMMUTES = ("add", "multiply", "maximum", "minimum")
 
@@ -44,7 +44,7 @@ class Combine:
     The operand is a value, or one of the chain's own constants where it is negative: -1 is the first.
     """
 
-    algorithm: Algorithm
+    algorithm: DnnlAlgorithm
     operand: int
     shape: tuple[int, ...]
 
@@ -227,7 +227,7 @@ def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tupl
     (axis,) = integers(node.attrs["axis"])
     shape = tuple(len(variance) if i == axis % rank else 1 for i in range(rank))
     own += [each.astype(np.float32).reshape(shape) for each in (factor, term)]
-    algorithms = (Algorithm.MULTIPLY, Algorithm.ADD)
+    algorithms = (DnnlAlgorithm.MULTIPLY, DnnlAlgorithm.ADD)
     return tuple(Combine(each, -len(own) + 1 - i, shape) for i, each in enumerate(algorithms))
 
 

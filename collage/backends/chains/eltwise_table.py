@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from collage.backends.chains.attributes import number
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 from collage.graph.reciprocals import are_powers_of_two
 
@@ -44,51 +44,51 @@ def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
     What is only multiplied has -0.0 added to it, which no number loses its sign to: -0.0 + 0.0 is 0.0.
     """
     if op == "add":
-        return Eltwise(Algorithm.LINEAR, 1.0, by)
+        return Eltwise(DnnlAlgorithm.LINEAR, 1.0, by)
     if op == "multiply":
-        return Eltwise(Algorithm.LINEAR, by, -0.0)
+        return Eltwise(DnnlAlgorithm.LINEAR, by, -0.0)
     if op == "subtract":
-        return Eltwise(Algorithm.LINEAR, 1.0, -by) if first else Eltwise(Algorithm.LINEAR, -1.0, by)
+        return Eltwise(DnnlAlgorithm.LINEAR, 1.0, -by) if first else Eltwise(DnnlAlgorithm.LINEAR, -1.0, by)
     if op == "divide" and first and are_powers_of_two(by):
-        return Eltwise(Algorithm.LINEAR, 1.0 / by, -0.0)
+        return Eltwise(DnnlAlgorithm.LINEAR, 1.0 / by, -0.0)
     if op == "maximum":
-        return Eltwise(Algorithm.RELU) if by == 0 else Eltwise(Algorithm.CLIP, by, np.inf)
+        return Eltwise(DnnlAlgorithm.RELU) if by == 0 else Eltwise(DnnlAlgorithm.CLIP, by, np.inf)
     if op == "minimum":
-        return Eltwise(Algorithm.CLIP, -np.inf, by)
+        return Eltwise(DnnlAlgorithm.CLIP, -np.inf, by)
     if op == "power" and first and by == 2:
-        return Eltwise(Algorithm.SQUARE)
+        return Eltwise(DnnlAlgorithm.SQUARE)
     return None
 
 
-def _of(algorithm: Algorithm, alpha: float = 0.0, beta: float = 0.0) -> _Maker:
+def _of(algorithm: DnnlAlgorithm, alpha: float = 0.0, beta: float = 0.0) -> _Maker:
     return lambda node: Eltwise(algorithm, alpha, beta)
 
 
 def _clip(node: Node) -> Eltwise | None:
     low, high = number(node, "arg1"), number(node, "arg2")
     if low == 0 and high == np.inf:
-        return Eltwise(Algorithm.RELU)
-    return Eltwise(Algorithm.CLIP, low, high)
+        return Eltwise(DnnlAlgorithm.RELU)
+    return Eltwise(DnnlAlgorithm.CLIP, low, high)
 
 
 _SINGLE: Mapping[str, _Maker] = {
-    "nn.relu": _of(Algorithm.RELU),
-    "nn.leakyrelu": lambda node: Eltwise(Algorithm.RELU, number(node, "alpha")),
-    "nn.relu6": _of(Algorithm.CLIP, 0.0, 6.0),
-    "nn.gelu": _of(Algorithm.GELU_ERF),
-    "nn.gelu_tanh": _of(Algorithm.GELU_TANH),
-    "nn.silu": _of(Algorithm.SWISH, 1.0),
-    "hardswish": _of(Algorithm.HARD_SWISH, 1 / 6, 0.5),
+    "nn.relu": _of(DnnlAlgorithm.RELU),
+    "nn.leakyrelu": lambda node: Eltwise(DnnlAlgorithm.RELU, number(node, "alpha")),
+    "nn.relu6": _of(DnnlAlgorithm.CLIP, 0.0, 6.0),
+    "nn.gelu": _of(DnnlAlgorithm.GELU_ERF),
+    "nn.gelu_tanh": _of(DnnlAlgorithm.GELU_TANH),
+    "nn.silu": _of(DnnlAlgorithm.SWISH, 1.0),
+    "hardswish": _of(DnnlAlgorithm.HARD_SWISH, 1 / 6, 0.5),
     "clip": _clip,
-    "tanh": _of(Algorithm.TANH),
-    "sigmoid": _of(Algorithm.SIGMOID),
-    "exp": _of(Algorithm.EXP),
-    "sqrt": _of(Algorithm.SQRT),
-    "rsqrt": _of(Algorithm.POWER, 1.0, -0.5),
-    "abs": _of(Algorithm.ABS),
-    "square": _of(Algorithm.SQUARE),
-    "negative": _of(Algorithm.LINEAR, -1.0, -0.0),
-    "round": _of(Algorithm.ROUND),
+    "tanh": _of(DnnlAlgorithm.TANH),
+    "sigmoid": _of(DnnlAlgorithm.SIGMOID),
+    "exp": _of(DnnlAlgorithm.EXP),
+    "sqrt": _of(DnnlAlgorithm.SQRT),
+    "rsqrt": _of(DnnlAlgorithm.POWER, 1.0, -0.5),
+    "abs": _of(DnnlAlgorithm.ABS),
+    "square": _of(DnnlAlgorithm.SQUARE),
+    "negative": _of(DnnlAlgorithm.LINEAR, -1.0, -0.0),
+    "round": _of(DnnlAlgorithm.ROUND),
 }
 
 FUNCTIONS = frozenset((*_SINGLE, "erf", "power"))

@@ -9,7 +9,7 @@ from math import inf
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp
-from collage.backends.chains.functions import Algorithm as Function
+from collage.backends.chains.functions import DnnlAlgorithm as Function
 from collage.backends.chains.functions import Eltwise
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.chains.chain import Chain, EpilogueOp, Floats
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.decisions import decides
 from collage.graph.reciprocals import are_powers_of_two
 from collage.graph.rounding_sums import rounds_by_sum
@@ -40,7 +40,7 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
     while rest:
         step = rest[0]
         if isinstance(step, Eltwise):
-            if step.algorithm != Algorithm.LINEAR or (step.alpha != 1.0 and not scales):
+            if step.algorithm != DnnlAlgorithm.LINEAR or (step.alpha != 1.0 and not scales):
                 break
             factor, term = np.full(channels, step.alpha), np.full(channels, step.beta)
         else:
@@ -48,10 +48,16 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
             if array is None or any(n != 1 for i, n in enumerate(step.shape) if i != axis % len(shape)):
                 break
             number = np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
-            if step.algorithm is Algorithm.DIVIDE and not are_powers_of_two(number) and _is_decided(chain):
+            if (
+                step.algorithm is DnnlAlgorithm.DIVIDE
+                and not are_powers_of_two(number)
+                and _is_decided(chain)
+            ):
                 break  # a product with a rounded reciprocal would decide otherwise
             made = _linear(step.algorithm, number)
-            if made is None or (not scales and step.algorithm in (Algorithm.MULTIPLY, Algorithm.DIVIDE)):
+            if made is None or (
+                not scales and step.algorithm in (DnnlAlgorithm.MULTIPLY, DnnlAlgorithm.DIVIDE)
+            ):
                 break
             factor, term = made
         scale, bias = scale * factor, bias * factor + term
@@ -70,16 +76,16 @@ def _is_decided(chain: Chain) -> bool:
     return any(decides(chain.graph, node) for node in chain.operators if node.op == "divide")
 
 
-def _linear(algorithm: Algorithm, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
+def _linear(algorithm: DnnlAlgorithm, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
     """The factor and the term that combining with a number means."""
     ones, zeros = np.ones(number.shape), np.zeros(number.shape)
-    if algorithm is Algorithm.DIVIDE:
+    if algorithm is DnnlAlgorithm.DIVIDE:
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / number
             # Quotients are infinite where the factor is, but zeros among the weights would become NaN.
             return (factor, zeros) if np.isfinite(factor.astype(np.float32)).all() else None
     return {
-        Algorithm.ADD: (ones, number),
-        Algorithm.SUBTRACT: (ones, -number),
-        Algorithm.MULTIPLY: (number, zeros),
+        DnnlAlgorithm.ADD: (ones, number),
+        DnnlAlgorithm.SUBTRACT: (ones, -number),
+        DnnlAlgorithm.MULTIPLY: (number, zeros),
     }.get(algorithm)

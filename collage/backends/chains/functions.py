@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Algorithm(IntEnum):
+class DnnlAlgorithm(IntEnum):
     """The numbers of ``dnnl_alg_kind_t``."""
 
     CONVOLUTION = 0x1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.window import Window, pad_end
 from collage.graph.dataflow import Graph, Node
 
@@ -19,7 +19,7 @@ libraries as in ONNX Runtime, begins at the least finite number."""
 class Pool:
     """Windows over (N, C, spatial...)."""
 
-    algorithm: Algorithm
+    algorithm: DnnlAlgorithm
     src: tuple[int, ...]
     dst: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -60,30 +60,30 @@ def read_pool(graph: Graph, node: Node) -> Pool:
         given = range(len(src)) if axes is None else integers(axes)
         if sorted(axis % len(src) for axis in given) != list(range(2, len(src))):
             raise UnsupportedError("it reduces other axes than the spatial ones")
-        return _global(Algorithm.AVERAGE_POOL, src)
+        return _global(DnnlAlgorithm.AVERAGE_POOL, src)
     layout = node.attrs.get("layout")
     if layout not in DATA_LAYOUTS or node.attrs.get("out_layout") not in ("", layout):
         raise UnsupportedError(f"layout {layout}")
     if node.op.startswith("nn.adaptive"):
         if any(extent != 1 for extent in dst[2:]):
             raise UnsupportedError("the adaptive pooling gives more than one element")
-        return _global(Algorithm.AVERAGE_POOL, src)
+        return _global(DnnlAlgorithm.AVERAGE_POOL, src)
     kernel, strides = integers(node.attrs["pool_size"]), integers(node.attrs["strides"])
     dilation = integers(node.attrs["dilation"])
     begin, end = paddings(node, rank)
-    algorithm = Algorithm.MAX_POOL
+    algorithm = DnnlAlgorithm.MAX_POOL
     if "avg" in node.op:
         with_padding = node.attrs.get("count_include_pad")
-        algorithm = Algorithm.AVERAGE_POOL_WITH_PADDING if with_padding else Algorithm.AVERAGE_POOL
+        algorithm = DnnlAlgorithm.AVERAGE_POOL_WITH_PADDING if with_padding else DnnlAlgorithm.AVERAGE_POOL
     pool = Pool(algorithm, src, dst, kernel, strides, dilation, begin, end)
     ends = tuple(pad_end(pool.window(axis), dst[axis]) for axis in range(2, len(src)))
     over = any(mine > asked for mine, asked in zip(ends, end, strict=True))
-    if algorithm is Algorithm.AVERAGE_POOL_WITH_PADDING and over:
+    if algorithm is DnnlAlgorithm.AVERAGE_POOL_WITH_PADDING and over:
         raise UnsupportedError("windows reach past the padding that they count")
     return Pool(algorithm, src, dst, kernel, strides, dilation, begin, ends)
 
 
-def _global(algorithm: Algorithm, src: tuple[int, ...]) -> Pool:
+def _global(algorithm: DnnlAlgorithm, src: tuple[int, ...]) -> Pool:
     rank = len(src) - 2
     ones, zeros = (1,) * rank, (0,) * rank
     return Pool(algorithm, src, (*src[:2], *ones), src[2:], ones, ones, zeros, zeros)

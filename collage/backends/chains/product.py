@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain
-from collage.backends.chains.strided import FLOAT_BYTES, Range, Strided, cut, dense
+from collage.backends.chains.strided import FLOAT_BYTES, AxisRange, Strided, cut, dense
 from collage.backends.chains.transposes import ProductChain, operand_view, result_view
 from collage.graph.dataflow import Graph, Node
 
@@ -104,7 +104,7 @@ def splits(product: Product, threads: int) -> list[str]:
     return found
 
 
-def ranges(product: Product, split: str, threads: int) -> list[Range | None]:
+def ranges(product: Product, split: str, threads: int) -> list[AxisRange | None]:
     """The part of the result that each share computes, or None for all of it."""
     dims = product.dst
     rank = len(dims)
@@ -112,17 +112,17 @@ def ranges(product: Product, split: str, threads: int) -> list[Range | None]:
         return [None]
     if split == COLUMNS:
         unit = next((u for u in (64, 32, 16) if dims[-1] >= 2 * u * threads), 1)
-        return [Range(rank - 1, a, b) for a, b in cut(dims[-1], threads, unit)]
+        return [AxisRange(rank - 1, a, b) for a, b in cut(dims[-1], threads, unit)]
     if split == ROWS:
-        return [Range(rank - 2, a, b) for a, b in cut(dims[-2], threads)]
+        return [AxisRange(rank - 2, a, b) for a, b in cut(dims[-2], threads)]
     if split == BATCH:
         axis = next((i for i in range(rank - 2) if dims[i] > 1), None)
         if axis is not None:
-            return [Range(axis, a, b) for a, b in cut(dims[axis], threads)]
+            return [AxisRange(axis, a, b) for a, b in cut(dims[axis], threads)]
     raise UnsupportedError(f"a matrix product is not split by {split!r}")
 
 
-def part_of(whole: Strided, where: Range | None) -> tuple[Strided, int]:
+def part_of(whole: Strided, where: AxisRange | None) -> tuple[Strided, int]:
     """Part of a matrix or of a batch of them, and where it begins in bytes."""
     if where is None:
         return whole, 0

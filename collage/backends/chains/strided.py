@@ -43,7 +43,7 @@ def cut(extent: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Range:
+class AxisRange:
     """Elements ``start`` to ``stop`` of an axis."""
 
     axis: int

@@ -12,13 +12,13 @@ from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.frames import Artifact, frame, unframe
 
-__all__ = ["CublasArtifact", "Operands", "pack", "unpack"]
+__all__ = ["CublasArtifact", "ProductOperands", "pack", "unpack"]
 
 _KIND = "cublas"
 
 
 @dataclass(frozen=True)
-class Operands:
+class ProductOperands:
     """Which of a kernel's inputs the operands are, of so many inputs; None for a constant, or for no residual."""
 
     inputs: int
@@ -35,7 +35,7 @@ class CublasArtifact:
     description: Description
     algorithm: bytes
     workspace_bytes: int
-    operands: Operands
+    operands: ProductOperands
     weights: Array | None
     bias: Array | None
 
@@ -77,7 +77,7 @@ def unpack(data: Artifact) -> CublasArtifact:
         description,
         bytes.fromhex(typed(str, header["algorithm"])),
         typed(int, header["workspace_bytes"]),
-        typed(Operands, header["operands"]),
+        typed(ProductOperands, header["operands"]),
         arrays.get("weights"),
         arrays.get("bias"),
     )

@@ -18,7 +18,7 @@ from collage.backends.cublas_kernels.description import Description, Matrix
 from collage.backends.cuda_kernels.wheel import load_library, version_of
 from collage.core.cuda_driver import driver
 
-__all__ = ["ALGORITHM_BYTES", "DTYPES", "Algorithm", "CublasError", "Handles", "library", "version"]
+__all__ = ["ALGORITHM_BYTES", "DTYPES", "CublasAlgorithm", "CublasError", "Handles", "library", "version"]
 
 NAME = "libcublasLt.so.13"
 ALGORITHM_BYTES = 64
@@ -76,7 +76,7 @@ class _Result(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class CublasAlgorithm:
     """The bytes of a ``cublasLtMatmulAlgo_t``, and the workspace that it takes."""
 
     data: bytes
@@ -142,7 +142,7 @@ class Handles:
         """Where the bias lies in the GPU's memory."""
         self._set(_BIAS, ctypes.c_uint64(address))
 
-    def algorithms(self, most: int) -> list[Algorithm]:
+    def algorithms(self, most: int) -> list[CublasAlgorithm]:
         """What the heuristic offers for the GPU, the best by its estimate first. Raises UnsupportedError for nothing.
 
         It wants to know that there is a bias, so ``set_bias`` comes before.
@@ -172,7 +172,7 @@ class Handles:
         if status or not count.value:
             raise UnsupportedError("cuBLASLt has no algorithm for this product")
         found = [each for each in results[: count.value] if not each.state]
-        return [Algorithm(bytes(each.algorithm), each.workspace) for each in found]
+        return [CublasAlgorithm(bytes(each.algorithm), each.workspace) for each in found]
 
     def _alignments(self) -> Sequence[int]:
         """What A, B, C and D are aligned to in every call, in bytes."""

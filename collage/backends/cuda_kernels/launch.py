@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from collage.core.cuda_driver import driver
 from collage.kernel.device_call import DeviceCall
 
-__all__ = ["Code", "Extent", "Launches", "Prepared", "load_code"]
+__all__ = ["Code", "Extent", "Prepared", "StreamLaunches", "load_code"]
 
 Extent = tuple[int, int, int]
 
@@ -75,7 +75,7 @@ class Prepared:
         return (self.function, *self.grid, *self.block, 0), self._pointers
 
 
-class Launches(DeviceCall):
+class StreamLaunches(DeviceCall):
     """Launches one after another on one stream."""
 
     def __init__(self, launches: Sequence[Prepared], keep: Any) -> None:

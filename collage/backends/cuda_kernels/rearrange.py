@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
+from collage.backends.cuda_kernels.launch import Prepared, StreamLaunches, load_code
 from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.core.cuda import gpu
 from collage.graph.dataflow import Array
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) convert_values(
 """
 
 
-def rearranged(source: Array, target: Array, matrices: tuple[int, int, int] | None) -> Launches:
+def rearranged(source: Array, target: Array, matrices: tuple[int, int, int] | None) -> StreamLaunches:
     """A launch that fills the target with the source's elements, both on the GPU, in the target's dtype.
 
     ``matrices`` are how many matrices are transposed, and the rows and columns of each; without them the order stays.
@@ -109,7 +109,7 @@ def rearranged(source: Array, target: Array, matrices: tuple[int, int, int] | No
         blocks = count * -(-rows // _TILE) * -(-columns // _TILE)
         arguments = (*ends, rows, columns)
     launch = Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)
-    return Launches([launch], (source, target))
+    return StreamLaunches([launch], (source, target))
 
 
 @cache

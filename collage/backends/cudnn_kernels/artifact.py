@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, Graph, Tensor
+from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, CudnnGraph, Tensor
 from collage.backends.cudnn_kernels.lowered import Lowered
 from collage.core.typed import MalformedError, typed
 from collage.graph.dataflow import Array, np_dtype
@@ -21,7 +21,7 @@ class CudnnArtifact:
     """A graph with a plan for the GPU of an ``architecture``, of so many ``inputs``."""
 
     architecture: str
-    graph: Graph
+    graph: CudnnGraph
     plan: bytes
     workspace_bytes: int
     inputs: int
@@ -43,7 +43,7 @@ def unpack(data: Artifact) -> CudnnArtifact:
     """What ``pack`` was given. Raises ValueError for other bytes, and for what would leave its buffers."""
     framed = unframe(_KIND, data)
     header = framed.header
-    graph = typed(Graph, header["graph"])
+    graph = typed(CudnnGraph, header["graph"])
     if problem := graph.problem():
         raise MalformedError(problem)
     inputs, room = typed(int, header["inputs"]), typed(int, header["workspace_bytes"])

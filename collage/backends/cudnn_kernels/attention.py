@@ -29,7 +29,7 @@ from collage.backends.cudnn_kernels.graph import (
     Tensor,
     dense,
 )
-from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
+from collage.backends.cudnn_kernels.lowered import CudnnTask, Lowered, Lowering
 from collage.backends.cudnn_kernels.neighbours import only_producer, only_user
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -43,7 +43,7 @@ _SINCE_ATTENTION, _SINCE_SOFTMAX = 91300, 92000
 
 
 @dataclass(frozen=True)
-class Operand:
+class AttentionOperand:
     """One of the kernel's inputs, seen with its axes as (batch, heads, rows, columns)."""
 
     place: int
@@ -51,7 +51,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class AttentionTask(Task):
+class AttentionTask(CudnnTask):
     """The operands, of which ``keys`` are (batch, heads, columns, rows), the result, the scale and the mask.
 
     A constant mask is ``known``.
@@ -60,12 +60,12 @@ class AttentionTask(Task):
     precisions: ClassVar = (FP16, BF16)
     exact: ClassVar = False
 
-    queries: Operand
-    keys: Operand
-    values: Operand
+    queries: AttentionOperand
+    keys: AttentionOperand
+    values: AttentionOperand
     result: Strided
     scale: float
-    mask: Operand | None
+    mask: AttentionOperand | None
     known: Floats | None = field(default=None, compare=False)
 
     def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
@@ -77,7 +77,7 @@ class AttentionTask(Task):
     def _whole(self, precision: str) -> Lowered:
         lowering = Lowering(self.formats[0], precision)
         queries = self._operand(lowering, self.queries)
-        turned = Operand(self.keys.place, _swapped(self.keys.view))
+        turned = AttentionOperand(self.keys.place, _swapped(self.keys.view))
         keys, values = self._operand(lowering, turned), self._operand(lowering, self.values)
         scale = lowering.maker.scalar(self.scale, 4)
         lowering.maker.run(ATTENTION, (queries, keys, values, scale), self._result(lowering))
@@ -101,7 +101,7 @@ class AttentionTask(Task):
         maker.run(PRODUCT, (weights, values), self._result(lowering))
         return lowering.done(_SINCE_SOFTMAX if together else 90000)
 
-    def _operand(self, lowering: Lowering, operand: Operand) -> int:
+    def _operand(self, lowering: Lowering, operand: AttentionOperand) -> int:
         view = operand.view
         return lowering.maker.add(Tensor(view.dims, view.strides, lowering.dtype, INPUT, operand.place))
 
@@ -170,7 +170,7 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
     found = _around(graph, softmax)
     used = {*found.nodes}
 
-    def operand(value: int) -> Operand:
+    def operand(value: int) -> AttentionOperand:
         before = _transpose_before(graph, value)
         view = dense_view(graph.type_of(value).shape)
         if before is not None and before.id in subgraph.members:
@@ -179,7 +179,7 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
             view = operand_view(graph.type_of(value).shape, _axes(graph, before))
         if value not in subgraph.inputs:
             raise UnsupportedError("an operand of attention is a constant, or is made inside")
-        return Operand(subgraph.inputs.index(value), _lifted(view))
+        return AttentionOperand(subgraph.inputs.index(value), _lifted(view))
 
     queries, keys = (operand(value) for value in found.scores.inputs)
     values = operand(found.product.inputs[1])
@@ -198,7 +198,7 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
             f"attention of {' and '.join(sorted(kinds))}: libraries get one dtype at a time"
         )
     (dtype,) = kinds
-    mask: Operand | None = None
+    mask: AttentionOperand | None = None
     known: Floats | None = None
     if found.mask is not None:
         shape = graph.type_of(found.mask).shape
@@ -206,7 +206,7 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
         if (array := graph.constants.get(found.mask)) is not None:
             known = np.asarray(array, np.float32).reshape(whole)
         else:
-            mask = Operand(subgraph.inputs.index(found.mask), dense_view(whole))
+            mask = AttentionOperand(subgraph.inputs.index(found.mask), dense_view(whole))
     own = precision_of(dtype)
     return AttentionTask(queries, keys, values, _lifted(result), found.scale, mask, known, own=own)
 

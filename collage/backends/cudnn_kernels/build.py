@@ -30,7 +30,7 @@ from collage.backends.cudnn_kernels.graph import (
     SOFTMAX,
     VIRTUAL,
     WINDOWS,
-    Graph,
+    CudnnGraph,
     Operation,
     Tensor,
 )
@@ -45,7 +45,7 @@ _ALIGNMENT = 16
 _Tensors = list[Descriptor]
 
 
-def build(graph: Graph, handle: int | None) -> Descriptor:
+def build(graph: CudnnGraph, handle: int | None) -> Descriptor:
     """The operation graph, finalised. It takes no handle where the device is only described.
 
     Raises CudnnError, and UnsupportedError for what the library does not take.

@@ -21,7 +21,7 @@ from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.axes import end_padding, lifted
 from collage.backends.cudnn_kernels.epilogue import append, steps_of
 from collage.backends.cudnn_kernels.graph import CONVOLUTION, GRADIENT, Windows
-from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
+from collage.backends.cudnn_kernels.lowered import CudnnTask, Lowered, Lowering
 from collage.frontend.subgraph import Subgraph
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import BF16, CHANNELS_LAST, FP16, PLAIN, TF32
@@ -32,7 +32,7 @@ CONVOLUTIONS = frozenset(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in
 
 
 @dataclass(frozen=True)
-class ConvolutionTask(Task):
+class ConvolutionTask(CudnnTask):
     """A convolution with its constants, its epilogue, and which inputs are the data and the residual."""
 
     formats: ClassVar = (PLAIN.format, CHANNELS_LAST.format)

@@ -10,7 +10,7 @@ from collage.backends.chains.epilogue import Activation, Epilogue
 from collage.backends.cudnn_kernels.graph import POINTWISE
 from collage.backends.cudnn_kernels.lowered import Lowering
 
-__all__ = ["Step", "append", "steps_of"]
+__all__ = ["EpilogueStep", "append", "steps_of"]
 
 _FUNCTIONS = {
     Activation.GELU: ("GELU_FWD", ()),
@@ -22,7 +22,7 @@ _FUNCTIONS = {
 
 
 @dataclass(frozen=True)
-class Step:
+class EpilogueStep:
     """A function of each element, by cuDNN's name, with an operand that is a tensor's position, or with numbers."""
 
     function: str
@@ -32,33 +32,33 @@ class Step:
 
 def steps_of(
     lowering: Lowering, epilogue: Epilogue, bias: int | None, residual: int | None
-) -> Iterator[Step]:
+) -> Iterator[EpilogueStep]:
     """The steps of an epilogue.
 
     A residual that is added before the activation comes before the bias, as in the library's fixed patterns.
     """
     if residual is not None and epilogue.residual_first:
-        yield Step("ADD", residual)
+        yield EpilogueStep("ADD", residual)
     if bias is not None:
-        yield Step("ADD", bias)
+        yield EpilogueStep("ADD", bias)
     if epilogue.activation is not Activation.NONE:
         function, numbers = _FUNCTIONS[epilogue.activation]
-        yield Step(function, None, numbers)
+        yield EpilogueStep(function, None, numbers)
     yield from _clamped(lowering, epilogue.low, epilogue.high)
     if residual is not None and not epilogue.residual_first:
-        yield Step("ADD", residual)
+        yield EpilogueStep("ADD", residual)
 
 
-def _clamped(lowering: Lowering, low: float, high: float) -> Iterator[Step]:
+def _clamped(lowering: Lowering, low: float, high: float) -> Iterator[EpilogueStep]:
     if (low, high) == (0.0, math.inf):
-        yield Step("RELU_FWD")
+        yield EpilogueStep("RELU_FWD")
     elif math.isfinite(low):
-        yield Step("RELU_FWD", None, (low,) if math.isinf(high) else (low, high))
+        yield EpilogueStep("RELU_FWD", None, (low,) if math.isinf(high) else (low, high))
     elif math.isfinite(high):
-        yield Step("MIN", lowering.maker.scalar(high, 4))
+        yield EpilogueStep("MIN", lowering.maker.scalar(high, 4))
 
 
-def append(lowering: Lowering, start: int, steps: list[Step], output: int) -> None:
+def append(lowering: Lowering, start: int, steps: list[EpilogueStep], output: int) -> None:
     """Add the steps to the graph: from what is at ``start`` to the ``output``. There is at least one."""
     at = start
     for number, step in enumerate(steps):

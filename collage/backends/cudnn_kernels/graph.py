@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["DTYPES", "Graph", "GraphMaker", "Operation", "Role", "Tensor", "Windows", "dense"]
+__all__ = ["DTYPES", "CudnnGraph", "GraphMaker", "Operation", "Role", "Tensor", "Windows", "dense"]
 
 Role = str
 """What a tensor is: INPUT, OUTPUT, CONSTANT, SCALAR or VIRTUAL."""
@@ -107,7 +107,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Graph:
+class CudnnGraph:
     """Operations in order, on tensors. ``since`` is the first version of cuDNN that has all of these operations."""
 
     tensors: tuple[Tensor, ...]
@@ -145,7 +145,7 @@ class Graph:
         return ""
 
 
-def _windows_problem(graph: Graph, operation: Operation) -> str:
+def _windows_problem(graph: CudnnGraph, operation: Operation) -> str:
     """What is wrong with a convolution's or a pooling's sizes, or ""."""
     about = operation.windows
     if (about is None) != (operation.kind not in (CONVOLUTION, GRADIENT, WINDOWS)):
@@ -221,6 +221,6 @@ class GraphMaker:
         self.operations.append(Operation(kind, tuple(inputs), output, function, (), about))
         return output
 
-    def graph(self, since: int = 90000) -> Graph:
+    def graph(self, since: int = 90000) -> CudnnGraph:
         """The graph, whose last operation makes the ``output``."""
-        return Graph(tuple(self.tensors), tuple(self.operations), since)
+        return CudnnGraph(tuple(self.tensors), tuple(self.operations), since)

@@ -10,24 +10,32 @@ from typing import ClassVar
 import numpy as np
 
 from collage.backends.cuda_kernels.precisions import dtype_of
-from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, OUTPUT, Graph, GraphMaker, Tensor, dense
+from collage.backends.cudnn_kernels.graph import (
+    CONSTANT,
+    INPUT,
+    OUTPUT,
+    CudnnGraph,
+    GraphMaker,
+    Tensor,
+    dense,
+)
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import CHANNELS_LAST, PLAIN
 
-__all__ = ["Lowered", "Lowering", "Task"]
+__all__ = ["CudnnTask", "Lowered", "Lowering"]
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """A graph, and the arrays of its constants: of the tensors' dtypes, with elements as they lie in memory."""
 
-    graph: Graph
+    graph: CudnnGraph
     constants: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class CudnnTask(ABC):
     """A match that cuDNN takes. All its inputs are stored in one format, and its output in the same one or plain."""
 
     formats: ClassVar[tuple[StorageFormat, ...]] = (PLAIN.format,)

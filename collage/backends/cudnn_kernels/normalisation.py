@@ -14,7 +14,7 @@ from collage.backends.chains.attributes import integers, number
 from collage.backends.chains.chain import Floats, read_float_chain
 from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.graph import NORMALISATION
-from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
+from collage.backends.cudnn_kernels.lowered import CudnnTask, Lowered, Lowering
 from collage.backends.cudnn_kernels.neighbours import only_producer, only_user
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -36,7 +36,7 @@ _CAST = "astype"
 
 
 @dataclass(frozen=True)
-class NormalisationTask(Task):
+class NormalisationTask(CudnnTask):
     """Rows of so many columns, which are normalised, scaled and, in layer normalisation, shifted by a ``bias``."""
 
     precisions: ClassVar = (FP16, BF16)

@@ -11,11 +11,18 @@ from itertools import chain, islice, zip_longest
 from collage.backends.base import UnsupportedError
 from collage.backends.cudnn_kernels.build import build
 from collage.backends.cudnn_kernels.enums import Attribute, Heuristic, Kind, Note, Type
-from collage.backends.cudnn_kernels.graph import Graph
+from collage.backends.cudnn_kernels.graph import CudnnGraph
 from collage.backends.cudnn_kernels.library import CudnnError, Descriptor, handle, number_of_version
 from collage.graph.storage import BF16, FP16, TF32
 
-__all__ = ["Plan", "described_device", "description_of_device", "first_plans", "load_plan", "offered_plans"]
+__all__ = [
+    "CudnnPlan",
+    "described_device",
+    "description_of_device",
+    "first_plans",
+    "load_plan",
+    "offered_plans",
+]
 
 _MOST_WORKSPACE = 1 << 30
 _MOST_CONFIGURATIONS = 64
@@ -40,7 +47,7 @@ The latter are the fastest ones for transposed convolutions of few channels, and
 
 
 @dataclass(frozen=True)
-class Plan:
+class CudnnPlan:
     """An execution plan as bytes, and the workspace that it takes."""
 
     data: bytes
@@ -48,8 +55,8 @@ class Plan:
 
 
 def offered_plans(
-    graph: Graph, precision: str, *, direct: bool, device: Descriptor | None = None
-) -> Iterator[Plan]:
+    graph: CudnnGraph, precision: str, *, direct: bool, device: Descriptor | None = None
+) -> Iterator[CudnnPlan]:
     """The plans of the heuristic whose arithmetic is that of the precision, the best by its estimate first.
 
     For "" that is float32 without tensor cores, which would round factors to TF32; where nothing is multiplied they
@@ -77,12 +84,12 @@ def offered_plans(
             plan.finalize()
             (room,) = plan.get(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64, 1)
             if room <= _MOST_WORKSPACE:
-                yield Plan(plan.get_bytes(Attribute.EXECUTION_PLAN_JSON_REPRESENTATION), room)
+                yield CudnnPlan(plan.get_bytes(Attribute.EXECUTION_PLAN_JSON_REPRESENTATION), room)
         except (CudnnError, UnsupportedError):  # the heuristic may offer what does not fit after all
             continue
 
 
-def first_plans(graph: Graph, precision: str, number: int, *, direct: bool) -> list[Plan]:
+def first_plans(graph: CudnnGraph, precision: str, number: int, *, direct: bool) -> list[CudnnPlan]:
     """The first ``number`` of ``offered_plans`` for the GPU that is here, or as many as there are.
 
     A plan may take a tenth of a second to be made, so those of the last graphs are remembered. Raises UnsupportedError
@@ -92,20 +99,20 @@ def first_plans(graph: Graph, precision: str, number: int, *, direct: bool) -> l
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _offered(graph: Graph, precision: str, direct: bool) -> _Offered:
+def _offered(graph: CudnnGraph, precision: str, direct: bool) -> _Offered:
     return _Offered(offered_plans(graph, precision, direct=direct))
 
 
 class _Offered:
     """Plans that are made when they are first asked for, by whichever thread."""
 
-    def __init__(self, coming: Iterator[Plan]) -> None:
+    def __init__(self, coming: Iterator[CudnnPlan]) -> None:
         """Makes the first plan, so that a graph which is refused is not remembered."""
         self._coming = coming
         self._lock = threading.Lock()
         self._found = list(islice(coming, 1))
 
-    def first(self, number: int) -> list[Plan]:
+    def first(self, number: int) -> list[CudnnPlan]:
         with self._lock:
             self._found += islice(self._coming, max(0, number - len(self._found)))
             return self._found[:number]

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import read_float_chain
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.pool import Pool, read_pool
 from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.axes import end_padding, lifted
 from collage.backends.cudnn_kernels.graph import WINDOWS, Windows
-from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
+from collage.backends.cudnn_kernels.lowered import CudnnTask, Lowered, Lowering
 from collage.frontend.subgraph import Subgraph
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import BF16, CHANNELS_LAST, FP16, PLAIN
@@ -21,14 +21,14 @@ from collage.graph.storage import BF16, CHANNELS_LAST, FP16, PLAIN
 __all__ = ["PoolingTask", "read_pooling"]
 
 _FUNCTIONS = {
-    Algorithm.MAX_POOL: "MAXPOOL",
-    Algorithm.AVERAGE_POOL: "AVGPOOL_EXCLUDE_PADDING",
-    Algorithm.AVERAGE_POOL_WITH_PADDING: "AVGPOOL_INCLUDE_PADDING",
+    DnnlAlgorithm.MAX_POOL: "MAXPOOL",
+    DnnlAlgorithm.AVERAGE_POOL: "AVGPOOL_EXCLUDE_PADDING",
+    DnnlAlgorithm.AVERAGE_POOL_WITH_PADDING: "AVGPOOL_INCLUDE_PADDING",
 }
 
 
 @dataclass(frozen=True)
-class PoolingTask(Task):
+class PoolingTask(CudnnTask):
     """A pooling, and nothing else."""
 
     formats: ClassVar = (PLAIN.format, CHANNELS_LAST.format)

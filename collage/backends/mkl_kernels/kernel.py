@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
-from collage.backends.mkl_kernels.limits import Product, read_shares
+from collage.backends.mkl_kernels.limits import MklProduct, read_shares
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.core.typed import MalformedError, typed
 from collage.graph.dataflow import Array
@@ -65,7 +65,7 @@ class MklKernel(NativeKernel):
                 for start in call.dst:
                     yield self._epilogue_of(call, start, inputs, dst)
 
-    def _multiply(self, share: int, call: Product, inputs: Sequence[Array], dst: Array) -> Task:
+    def _multiply(self, share: int, call: MklProduct, inputs: Sequence[Array], dst: Array) -> Task:
         numbers, count = self._numbers, len(call.dst)
         left = inputs[numbers["left"]]
         right: Array
@@ -91,7 +91,7 @@ class MklKernel(NativeKernel):
             keep=(blas, shape, matrices, pointers, left, right, dst),
         )
 
-    def _epilogue_of(self, call: Product, start: int, inputs: Sequence[Array], dst: Array) -> Task:
+    def _epilogue_of(self, call: MklProduct, start: int, inputs: Sequence[Array], dst: Array) -> Task:
         numbers = self._numbers
         shape = structure(_Epilogue, {**numbers, **vars(call), "row": call.dst_row})
         residual = None if numbers["residual"] is None else inputs[numbers["residual"]]
@@ -100,7 +100,7 @@ class MklKernel(NativeKernel):
         keep = (shape, buffers, self._bias, residual, dst)
         return Task(self._epilogue, ctypes.addressof(shape), ctypes.addressof(buffers), keep=keep)
 
-    def _pack(self, call: Product) -> npt.NDArray[np.uint8]:
+    def _pack(self, call: MklProduct) -> npt.NDArray[np.uint8]:
         """The share's columns of the weights, as MKL wants them on this processor."""
         assert self._weights is not None
         c = library().c

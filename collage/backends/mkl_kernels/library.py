@@ -34,7 +34,7 @@ class _Blas(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Library:
+class MklLibrary:
     """A loaded MKL whose calls are single-threaded where Collage makes them."""
 
     c: ctypes.CDLL
@@ -53,10 +53,12 @@ def availability() -> Availability:
     if problem := core_problem():
         return Availability(reason=problem)
     found = _find()
-    return Availability(version=found.version) if isinstance(found, Library) else Availability(reason=found)
+    return (
+        Availability(version=found.version) if isinstance(found, MklLibrary) else Availability(reason=found)
+    )
 
 
-def library() -> Library:
+def library() -> MklLibrary:
     """The library, ready to use. Raises CollageError with the reason when there is none."""
     found = _find()
     if isinstance(found, str):
@@ -65,11 +67,13 @@ def library() -> Library:
 
 
 @cache
-def _find() -> Library | str:
+def _find() -> MklLibrary | str:
     given = os.environ.get(PATH_VARIABLE)
     if given:
         found = _open(given)
-        return found if isinstance(found, Library) else f"{PATH_VARIABLE}={given}: {found or 'no such file'}"
+        return (
+            found if isinstance(found, MklLibrary) else f"{PATH_VARIABLE}={given}: {found or 'no such file'}"
+        )
     reason = f"not installed: {_INSTALL}"
     for name in (*_NAMES, *(str(Path(sys.prefix) / "lib" / name) for name in _NAMES)):
         if not isinstance(found := _open(name), str):
@@ -78,7 +82,7 @@ def _find() -> Library | str:
     return reason
 
 
-def _open(path: str) -> Library | str:
+def _open(path: str) -> MklLibrary | str:
     """The library of that name, or why it cannot be used, which is "" when there is no file of the name."""
     before = _loaded(path)
     try:
@@ -98,7 +102,7 @@ def _open(path: str) -> Library | str:
         return (
             f"{path} has been set up for other integers or threads than Collage's: unset MKL_INTERFACE_LAYER"
         )
-    return Library(c, _version(c), _blas(c, sequential=not before))
+    return MklLibrary(c, _version(c), _blas(c, sequential=not before))
 
 
 def _loaded(path: str) -> bool:

@@ -13,7 +13,7 @@ _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Product:
+class MklProduct:
     """One call: the numbers of ``collage_product`` (blas.h), and where each matrix of a batch starts, in floats."""
 
     rows: int
@@ -72,10 +72,10 @@ class Product:
                 check_floats(what, array, needed / 2 if narrow and array is left else needed)
 
 
-def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
+def read_shares(packed: Packed, threads: int) -> list[list[MklProduct]]:
     """The products of each share. Raises MalformedError where they, and the arrays, do not fit each other."""
     numbers = packed.numbers
-    shares = typed(list[list[Product]], numbers["shares"])
+    shares = typed(list[list[MklProduct]], numbers["shares"])
     if not 1 <= len(shares) <= threads or not all(shares):
         raise MalformedError(f"{len(shares)} shares on {threads} threads")
     typed(list[int], [numbers["left"], *(numbers[name] or 0 for name in ("right", "residual"))])
@@ -105,7 +105,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
     return shares
 
 
-def _check_arrays(call: Product, weights: Array | None, bias: Array | None, is_packed: bool) -> None:
+def _check_arrays(call: MklProduct, weights: Array | None, bias: Array | None, is_packed: bool) -> None:
     if bias is not None:
         check_floats("bias", bias, call.first_column + call.columns)
     if weights is None:

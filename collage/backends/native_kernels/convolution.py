@@ -10,11 +10,11 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import bounds
 from collage.backends.chains.fold import Folded
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 
 
 @dataclass(frozen=True)
-class Convolution:
+class NativeConvolution:
     """clamp(scale * conv(data) + residual, low, high); ``data`` and ``residual`` are values of the graph.
 
     Terms that follow the convolution are in the bias of ``conv``. Its weights are the model's; ``scale`` has the
@@ -37,7 +37,7 @@ class Convolution:
         return scaled(self.conv, self.scale, self.conv.bias)
 
 
-def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> Convolution:
+def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> NativeConvolution:
     """The chain of a convolution as one. Raises UnsupportedError when there is more to it."""
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
@@ -56,12 +56,12 @@ def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> Convolution:
             )
         least, most = bounds(each)
         low, high = min(max(low, least), most), min(max(high, least), most)
-    return Convolution(replace(conv, bias=folded.bias), folded.scale, data, residual, low, high)
+    return NativeConvolution(replace(conv, bias=folded.bias), folded.scale, data, residual, low, high)
 
 
 def _residual(chain: Chain, op: EpilogueOp, conv: Conv) -> int | None:
     """The value of the result's shape that the function adds, if that is what it does."""
-    if not isinstance(op, Combine) or op.algorithm is not Algorithm.ADD or op.shape != conv.dst:
+    if not isinstance(op, Combine) or op.algorithm is not DnnlAlgorithm.ADD or op.shape != conv.dst:
         return None
     value = op.operand
     if not isinstance(value, int) or value not in chain.inputs:

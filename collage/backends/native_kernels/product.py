@@ -12,7 +12,7 @@ from collage.backends.chains.fold import fold
 
 
 @dataclass(frozen=True)
-class Product:
+class NativeProduct:
     """``matrix`` is (K, N), ``scale`` has the factors of its columns, and ``bias`` the terms that follow."""
 
     data: int
@@ -33,7 +33,7 @@ class Product:
         return 2 * self.rows * self.matrix.size
 
 
-def read_product(chain: Chain) -> Product:
+def read_product(chain: Chain) -> NativeProduct:
     """The chain as a product. Raises UnsupportedError when it is none that the kernels take."""
     left, right = chain.root.inputs
     matrix = chain.constant(right)
@@ -44,4 +44,4 @@ def read_product(chain: Chain) -> Product:
     shape = chain.type_of(chain.root.outputs[0]).shape
     folded = fold(chain, shape, len(shape) - 1)
     epilogue = read_epilogue(chain, folded.epilogue, shape)
-    return Product(left, math.prod(shape[:-1]), matrix, folded.scale, folded.bias, epilogue)
+    return NativeProduct(left, math.prod(shape[:-1]), matrix, folded.scale, folded.bias, epilogue)

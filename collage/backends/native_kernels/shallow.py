@@ -11,7 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
-from collage.backends.native_kernels.convolution import Convolution
+from collage.backends.native_kernels.convolution import NativeConvolution
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
@@ -128,7 +128,7 @@ def packed_weights(weights: Floats, found: Transforms) -> Floats:
     return np.concatenate(panels, 1).astype(np.float32)
 
 
-def _checked(task: NativeTask) -> Convolution:
+def _checked(task: NativeTask) -> NativeConvolution:
     """The task as a convolution. Raises UnsupportedError when it is none that the kernel takes."""
     conv = task.convolution.conv
     if conv.groups > 1 or conv.transposed:

@@ -21,7 +21,7 @@ from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
-from collage.backends.native_kernels.product import Product
+from collage.backends.native_kernels.product import NativeProduct
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
@@ -57,7 +57,7 @@ arithmetic of 12 times as many rows. With 480 GFLOP/s and 40 GB/s that is 144 ro
 class _Pixels:
     """A product whose rows are pixels: ``out`` of each of ``batch`` images, at ``distances`` among those ``inside``."""
 
-    product: Product
+    product: NativeProduct
     batch: int
     out: tuple[int, int, int]
     distances: tuple[int, int, int]
@@ -160,7 +160,7 @@ class StrassenConv(_AnyStrassen):
         if any(pad > 0 for pad in (*conv.pad_begin, *conv.pad_end)):
             raise UnsupportedError("the convolution has padding")
         residual = convolution.residual
-        product = Product(
+        product = NativeProduct(
             data=convolution.data,
             rows=conv.dst[0] * math.prod(conv.dst[2:]),
             matrix=conv.weights.reshape(conv.weights.shape[:2]).T,

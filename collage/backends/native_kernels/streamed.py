@@ -21,7 +21,7 @@ from collage.backends.native_kernels.gemm import (
     split_and_order,
 )
 from collage.backends.native_kernels.geometry import shape_struct
-from collage.backends.native_kernels.product import Product
+from collage.backends.native_kernels.product import NativeProduct
 from collage.backends.native_kernels.task import NativeTask
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
@@ -52,7 +52,7 @@ SHAPE = shape_struct(
 """``collage_bf16_gemm_shape`` and ``collage_int8_gemm_shape``."""
 
 
-def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[str, Any]:
+def numbers_of(task: NativeTask, product: NativeProduct, build: BuildOptions) -> dict[str, Any]:
     """The numbers of ``SHAPE`` for the variant that is built."""
     variant = build.variant
     depth, columns = product.matrix.shape
@@ -78,7 +78,7 @@ def column_shares(numbers: Mapping[str, Any]) -> int:
     return 1 if numbers["by_rows"] else int(numbers["shares"])
 
 
-def padded_bias(product: Product) -> Floats:
+def padded_bias(product: NativeProduct) -> Floats:
     """The bias, or zeros, up to the end of the last block of columns."""
     columns = product.matrix.shape[1]
     bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
@@ -109,7 +109,7 @@ def row_chunk(depth: int) -> int:
     return max(TILE_ROWS, min(chunk, _MOST_CHUNK))
 
 
-def splits_of(product: Product, build: BuildOptions) -> list[str]:
+def splits_of(product: NativeProduct, build: BuildOptions) -> list[str]:
     """How the work may be shared: by columns, so that each thread reads its part of the weights, or by rows."""
     threads = build.threads
     splits = []
@@ -121,7 +121,7 @@ def splits_of(product: Product, build: BuildOptions) -> list[str]:
     return splits
 
 
-def product_of(task: NativeTask) -> tuple[Product, Storage]:
+def product_of(task: NativeTask) -> tuple[NativeProduct, Storage]:
     """The product, and the wide storage in which its rows lie one after another.
 
     Raises UnsupportedError for a convolution that is none.
@@ -140,7 +140,7 @@ def product_of(task: NativeTask) -> tuple[Product, Storage]:
     rows = conv.dst[0] * math.prod(conv.dst[2:])
     matrix = conv.weights.reshape(conv.weights.shape[:2]).T
     epilogue = read_epilogue(chain, folded.epilogue, conv.dst)
-    return Product(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
+    return NativeProduct(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
 
 
 def data_storages(wide: Storage) -> tuple[Storage, ...]:
@@ -161,7 +161,9 @@ def check_arithmetic(packed: Packed, has_dots: bool, instructions: str) -> None:
         raise ModuleFileError(f"{problem}: compile the model here.")
 
 
-def inputs_of(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:
+def inputs_of(
+    task: NativeTask, product: NativeProduct, source: Storage, target: Storage
+) -> tuple[Storage, ...]:
     """The storages of the inputs: the data's, and for a residual the result's."""
     return tuple(source if value == product.data else target for value in task.chain.inputs)
 

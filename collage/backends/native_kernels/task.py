@@ -9,8 +9,8 @@ from typing import Any
 from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.chains.conv import Conv, conv_of
 from collage.backends.chains.fold import Folded, fold
-from collage.backends.native_kernels.convolution import Convolution, read_convolution
-from collage.backends.native_kernels.product import Product, read_product
+from collage.backends.native_kernels.convolution import NativeConvolution, read_convolution
+from collage.backends.native_kernels.product import NativeProduct, read_product
 from collage.frontend.subgraph import Subgraph
 
 
@@ -31,17 +31,17 @@ class NativeTask:
         return fold(self.chain, self.conv.dst, 1)
 
     @cached_property
-    def convolution(self) -> Convolution:
+    def convolution(self) -> NativeConvolution:
         """The chain as a convolution. Raises UnsupportedError when there is more to it."""
         assert self.conv is not None
         return read_convolution(self.chain, self.conv, self.folded)
 
     @cached_property
-    def product(self) -> Product:
+    def product(self) -> NativeProduct:
         """The chain as a product with a constant matrix. Raises UnsupportedError when it is none."""
         return read_product(self.chain)
 
-    def numbers_of(self, product: Product) -> dict[str, Any]:
+    def numbers_of(self, product: NativeProduct) -> dict[str, Any]:
         """What kernels of products store of the epilogue, and of where the operands are. Artifacts keep this order."""
         epilogue = product.epilogue
         return {

@@ -35,7 +35,7 @@ _MADE = {"both": ("values", "places"), "values": ("values",), "indices": ("place
 
 
 @dataclass(frozen=True)
-class Choice:
+class TopKTask:
     """The ``chosen`` largest or smallest of the ``columns`` numbers of each row.
 
     ``values`` and ``places`` are positions among the subgraph's outputs, float32 and int64; None is for what is not
@@ -50,7 +50,7 @@ class Choice:
     places: int | None
 
 
-def read_choice(subgraph: Subgraph) -> Choice:
+def read_choice(subgraph: Subgraph) -> TopKTask:
     """The subgraph as a choice. Raises UnsupportedError with the reason where the kernel does not take it."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the choice")
@@ -74,20 +74,20 @@ def read_choice(subgraph: Subgraph) -> Choice:
         for name in ("values", "places")
     }
     rows = kind.size // kind.shape[-1]
-    return Choice(rows, kind.shape[-1], chosen, not attributes["largest"], **found)
+    return TopKTask(rows, kind.shape[-1], chosen, not attributes["largest"], **found)
 
 
-class TopK(Algorithm[Choice]):
+class TopK(Algorithm[TopKTask]):
     """Takes float32 along the last axis."""
 
     name = "top_k"
     roots = frozenset({OPERATOR})
 
-    def task(self, subgraph: Subgraph) -> Choice:
+    def task(self, subgraph: Subgraph) -> TopKTask:
         """The subgraph as a choice."""
         return subgraph.parsed(read_choice)
 
-    def variants(self, task: Choice, build: BuildOptions) -> Sequence[Variant]:
+    def variants(self, task: TopKTask, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants: threads have rows of their own, or one thread has all."""
         splits = [ROWS] if 1 < build.threads <= task.rows else []
         if not splits or is_small(task.rows * task.columns, build):
@@ -95,7 +95,7 @@ class TopK(Algorithm[Choice]):
         made = (PLAIN,) * sum(each is not None for each in (task.values, task.places))
         return [Variant((PLAIN,), made, split) for split in splits]
 
-    def pack(self, task: Choice, build: BuildOptions) -> Packed:
+    def pack(self, task: TopKTask, build: BuildOptions) -> Packed:
         """The numbers of the kernel; it has no arrays."""
         return Packed(
             {

@@ -18,9 +18,9 @@ from collage.backends.native_kernels.task import NativeTask
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
     ONE_PLANE,
-    Axis,
-    Plan,
     Planes,
+    WinogradAxis,
+    WinogradPlan,
     check_channels,
     numbers_of,
     transformed_weights,
@@ -35,7 +35,7 @@ from collage.native.packed import Packed
 
 class _AnyWinograd(ChainAlgorithm):
     @abstractmethod
-    def plan(self, conv: Conv) -> Plan:
+    def plan(self, conv: Conv) -> WinogradPlan:
         """What the kernel is to do. Raises UnsupportedError when it does not take the convolution."""
 
     def reassociates(self, variant: Variant) -> bool:
@@ -74,7 +74,7 @@ class Winograd(_AnyWinograd):
     name = "winograd"
     roots = frozenset({"nn.conv2d", "nn.conv3d"})
 
-    def plan(self, conv: Conv) -> Plan:
+    def plan(self, conv: Conv) -> WinogradPlan:
         """A plan with one convolution of whole planes."""
         if conv.groups > 1 or conv.transposed:
             raise UnsupportedError("the convolution is grouped or transposed")
@@ -87,11 +87,12 @@ class Winograd(_AnyWinograd):
         if planes.products == 0:
             raise UnsupportedError("the windows see nothing but padding")
         rows, columns = (
-            Axis(conv.src[i], conv.dst[i], (0,), (conv.dst[i],), (conv.pad_begin[i],)) for i in (-2, -1)
+            WinogradAxis(conv.src[i], conv.dst[i], (0,), (conv.dst[i],), (conv.pad_begin[i],))
+            for i in (-2, -1)
         )
         weights = conv.weights.reshape(1, 1, *conv.weights.shape[:2], -1, 3, 3)
         weights = weights[:, :, :, :, planes.first : planes.first + planes.taps]
-        return Plan(conv.dst[0], planes, rows, columns, weights)
+        return WinogradPlan(conv.dst[0], planes, rows, columns, weights)
 
 
 class TransposedWinograd(_AnyWinograd):
@@ -100,7 +101,7 @@ class TransposedWinograd(_AnyWinograd):
     name = "transposed_winograd"
     roots = frozenset({"nn.conv2d_transpose"})
 
-    def plan(self, conv: Conv) -> Plan:
+    def plan(self, conv: Conv) -> WinogradPlan:
         """A plan with four convolutions, one each for even and odd rows and columns."""
         if conv.groups > 1 or conv.weights.shape[-2:] != (4, 4) or conv.strides != (2, 2):
             raise UnsupportedError(
@@ -112,7 +113,7 @@ class TransposedWinograd(_AnyWinograd):
         rows, columns = (_phases(conv, axis) for axis in (0, 1))
         # The window of phase i sees first what element i + 2 multiplies, and then element i.
         weights = conv.weights[:, :, None, [[2, 0], [3, 1]]][..., [[2, 0], [3, 1]]]
-        return Plan(conv.dst[0], ONE_PLANE, rows, columns, weights.transpose(3, 5, 0, 1, 2, 4, 6))
+        return WinogradPlan(conv.dst[0], ONE_PLANE, rows, columns, weights.transpose(3, 5, 0, 1, 2, 4, 6))
 
 
 def _planes(conv: Conv) -> Planes:
@@ -123,10 +124,10 @@ def _planes(conv: Conv) -> Planes:
     return Planes(inputs, outputs, first, min(conv.weights.shape[2], inputs + pad) - first, pad - first)
 
 
-def _phases(conv: Conv, axis: int) -> Axis:
+def _phases(conv: Conv, axis: int) -> WinogradAxis:
     """The phases of an axis, where output y is made of the inputs i for which y + pad - 2 i is in the window."""
     inputs, outputs, pad = conv.src[2 + axis], conv.dst[2 + axis], conv.pad_begin[axis]
     begin = tuple((phase - pad) % 2 for phase in (0, 1))
     count = tuple((outputs - first + 1) // 2 for first in begin)
     before = tuple(1 - (first + pad - phase) // 2 for phase, first in enumerate(begin))
-    return Axis(inputs, outputs, begin, count, before)
+    return WinogradAxis(inputs, outputs, begin, count, before)

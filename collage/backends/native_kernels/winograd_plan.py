@@ -66,7 +66,7 @@ ONE_PLANE = Planes(1, 1, 0, 1, 0)
 
 
 @dataclass(frozen=True)
-class Axis:
+class WinogradAxis:
     """Rows or columns, as `winograd.h` has them: a convolution for each phase of the output."""
 
     inputs: int
@@ -86,13 +86,13 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WinogradPlan:
     """``weights`` are (phases of rows, phases of columns, O, I, taps, r, r) with windows of r x r."""
 
     batch: int
     planes: Planes
-    rows: Axis
-    columns: Axis
+    rows: WinogradAxis
+    columns: WinogradAxis
     weights: Floats
 
     @property
@@ -136,7 +136,7 @@ def check_channels(inputs: int, outputs: int) -> None:
         raise UnsupportedError(f"{inputs} to {outputs} channels are no multiples of {BLOCK}")
 
 
-def ways(plan: Plan, build: BuildOptions) -> Iterator[Way]:
+def ways(plan: WinogradPlan, build: BuildOptions) -> Iterator[Way]:
     """The ways that might be the fastest, by a rough count of arithmetic and memory traffic."""
     groups = [[TILES, CHANNELS]] if build.threads > 1 else []
     if is_small(plan.flop / 4, build):
@@ -157,7 +157,7 @@ def way_named(name: str) -> Way:
     raise UnsupportedError(f"{name!r} is no way of Winograd's")
 
 
-def numbers_of(plan: Plan, way: Way, build: BuildOptions) -> dict[str, Any]:
+def numbers_of(plan: WinogradPlan, way: Way, build: BuildOptions) -> dict[str, Any]:
     """The kernel's parameters by name, with the layout of the variant's result."""
     (layout,) = build.variant.outputs
     chunk_tiles, chunk_depths = _chunk(plan, way.tile, build.speeds.blocking)
@@ -181,7 +181,7 @@ def numbers_of(plan: Plan, way: Way, build: BuildOptions) -> dict[str, Any]:
     }
 
 
-def transformed_weights(plan: Plan, tile: int) -> Floats:
+def transformed_weights(plan: WinogradPlan, tile: int) -> Floats:
     """Weights as [phase][point][panel of 32 outputs][tap][input][output], computed in float64."""
     one = transforms(POINTS[plan.points(tile) - 1], tile, plan.window).weights
     both = np.kron(one, one)
@@ -196,7 +196,7 @@ def transformed_weights(plan: Plan, tile: int) -> Floats:
     return found
 
 
-def _chunk(plan: Plan, tile: int, blocking: Blocking) -> tuple[int, int]:
+def _chunk(plan: WinogradPlan, tile: int, blocking: Blocking) -> tuple[int, int]:
     """Tiles and planes of the result that are transformed and multiplied at a time."""
     depths = min(plan.planes.outputs, _CHUNK_DEPTHS)
     seen = min(plan.planes.inputs, depths + plan.planes.taps - 1)
@@ -206,7 +206,7 @@ def _chunk(plan: Plan, tile: int, blocking: Blocking) -> tuple[int, int]:
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
 
 
-def _milliseconds(plan: Plan, way: Way, build: BuildOptions) -> float:
+def _milliseconds(plan: WinogradPlan, way: Way, build: BuildOptions) -> float:
     """A rough estimate: the time of the products, or of reading their weights from memory, and of the transforms.
 
     With few rows a product waits for its weights, which are read from the last cache.

@@ -43,7 +43,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Artifact:
+class OneDnnArtifact:
     """``forms`` tells for each constant how it was packed, or None where the plan itself says it.
 
     ``version`` and ``isa`` are those of the oneDNN that packed them. ``rounding`` tells what is done to
@@ -59,7 +59,7 @@ class Artifact:
     rounding: Rounding | None = None
 
 
-def to_bytes(artifact: Artifact) -> bytes:
+def to_bytes(artifact: OneDnnArtifact) -> bytes:
     """The artifact as bytes, with its weights at multiples of 64 bytes."""
     head: dict[str, Any] = {
         "plan": _encode(artifact.plan),
@@ -73,7 +73,7 @@ def to_bytes(artifact: Artifact) -> bytes:
     return frame(_KIND, head, [each.data for each in artifact.weights])
 
 
-def from_artifact(artifact: frames.Artifact) -> Artifact:
+def from_artifact(artifact: frames.Artifact) -> OneDnnArtifact:
     """The inverse of ``to_bytes``. Weights lie at multiples of 64 bytes: as copies, or mapped and read-only.
 
     Raises CollageError for what is none.
@@ -81,7 +81,7 @@ def from_artifact(artifact: frames.Artifact) -> Artifact:
     try:
         framed = unframe(_KIND, artifact)
         header = framed.header
-        found = Artifact(
+        found = OneDnnArtifact(
             typed(plan.Plan, _decode(header["plan"]), _NAMES),
             typed(int, header["threads"]),
             typed(str, header["version"]),

@@ -10,7 +10,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.functions import Eltwise
-from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
+from collage.backends.chains.strided import FLOAT_BYTES, AxisRange, dense
 from collage.backends.onednn_kernels.description import Description, laid_out, view
 from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp
 from collage.backends.onednn_kernels.plan import (
@@ -51,7 +51,7 @@ class Draft:
 
 
 @dataclass
-class Builder:
+class StepBuilder:
     """Makes the one step of a plan for a chain in a variant.
 
     ``shape`` is that of the root's result, as its primitive sees it, and ``epilogue`` the functions that are left
@@ -74,7 +74,9 @@ class Builder:
         self.arrays.append(array)
         return Weight(len(self.arrays) - 1)
 
-    def add(self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: Range | None) -> None:
+    def add(
+        self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: AxisRange | None
+    ) -> None:
         """Add a share that computes ``where`` of the result, or all of it, with the chain's post-ops."""
         post_ops, operands = self._post_ops(where)
         numbered = tuple(Argument(number, buffer) for number, buffer in arguments)
@@ -94,17 +96,19 @@ class Builder:
         """The layout of the result."""
         return self.variant.outputs[0] if self.variant.outputs else PLAIN
 
-    def input_part(self, value: int, dims: tuple[int, ...], where: Range | None) -> tuple[Description, Input]:
+    def input_part(
+        self, value: int, dims: tuple[int, ...], where: AxisRange | None
+    ) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
         description, offset = self._part(dims, self.input_layout(value), where)
         return description, Input(self.chain.inputs.index(value), offset)
 
-    def output_part(self, where: Range | None) -> tuple[Description, Output]:
+    def output_part(self, where: AxisRange | None) -> tuple[Description, Output]:
         """Part of the result."""
         description, offset = self._part(self.shape, self.output_layout, where)
         return description, Output(0, offset)
 
-    def _post_ops(self, where: Range | None) -> tuple[tuple[PostOp, ...], list[Argument]]:
+    def _post_ops(self, where: AxisRange | None) -> tuple[tuple[PostOp, ...], list[Argument]]:
         made: list[PostOp] = []
         arguments: list[Argument] = []
         for each in self.epilogue:
@@ -118,7 +122,7 @@ class Builder:
             made.append(Binary(each.algorithm, description))
         return tuple(made), arguments
 
-    def operand(self, step: Combine, where: Range | None) -> tuple[Description, Buffer]:
+    def operand(self, step: Combine, where: AxisRange | None) -> tuple[Description, Buffer]:
         """What a share needs of the tensor that its part of the result is combined with.
 
         A single number has one axis, as oneDNN has no tensors without any.
@@ -145,7 +149,7 @@ class Builder:
         return PLAIN
 
     def _constant_operand(
-        self, array: Floats, layout: Storage, where: Range | None
+        self, array: Floats, layout: Storage, where: AxisRange | None
     ) -> tuple[Description, Buffer]:
         description, _ = self._part(array.shape, layout, where)
         if self.flat:
@@ -156,7 +160,9 @@ class Builder:
             description = laid_out(array.shape, layout)
         return description, self.constant(to_layout(array, layout))
 
-    def _part(self, dims: tuple[int, ...], layout: Storage, where: Range | None) -> tuple[Description, int]:
+    def _part(
+        self, dims: tuple[int, ...], layout: Storage, where: AxisRange | None
+    ) -> tuple[Description, int]:
         if where is None:
             return laid_out(dims, layout), 0
         if self.flat:

@@ -12,7 +12,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
-from collage.backends.onednn_kernels.builder import Builder, Draft
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
@@ -48,7 +48,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant, several for each thread."""
     kind = chain.type_of(chain.base)
-    builder = Builder(chain, variant, kind.shape, ())
+    builder = StepBuilder(chain, variant, kind.shape, ())
     layout = builder.output_layout
     if any(builder.input_layout(value) != layout for value in chain.inputs):
         raise UnsupportedError("the inputs have several layouts")

@@ -12,9 +12,9 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, read_chain
 from collage.backends.chains.conv import Conv, conv_of, in_a_row, merged, scaled
 from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Eltwise
-from collage.backends.chains.strided import Range, cut, dense
+from collage.backends.chains.strided import AxisRange, cut, dense
 from collage.backends.chains.window import needed, row_axis, transposed_needed
-from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder, variant_of
 from collage.backends.onednn_kernels.description import Packed, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
@@ -91,7 +91,7 @@ def plan(task: ConvTask, variant: Variant, threads: int) -> Draft:
             replace(each, shape=conv.dst) if isinstance(each, Combine) and each.shape == before else each
             for each in epilogue
         )
-    builder = Builder(chain, variant, conv.dst, epilogue)
+    builder = StepBuilder(chain, variant, conv.dst, epilogue)
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
         raise UnsupportedError("the data is a constant")
@@ -114,8 +114,8 @@ def _lies_in_a_row(op: EpilogueOp, conv: Conv) -> bool:
 class _Share:
     """Part of the result, the part of the input that it needs, and the padding of that part."""
 
-    dst: Range | None
-    src: Range | None
+    dst: AxisRange | None
+    src: AxisRange | None
     pad_begin: tuple[int, ...]
     pad_end: tuple[int, ...]
 
@@ -149,19 +149,19 @@ def _shares(conv: Conv, source: Storage, target: Storage, split: str, threads: i
     if split == WHOLE or threads == 1:
         return [_Share(None, None, *pads)]
     if split == BATCH:
-        ranges = [Range(0, a, b) for a, b in cut(conv.dst[0], threads)]
+        ranges = [AxisRange(0, a, b) for a, b in cut(conv.dst[0], threads)]
         return [_Share(each, each, *pads) for each in ranges]
     axis = row_axis(conv.src, conv.dst)
     if split == ROWS and axis is not None:
         return [_rows(conv, axis, a, b) for a, b in cut(conv.dst[axis], threads)]
     unit = BLOCK if target == BLOCKED else 1
     if split == CHANNELS:
-        return [_Share(Range(1, a, b), None, *pads) for a, b in cut(conv.dst[1], threads, unit)]
+        return [_Share(AxisRange(1, a, b), None, *pads) for a, b in cut(conv.dst[1], threads, unit)]
     if split == GROUPS:
         ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
         unit = _group_unit(conv, source)
         return [
-            _Share(Range(1, a * outs, b * outs), Range(1, a * ins, b * ins), *pads)
+            _Share(AxisRange(1, a * outs, b * outs), AxisRange(1, a * ins, b * ins), *pads)
             for a, b in cut(conv.groups, threads, unit)
         ]
     raise UnsupportedError(f"a convolution is not split by {split!r}")
@@ -182,8 +182,8 @@ def _rows(conv: Conv, axis: int, start: int, stop: int) -> _Share:
     if halo.start >= halo.stop:
         raise UnsupportedError("a share of the rows would see nothing but padding")
     return _Share(
-        Range(axis, start, stop),
-        Range(axis, halo.start, halo.stop),
+        AxisRange(axis, start, stop),
+        AxisRange(axis, halo.start, halo.stop),
         _with(conv.pad_begin, axis - 2, halo.pad_begin),
         _with(conv.pad_end, axis - 2, halo.pad_end),
     )
@@ -193,7 +193,7 @@ def _with(pads: tuple[int, ...], place: int, pad: int) -> tuple[int, ...]:
     return (*pads[:place], pad, *pads[place + 1 :])
 
 
-def _add(builder: Builder, conv: Conv, share: _Share, source: Storage, index: int) -> None:
+def _add(builder: StepBuilder, conv: Conv, share: _Share, source: Storage, index: int) -> None:
     dst, output = builder.output_part(share.dst)
     if share.src is None:
         src, offset = laid_out(conv.src, source), 0

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.onednn_kernels.description import Description
 from collage.backends.onednn_kernels.handles import Handle, engine, extents, memory_desc
 from collage.backends.onednn_kernels.library import library
@@ -47,9 +47,9 @@ def _convolution(made: ctypes.c_void_p, op: Convolution, attr: int) -> int:
     descs = _descs(op.src, op.weights, op.bias, op.dst)
     c = library().c
     create, algorithm = (
-        (c.dnnl_deconvolution_forward_primitive_desc_create, Algorithm.DECONVOLUTION)
+        (c.dnnl_deconvolution_forward_primitive_desc_create, DnnlAlgorithm.DECONVOLUTION)
         if op.transposed
-        else (c.dnnl_convolution_forward_primitive_desc_create, Algorithm.CONVOLUTION)
+        else (c.dnnl_convolution_forward_primitive_desc_create, DnnlAlgorithm.CONVOLUTION)
     )
     gaps = extents([d - 1 for d in op.dilation])
     pads = extents(op.pad_begin), extents(op.pad_end)

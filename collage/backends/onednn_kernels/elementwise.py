@@ -5,9 +5,9 @@ from __future__ import annotations
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, Combine
 from collage.backends.chains.eltwise_table import FUNCTIONS
-from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.backends.chains.strided import Range, cut
-from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
+from collage.backends.chains.strided import AxisRange, cut
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder, variant_of
 from collage.backends.onednn_kernels.description import outermost
 from collage.backends.onednn_kernels.operations import Combination, Function, Operation
 from collage.backends.onednn_kernels.plan import DST, SRC, SRC_1, Buffer
@@ -55,7 +55,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     first, *rest = chain.epilogue
     alone = _alone(chain)
     shape = chain.shape or (1,)
-    builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.epilogue)
+    builder = StepBuilder(chain, variant, shape, tuple(rest) if alone else chain.epilogue)
     layout = builder.output_layout
     if chain.viewed and layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
@@ -76,7 +76,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
         elif alone:
             operation = Function(first.algorithm, first.alpha, first.beta, src, dst)
         else:  # eltwise primitives take no eltwise post-ops, but a binary one, max(x, x), does
-            operation = Combination(Algorithm.MAXIMUM, src, src, dst)
+            operation = Combination(DnnlAlgorithm.MAXIMUM, src, src, dst)
             arguments.append((SRC_1, source))
         builder.add(operation, arguments, where)
     return builder.draft()
@@ -111,14 +111,14 @@ def _split(chain: Chain, layout: Storage) -> str:
     return ELEMENTS if whole and not padded else OUTERMOST
 
 
-def _ranges(chain: Chain, split: str, layout: Storage, threads: int) -> list[Range | None]:
+def _ranges(chain: Chain, split: str, layout: Storage, threads: int) -> list[AxisRange | None]:
     if split == WHOLE or threads == 1:
         return [None]
     if split == ELEMENTS:
-        return [Range(0, a, b) for a, b in cut(chain.type_of(chain.base).size, threads, _LINE)]
+        return [AxisRange(0, a, b) for a, b in cut(chain.type_of(chain.base).size, threads, _LINE)]
     if split != OUTERMOST:
         raise UnsupportedError(f"an elementwise kernel is not split by {split!r}")
     shape = chain.shape or (1,)
     axis = outermost(shape, layout)
     unit = BLOCK if layout == BLOCKED and axis == 1 else 1
-    return [Range(axis, a, b) for a, b in cut(shape[axis], threads, unit)]
+    return [AxisRange(axis, a, b) for a, b in cut(shape[axis], threads, unit)]

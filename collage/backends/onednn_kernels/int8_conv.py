@@ -18,11 +18,11 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.fold import Folded
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.chains.window import row_axis
 from collage.backends.onednn_kernels import conv_plan, description
-from collage.backends.onednn_kernels.artifact import Artifact
+from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
 from collage.backends.onednn_kernels.pack import pack
@@ -88,7 +88,7 @@ def problem_of(task: ConvTask) -> str:
     return ""
 
 
-def artifact_of(task: ConvTask, variant: Variant, threads: int) -> Artifact:
+def artifact_of(task: ConvTask, variant: Variant, threads: int) -> OneDnnArtifact:
     """The kernel of a variant. Raises UnsupportedError where there is none, and UnimplementedError as ``pack`` does."""
     if problem := problem_of(task):
         raise UnsupportedError(problem)
@@ -178,8 +178,8 @@ def _draft(task: ConvTask, item: Conv, variant: Variant, threads: int) -> Draft:
     data, factors, terms = (len(chain.graph.values) + i for i in range(3))
     channels = (1, item.dst[1], *[1] * len(item.strides))
     epilogue: list[EpilogueOp] = [
-        Combine(Algorithm.MULTIPLY, factors, channels),
-        Combine(Algorithm.ADD, terms, channels),
+        Combine(DnnlAlgorithm.MULTIPLY, factors, channels),
+        Combine(DnnlAlgorithm.ADD, terms, channels),
     ]
     epilogue += (_of_item(each, before) for each in task.folded.epilogue)
     inner = Chain(

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.onednn_kernels.artifact import Artifact
+from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, PostOpOperand, Share, Weight
-from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
+from collage.backends.onednn_kernels.primitive import DnnlArgument, PrimitiveDesc, argument_number
 from collage.core.typed import MalformedError
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
@@ -26,7 +26,7 @@ from collage.native.scratch import shared_scratch
 class OneDnnKernel(NativeKernel):
     """Primitives for each share of each step."""
 
-    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+    def __init__(self, artifact: OneDnnArtifact, threads: int | None = None) -> None:
         """Raises MalformedError for an artifact that is for another number of threads."""
         super().__init__(artifact.threads)
         if threads is not None and threads != artifact.threads:
@@ -70,8 +70,8 @@ class OneDnnKernel(NativeKernel):
         scratch = self._scratch(desc.scratchpad_bytes, place, shares)
         numbers.append(SCRATCHPAD)
         memories.append(memory(desc.memory_desc(SCRATCHPAD), scratch.ctypes.data))
-        arguments = (Argument * len(numbers))(
-            *(Argument(number, each.value) for number, each in zip(numbers, memories, strict=True))
+        arguments = (DnnlArgument * len(numbers))(
+            *(DnnlArgument(number, each.value) for number, each in zip(numbers, memories, strict=True))
         )
         return Task(
             address_of(library().c.dnnl_primitive_execute),
@@ -99,7 +99,7 @@ def _check_size(desc: PrimitiveDesc, number: int | PostOpOperand, array: Array, 
         )
 
 
-def _check_forms(artifact: Artifact, share: Share, desc: PrimitiveDesc) -> None:
+def _check_forms(artifact: OneDnnArtifact, share: Share, desc: PrimitiveDesc) -> None:
     for each in share.arguments:
         if not isinstance(each.buffer, Weight):
             continue

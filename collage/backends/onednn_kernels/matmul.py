@@ -21,9 +21,9 @@ from collage.backends.chains.product import (
     splits,
     views_of,
 )
-from collage.backends.chains.strided import Range, Strided, dense
+from collage.backends.chains.strided import AxisRange, Strided, dense
 from collage.backends.chains.transposes import ProductChain, read_product_chain
-from collage.backends.onednn_kernels.builder import Builder, Draft
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.operations import MatMul
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input, Output
@@ -72,7 +72,7 @@ def plan(task: ProductTask, variant: Variant, threads: int) -> Draft:
     chain, product, views, folded = task.chain, task.product, task.views, task.folded
     rank = len(product.dst)
     epilogue = tuple(_seen(each, task.shape, product.dst) for each in folded.epilogue)
-    builder = Builder(chain, variant, product.dst, epilogue)
+    builder = StepBuilder(chain, variant, product.dst, epilogue)
     right = chain.constant(chain.root.inputs[1])
     if right is not None:
         right = right.reshape(product.right)
@@ -104,7 +104,9 @@ def plan(task: ProductTask, variant: Variant, threads: int) -> Draft:
     return builder.draft()
 
 
-def _operand(builder: Builder, value: int, whole: Strided, where: Range | None) -> tuple[Strided, Input]:
+def _operand(
+    builder: StepBuilder, value: int, whole: Strided, where: AxisRange | None
+) -> tuple[Strided, Input]:
     """The part of an operand that a share reads. One that broadcasts along the axis is read whole."""
     cuts = where if where is not None and whole.dims[where.axis] > 1 else None
     description, offset = part_of(whole, cuts)

@@ -9,9 +9,9 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers, number
 from collage.backends.chains.chain import Chain
-from collage.backends.chains.functions import Algorithm
-from collage.backends.chains.strided import Range, cut
-from collage.backends.onednn_kernels.builder import Builder, Draft
+from collage.backends.chains.functions import DnnlAlgorithm
+from collage.backends.chains.strided import AxisRange, cut
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder
 from collage.backends.onednn_kernels.operations import LayerNorm, Operation, Softmax
 from collage.backends.onednn_kernels.plan import DST, SCALE, SHIFT, SRC, Buffer
 from collage.graph.dataflow import Graph, Node
@@ -20,7 +20,7 @@ from collage.kernel.options import Variant
 ROWS, WHOLE = "rows", ""
 SMALL_ELEMENTS = 1 << 15
 
-SOFTMAXES = {"nn.softmax": Algorithm.SOFTMAX, "nn.log_softmax": Algorithm.LOG_SOFTMAX}
+SOFTMAXES = {"nn.softmax": DnnlAlgorithm.SOFTMAX, "nn.log_softmax": DnnlAlgorithm.LOG_SOFTMAX}
 _LAYER_NORM = "nn.layer_norm"
 NORMALISATIONS = (*SOFTMAXES, _LAYER_NORM)
 
@@ -52,11 +52,11 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
     shape, axis = _rows(chain)
-    builder = Builder(chain, variant, shape, ())
+    builder = StepBuilder(chain, variant, shape, ())
     if variant.split not in (ROWS, WHOLE):
         raise UnsupportedError(f"{chain.root.op} is not split by {variant.split!r}")
     whole = variant.split == WHOLE or threads == 1
-    ranges = [None] if whole else [Range(0, a, b) for a, b in cut(shape[0], threads)]
+    ranges = [None] if whole else [AxisRange(0, a, b) for a, b in cut(shape[0], threads)]
     for where in ranges:
         src, source = builder.input_part(chain.root.inputs[0], shape, where)
         dst, output = builder.output_part(where)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.chains.strided import dense
-from collage.backends.onednn_kernels.artifact import Artifact
+from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.handles import Form, form_of, memory_desc
 from collage.backends.onednn_kernels.library import library
@@ -20,7 +20,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
 
 
-def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
+def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> OneDnnArtifact:
     """The plan with its constants. Those of ``Packed`` tensors are reordered to what the primitives chose.
 
     Shares that read the same array in the same form read the same constant afterwards. Raises
@@ -52,7 +52,7 @@ def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
     steps = tuple(tuple(of_share(share) for share in step) for step in plan.steps)
     found = library()
     forms = tuple(form for _, form in packed)
-    return Artifact(Plan(steps), threads, found.text, found.isa, forms, tuple(data))
+    return OneDnnArtifact(Plan(steps), threads, found.text, found.isa, forms, tuple(data))
 
 
 def _weights(share: Share) -> Description | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, read_chain
 from collage.backends.chains.pool import Pool, read_pool
-from collage.backends.chains.strided import Range, cut
+from collage.backends.chains.strided import AxisRange, cut
 from collage.backends.chains.window import needed, row_axis
-from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.onednn_kernels.builder import Draft, StepBuilder, variant_of
 from collage.backends.onednn_kernels.description import laid_out, part
 from collage.backends.onednn_kernels.operations import Pooling
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
@@ -69,7 +69,7 @@ def plan(task: PoolTask, variant: Variant, threads: int) -> Draft:
         pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
     ):
         raise UnsupportedError("an operand is combined with single elements")
-    builder = Builder(chain, variant, pool.dst, chain.epilogue)
+    builder = StepBuilder(chain, variant, pool.dst, chain.epilogue)
     data = chain.root.inputs[0]
     layout, index = builder.input_layout(data), chain.inputs.index(data)
     if not pool.to_points and builder.output_layout != layout:
@@ -115,7 +115,7 @@ def _is_misread(task: PoolTask, layout: Storage, share: tuple[int, ...]) -> bool
     return False
 
 
-_Share = tuple[Range | None, Range | None, tuple[tuple[int, ...], tuple[int, ...]]]
+_Share = tuple[AxisRange | None, AxisRange | None, tuple[tuple[int, ...], tuple[int, ...]]]
 """A part of the result, the part of the input that it needs, and the padding of that part."""
 
 
@@ -134,7 +134,7 @@ def _shares(pool: Pool, split: str, layout: Storage, threads: int) -> list[_Shar
     if split in (BATCH, CHANNELS):
         axis = 0 if split == BATCH else 1
         unit = BLOCK if split == CHANNELS and layout == BLOCKED else 1
-        ranges = [Range(axis, a, b) for a, b in cut(pool.dst[axis], threads, unit)]
+        ranges = [AxisRange(axis, a, b) for a, b in cut(pool.dst[axis], threads, unit)]
         return [(each, each, pads) for each in ranges]
     rows = row_axis(pool.src, pool.dst)
     if split != ROWS or rows is None:
@@ -146,6 +146,6 @@ def _shares(pool: Pool, split: str, layout: Storage, threads: int) -> list[_Shar
             raise UnsupportedError("a share of the rows would see nothing but padding")
         begin, end = ([*each] for each in pads)
         begin[rows - 2], end[rows - 2] = halo.pad_begin, halo.pad_end
-        src = Range(rows, halo.start, halo.stop)
-        shares.append((Range(rows, a, b), src, (tuple(begin), tuple(end))))
+        src = AxisRange(rows, halo.start, halo.stop)
+        shares.append((AxisRange(rows, a, b), src, (tuple(begin), tuple(end))))
     return shares

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, cached_property
 
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.strided import Strided, dense
 from collage.backends.onednn_kernels.creators import create
 from collage.backends.onednn_kernels.description import ITEM_BYTES, Description
@@ -43,7 +43,7 @@ TENSORS = {SRC: "src", SRC_1: "second", DST: "dst", WEIGHTS: "weights", BIAS: "b
 _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t
 
 
-class Argument(ctypes.Structure):
+class DnnlArgument(ctypes.Structure):
     """The C structure ``dnnl_exec_arg_t``."""
 
     _fields_ = (("number", ctypes.c_int), ("memory", ctypes.c_void_p))
@@ -155,7 +155,7 @@ def reorder(source: int, source_address: int, target: int, target_address: int) 
             (DST, memory(target, target_address)),
             (SCRATCHPAD, memory(scratch_desc, ctypes.addressof(scratch) // 64 * 64 + 64)),
         )
-        arguments = (Argument * 3)(*(Argument(number, each.value) for number, each in memories))
+        arguments = (DnnlArgument * 3)(*(DnnlArgument(number, each.value) for number, each in memories))
         check(c.dnnl_primitive_execute(primitive.value, stream(), 3, arguments), "reorder")
 
 
@@ -164,11 +164,11 @@ def _post_op_base() -> int:
     """Numbers of post-ops' arguments start at 16384 times their position, in later versions at 32768 times."""
     vector = dense((16,))
     desc = memory_desc(vector)
-    attr = _attributes((Binary(Algorithm.ADD, vector),))
+    attr = _attributes((Binary(DnnlAlgorithm.ADD, vector),))
     made = ctypes.c_void_p()
     check(
         library().c.dnnl_binary_primitive_desc_create(
-            *(ctypes.byref(made), engine(), Algorithm.ADD, desc.value, desc.value, desc.value, attr.value)
+            *(ctypes.byref(made), engine(), DnnlAlgorithm.ADD, desc.value, desc.value, desc.value, attr.value)
         ),
         "addition",
     )
@@ -201,6 +201,6 @@ def _attributes(post_ops: Sequence[PostOp], *, scaled: bool = False) -> Handle:
             else:
                 operand = memory_desc(each.operand)
                 status = c.dnnl_post_ops_append_binary(chain.value, each.algorithm, operand.value)
-            check(status, f"post-op {Algorithm(each.algorithm).name}")
+            check(status, f"post-op {DnnlAlgorithm(each.algorithm).name}")
         check(c.dnnl_primitive_attr_set_post_ops(attr.value, chain.value), "post-ops")
     return attr

@@ -19,7 +19,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, read_part
 from collage.backends.chains.conv import Conv, read_conv
 from collage.backends.chains.fold import Folded, fold
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import ProductChain
@@ -220,10 +220,10 @@ def _weighted_chain(
     shift = (-data.zero * sums).astype(np.float64)
     per_channel = shift.size == len(scale)
     if shift.any() and not per_channel:
-        epilogue.append(_constant_step(Algorithm.ADD, shift, own))
-    epilogue.append(_constant_step(Algorithm.MULTIPLY, scale.reshape(shape), own))
+        epilogue.append(_constant_step(DnnlAlgorithm.ADD, shift, own))
+    epilogue.append(_constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
     if folded.bias is not None and folded.bias.any():
-        epilogue.append(_constant_step(Algorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
+        epilogue.append(_constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
     chain = Chain(
@@ -248,9 +248,9 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     shift = left.scale * left.zero + right.scale * right.zero
     ratio = np.array([left.scale / right.scale])
     epilogue: list[EpilogueOp] = [
-        _constant_step(Algorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
-        Combine(Algorithm.ADD, right.value, shape),
-        Eltwise(Algorithm.LINEAR, right.scale, -shift),
+        _constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
+        Combine(DnnlAlgorithm.ADD, right.value, shape),
+        Eltwise(DnnlAlgorithm.LINEAR, right.scale, -shift),
         *inner.epilogue,
         *_ending(after),
     ]
@@ -315,14 +315,14 @@ def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
     return chain, steps_at(model.graph, after[0], after[0].outputs[0])
 
 
-def _constant_step(algorithm: Algorithm, numbers: npt.NDArray[np.float64], own: list[Floats]) -> Combine:
+def _constant_step(algorithm: DnnlAlgorithm, numbers: npt.NDArray[np.float64], own: list[Floats]) -> Combine:
     """A function with a constant operand of the chain's own, which is added to ``own``."""
     own.append(numbers.astype(np.float32))
     return Combine(algorithm, -len(own), numbers.shape)
 
 
 def _ending(after: Steps | None) -> Sequence[EpilogueOp]:
-    return () if after is None else (Eltwise(Algorithm.LINEAR, 1 / after.scale, float(after.zero)),)
+    return () if after is None else (Eltwise(DnnlAlgorithm.LINEAR, 1 / after.scale, float(after.zero)),)
 
 
 def _result(after: Steps | None) -> list[tuple[int | PostOpOperand, str]]:

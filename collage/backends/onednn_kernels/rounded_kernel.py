@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.chains.strided import cut
-from collage.backends.onednn_kernels.artifact import Artifact
+from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.backends.onednn_kernels.rounding import Rounding, check_rounding
 from collage.core.typed import MalformedError
@@ -29,7 +29,7 @@ class RoundedKernel(NativeKernel):
     Of several items each thread computes some by itself, so that there is nothing to wait for.
     """
 
-    def __init__(self, artifact: Artifact, rounding: Rounding, threads: int | None = None) -> None:
+    def __init__(self, artifact: OneDnnArtifact, rounding: Rounding, threads: int | None = None) -> None:
         """Raises MalformedError for what does not fit, and ModuleFileError where this CPU cannot run it."""
         super().__init__(artifact.threads)
         if problem := rounding_problem():

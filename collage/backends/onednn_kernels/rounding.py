@@ -23,7 +23,7 @@ _LINE = 64
 _THREE = ctypes.c_int64 * 3
 
 
-class Shape(ctypes.Structure):
+class RoundingShape(ctypes.Structure):
     """The C struct ``collage_rounding_shape``."""
 
     _fields_ = (
@@ -96,7 +96,7 @@ class Rounding:
             "src_narrow": int(self.narrow),
             "shares": shares,
         }
-        return structure(Shape, numbers)
+        return structure(RoundingShape, numbers)
 
 
 def too_padded(extents: Sequence[int], padded: Sequence[int]) -> bool:

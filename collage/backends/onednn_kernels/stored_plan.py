@@ -19,7 +19,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.conv import scaled
 from collage.backends.chains.fold import Folded
-from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.chains.transposes import ProductChain
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
@@ -83,13 +83,15 @@ def problem_of(task: Any) -> str:
     if isinstance(task, ProductTask):
         return _problem_of_product(task)
     if isinstance(task, PoolTask):
-        moved = task.pool.algorithm is Algorithm.MAX_POOL and not task.chain.epilogue
+        moved = task.pool.algorithm is DnnlAlgorithm.MAX_POOL and not task.chain.epilogue
         return "" if moved and not task.chain.viewed else "it is no maximum over windows"
     if only_moves(task):
         return "" if has_channels(task.type_of(task.base)) and not task.viewed else "there are no channels"
     if isinstance(task, Chain):
         first = task.epilogue[0] if task.epilogue else None
-        is_sum = isinstance(first, Combine) and first.algorithm is Algorithm.ADD and first.shape == task.shape
+        is_sum = (
+            isinstance(first, Combine) and first.algorithm is DnnlAlgorithm.ADD and first.shape == task.shape
+        )
         computed = isinstance(first, Combine) and first.operand >= 0
         if not is_sum or not computed or task.viewed or not isinstance(first, Combine):
             return "it is no sum of two values"
@@ -127,7 +129,7 @@ def data_of(task: Any) -> tuple[int, ...]:
 def multiplied(chain: Chain, ratio: float) -> Chain:
     """The chain with a factor before all other functions."""
     own = [*chain.own]
-    first = _channels(Algorithm.MULTIPLY, [ratio], (1,) * len(chain.shape), own)
+    first = _channels(DnnlAlgorithm.MULTIPLY, [ratio], (1,) * len(chain.shape), own)
     return replace(chain, epilogue=(first, *chain.epilogue), own=tuple(own))
 
 
@@ -179,9 +181,9 @@ def _weighted(
     (data,) = data_of(task)
     unit, after = in_units(task.folded.epilogue, scales_of(storages), scale_of(target))
     own = [*chain.own]
-    epilogue = [_channels(Algorithm.MULTIPLY, factors * (scale_of(storages[data]) / unit), shape, own)]
+    epilogue = [_channels(DnnlAlgorithm.MULTIPLY, factors * (scale_of(storages[data]) / unit), shape, own)]
     if bias is not None and bias.any():
-        epilogue.append(_channels(Algorithm.ADD, bias / unit, shape, own))
+        epilogue.append(_channels(DnnlAlgorithm.ADD, bias / unit, shape, own))
     whole = (*epilogue, *after)
     dtypes: Dtypes = {SRC: _dtype(storages[data]), WEIGHTS: INT8, DST: _dtype(target)}
     dtypes.update(_operands(whole, storages, 0))
@@ -213,7 +215,9 @@ def _operands(epilogue: tuple[EpilogueOp, ...], storages: Mapping[int, Storage],
     }
 
 
-def _channels(algorithm: Algorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]) -> EpilogueOp:
+def _channels(
+    algorithm: DnnlAlgorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]
+) -> EpilogueOp:
     """A function with a constant of the chain's own, which is added to ``own``."""
     own.append(np.asarray(numbers, np.float32).reshape(shape))
     return Combine(algorithm, -len(own), shape)

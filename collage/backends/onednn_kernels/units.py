@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Combine, EpilogueOp
-from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 
-_SUMS = (Algorithm.ADD, Algorithm.SUBTRACT, Algorithm.MAXIMUM, Algorithm.MINIMUM)
+_SUMS = (DnnlAlgorithm.ADD, DnnlAlgorithm.SUBTRACT, DnnlAlgorithm.MAXIMUM, DnnlAlgorithm.MINIMUM)
 
 
 def in_units(
@@ -33,19 +33,19 @@ def in_units(
         if first is None:  # nothing has needed a unit so far
             first = wanted / unit
         elif wanted != unit:
-            made.append(Eltwise(Algorithm.LINEAR, unit / wanted))
+            made.append(Eltwise(DnnlAlgorithm.LINEAR, unit / wanted))
         unit = wanted
 
     for step in steps:
         scale = scales.get(step.operand) if isinstance(step, Combine) else None
         if isinstance(step, Combine) and scale is not None:
-            if step.algorithm is Algorithm.MULTIPLY:
+            if step.algorithm is DnnlAlgorithm.MULTIPLY:
                 unit *= scale
             elif step.algorithm in _SUMS:
                 turn_to(scale)
             else:
                 raise UnsupportedError(f"{step.algorithm.name} by integers of 8 bits")
-        elif not (isinstance(step, Eltwise) and step.algorithm == Algorithm.RELU):
+        elif not (isinstance(step, Eltwise) and step.algorithm == DnnlAlgorithm.RELU):
             turn_to(1.0)
         made.append(step)
     turn_to(result)

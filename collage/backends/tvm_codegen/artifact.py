@@ -21,7 +21,17 @@ from collage.kernel import frames
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.kernel.frames import frame, unframe
 
-__all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
+__all__ = [
+    "ALIGNMENT",
+    "Array",
+    "BufferSlot",
+    "TensorSpec",
+    "TvmArtifact",
+    "TvmCall",
+    "empty_aligned",
+    "pack",
+    "unpack",
+]
 
 _KIND = "tvm"
 _MOST_BYTES = 1 << 28
@@ -38,7 +48,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Slot:
+class BufferSlot:
     """A buffer of a kernel: which kind, and its index among that kind."""
 
     kind: Literal["param", "output", "intermediate", "constant"]
@@ -46,16 +56,16 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Call:
+class TvmCall:
     """One PrimFunc call: its arguments in the PrimFunc's own order; the last `writes` of them are written."""
 
     name: str
-    args: tuple[Slot, ...]
+    args: tuple[BufferSlot, ...]
     writes: int
 
 
 @dataclass(frozen=True, eq=False)
-class Artifact:
+class TvmArtifact:
     """A compiled kernel: its code and the buffers that its calls take.
 
     LLVM IR is for CPUs that LLVM names `mcpu`, and an image for those that have all the instruction sets of `needs`.
@@ -63,7 +73,7 @@ class Artifact:
 
     mcpu: str
     threads: int
-    calls: tuple[Call, ...]
+    calls: tuple[TvmCall, ...]
     params: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     intermediates: tuple[TensorSpec, ...]
@@ -72,7 +82,7 @@ class Artifact:
     needs: tuple[str, ...] = ()
 
 
-def pack(artifact: Artifact) -> bytes:
+def pack(artifact: TvmArtifact) -> bytes:
     """The bytes of an artifact."""
     header = {
         "mcpu": artifact.mcpu,
@@ -98,7 +108,7 @@ def pack(artifact: Artifact) -> bytes:
     return frame(_KIND, header | {"needs": artifact.needs, "image": image}, [*arrays, code.content])
 
 
-def unpack(data: frames.Artifact) -> Artifact:
+def unpack(data: frames.Artifact) -> TvmArtifact:
     """What `pack` was given, the constants on `ALIGNMENT` boundaries: copies, or mapped and read-only.
 
     Raises `ValueError` for other bytes.
@@ -108,7 +118,7 @@ def unpack(data: frames.Artifact) -> Artifact:
     except ValueError as error:
         raise ValueError(f"not a compiled TVM kernel: {error}") from error
     header = framed.header
-    calls = tuple(typed(list[Call], header["calls"]))
+    calls = tuple(typed(list[TvmCall], header["calls"]))
     constants = []
     for i, spec in enumerate(_specs(header["constants"])):
         content, size = framed.array(i), read_type(spec.shape, spec.dtype).nbytes
@@ -116,7 +126,7 @@ def unpack(data: frames.Artifact) -> Artifact:
             raise MalformedError(f"constant {i} has {content.nbytes} bytes, not {size}")
         constants.append(content.view(np_dtype(spec.dtype)).reshape(spec.shape))
     described = header.get("image")
-    found = Artifact(
+    found = TvmArtifact(
         typed(str, header["mcpu"]), typed(int, header["threads"]), calls, _specs(header["params"]),
         _specs(header["outputs"]), _specs(header["intermediates"]), tuple(constants),
         typed(str, header["code"]).encode() if described is None else _image(described, framed.array(len(constants))),

@@ -33,7 +33,7 @@ _COST = {"sqrt": 4.0, "rsqrt": 4.0, "if_then_else": 8.0, "fmod": 8.0} | dict.fro
 
 
 @dataclass(frozen=True)
-class Axis:
+class BlockAxis:
     """One iteration axis of a block: the identity of its variable, its kind and its length."""
 
     key: int
@@ -56,7 +56,7 @@ class Block:
 
     rv: Any
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[BlockAxis, ...]
     loads: tuple[Load, ...]
     store: Load
     cost: float
@@ -68,11 +68,11 @@ class Block:
         return math.prod(a.extent for a in self.axes)
 
     @property
-    def spatial(self) -> tuple[Axis, ...]:
+    def spatial(self) -> tuple[BlockAxis, ...]:
         return tuple(a for a in self.axes if not a.reduce)
 
     @property
-    def reduction(self) -> tuple[Axis, ...]:
+    def reduction(self) -> tuple[BlockAxis, ...]:
         return tuple(a for a in self.axes if a.reduce)
 
 
@@ -129,7 +129,8 @@ def describe(sch: Any, rv: Any) -> Block:
     """Read one block."""
     stmt = sch.get(rv)
     axes = tuple(
-        Axis(hash(i.var), i.iter_type == tirx.IterVar.CommReduce, int(i.dom.extent)) for i in stmt.iter_vars
+        BlockAxis(hash(i.var), i.iter_type == tirx.IterVar.CommReduce, int(i.dom.extent))
+        for i in stmt.iter_vars
     )
     stores = collect(stmt.body, tirx.BufferStore)
     regular = (
@@ -207,7 +208,7 @@ def reads_along_reduction(block: Block) -> bool:
     return any(strides.get(k) == 1 and all(t <= reduced for t in terms if k in t) for k in reduced)
 
 
-def can_coalesce(block: Block, axes: Sequence[Axis]) -> bool:
+def can_coalesce(block: Block, axes: Sequence[BlockAxis]) -> bool:
     """Whether `axes` in order move every operand by a constant stride, so that they can be one loop."""
     axes = [a for a in axes if a.extent > 1]
     for outer, inner in itertools.pairwise(axes):

@@ -12,7 +12,7 @@ import tvm
 from tvm_ffi import StructuralKey
 
 from collage.backends.tvm_codegen.arithmetic import rounds_quotients
-from collage.backends.tvm_codegen.artifact import Artifact, pack
+from collage.backends.tvm_codegen.artifact import TvmArtifact, pack
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
 from collage.backends.tvm_codegen.image import Image, ImageError, image_of
@@ -45,7 +45,7 @@ def compile_kernel(
     code = _code(funcs, threads, record, not core_problem(), in_order)
     needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
     return pack(
-        Artifact(
+        TvmArtifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
             lowered.constants, code, needs,
         )

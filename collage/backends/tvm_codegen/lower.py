@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from collage.backends.tvm_codegen.artifact import Array, Call, Slot, TensorSpec
+from collage.backends.tvm_codegen.artifact import Array, BufferSlot, TensorSpec, TvmCall
 from collage.backends.tvm_codegen.legalise import OPERATORS
 from collage.backends.tvm_codegen.pooling import LEGALIZE
 
@@ -30,7 +30,7 @@ class LoweredKernel:
     """PrimFuncs in call order, not scheduled yet, with every buffer they touch."""
 
     funcs: Mapping[str, Any]
-    calls: tuple[Call, ...]
+    calls: tuple[TvmCall, ...]
     params: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     intermediates: tuple[TensorSpec, ...]
@@ -53,13 +53,13 @@ def lower(
     mod = _fuse(_legalise(function, prim_funcs or {}, operators))
     main = mod["main"]
     values = relax.analysis.get_var2val(main)
-    slots: dict[int, Slot] = {hash(p): Slot("param", i) for i, p in enumerate(main.params)}
-    written: dict[tuple[int, int], Slot] = {}  # (variable of a call_tir, which of its outputs)
+    slots: dict[int, BufferSlot] = {hash(p): BufferSlot("param", i) for i, p in enumerate(main.params)}
+    written: dict[tuple[int, int], BufferSlot] = {}  # (variable of a call_tir, which of its outputs)
     returned: dict[tuple[int, int], int] = {}
     outputs: list[TensorSpec] = []
     intermediates: list[TensorSpec] = []
     constants: list[Array] = []
-    calls: list[Call] = []
+    calls: list[TvmCall] = []
     funcs: dict[str, Any] = {}
 
     def origin(var: Any) -> tuple[int, int]:
@@ -77,10 +77,10 @@ def lower(
         returned = {origin(var): i for i, var in enumerate(results)}
     outputs = [TensorSpec((), "")] * len(returned)
 
-    def slot(arg: Any) -> Slot:
+    def slot(arg: Any) -> BufferSlot:
         if isinstance(arg, tvm.ir.GenericConst):
             constants.append(np.array(np.from_dlpack(arg.value)))
-            return Slot("constant", len(constants) - 1)
+            return BufferSlot("constant", len(constants) - 1)
         return slots[hash(arg)] if hash(arg) in slots else written[origin(arg)]
 
     for block in main.body.blocks:
@@ -98,15 +98,15 @@ def lower(
             for i, ty in enumerate(types):
                 spec = _spec(ty, f"result {i} of {value.args[0].name_hint}")
                 if (key := (hash(binding.var), i)) in returned:
-                    written[key] = Slot("output", returned[key])
+                    written[key] = BufferSlot("output", returned[key])
                     outputs[returned[key]] = spec
                 else:
-                    written[key] = Slot("intermediate", len(intermediates))
+                    written[key] = BufferSlot("intermediate", len(intermediates))
                     intermediates.append(spec)
                 writes.append(written[key])
             name = f"kernel_{len(calls)}"
             funcs[name] = mod[value.args[0]]
-            calls.append(Call(name, (*reads, *writes), len(writes)))
+            calls.append(TvmCall(name, (*reads, *writes), len(writes)))
     return LoweredKernel(
         funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants)
     )

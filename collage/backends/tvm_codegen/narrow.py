@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 
 from collage.backends.tvm_codegen.arithmetic import let
-from collage.backends.tvm_codegen.artifact import Call, TensorSpec
+from collage.backends.tvm_codegen.artifact import TensorSpec, TvmCall
 from collage.backends.tvm_codegen.lower import LoweredKernel, LoweringError
 from collage.backends.tvm_codegen.nests import copy_nest, rebuild, replacer, root_stmts
 
@@ -34,7 +34,7 @@ def narrow(lowered: LoweredKernel, inputs: Sequence[bool], outputs: Sequence[boo
     """
     chosen = {"param": inputs, "output": outputs}
 
-    def is_narrow(call: Call, at: int) -> bool:
+    def is_narrow(call: TvmCall, at: int) -> bool:
         slot = call.args[at]
         return slot.kind in chosen and chosen[slot.kind][slot.index]
 

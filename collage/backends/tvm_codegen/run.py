@@ -15,9 +15,9 @@ from collage.backends.tvm_codegen.arguments import arguments_of
 from collage.backends.tvm_codegen.artifact import (
     ALIGNMENT,
     Array,
-    Artifact,
-    Call,
     TensorSpec,
+    TvmArtifact,
+    TvmCall,
     empty_aligned,
     unpack,
 )
@@ -31,11 +31,11 @@ from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
 
-__all__ = ["Kernel", "load_kernel"]
+__all__ = ["TvmKernel", "load_kernel"]
 
 
 @dataclass(frozen=True, eq=False)
-class Code:
+class TvmCode:
     """Compiled functions by name, as TVM calls them and as addresses of C functions.
 
     They are there as long as this object lives. `parallel` tells whether they have parallel loops.
@@ -47,22 +47,22 @@ class Code:
     kept: object = None
 
 
-_loaded: WeakValueDictionary[tuple[object, bool], Code] = WeakValueDictionary()
+_loaded: WeakValueDictionary[tuple[object, bool], TvmCode] = WeakValueDictionary()
 """The loaded code of this process. A network has the same code many times, and LLVM takes 50 ms for IR each time."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class TvmKernel:
     """Loaded code, and the buffers it expects."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TvmCall, ...]
     params: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     intermediates: tuple[TensorSpec, ...]
     constants: tuple[Array, ...]
     threads: int
     parallel: bool
-    code: Code
+    code: TvmCode
 
     @property
     def addresses(self) -> Mapping[str, int]:
@@ -102,7 +102,9 @@ class Kernel:
         alone = len(tasks) == 1 and not self.parallel
         return (Step(tuple(tasks), Mode.SPLIT if alone else Mode.LEAD),)
 
-    def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[Call, list[Array]]]:
+    def _arguments(
+        self, params: Sequence[Array], outputs: Sequence[Array]
+    ) -> list[tuple[TvmCall, list[Array]]]:
         """Each call with its arrays, after the buffers are checked."""
         intermediates = [empty_aligned(s) for s in self.intermediates]
         groups = {
@@ -122,7 +124,7 @@ class Kernel:
         return [(call, [found[s.kind][s.index] for s in call.args]) for call in self.calls]
 
 
-def load_kernel(data: frames.Artifact) -> Kernel:
+def load_kernel(data: frames.Artifact) -> TvmKernel:
     """Load what `compile_kernel` made. Raises `ValueError` for other bytes, or code for another CPU model."""
     found = unpack(data)
     key = (found.code.digest if isinstance(found.code, Image) else found.code), bool(core_problem())
@@ -130,21 +132,21 @@ def load_kernel(data: frames.Artifact) -> Kernel:
     if code is None:
         made = _load(found.code, found.needs) if isinstance(found.code, Image) else _load_ir(found)
         code = _loaded[key] = made
-    return Kernel(
+    return TvmKernel(
         found.calls, found.params, found.outputs, found.intermediates, found.constants, found.threads,
         code.parallel, code,
     )  # fmt: skip
 
 
-def _load(image: Image, needs: Sequence[str]) -> Code:
+def _load(image: Image, needs: Sequence[str]) -> TvmCode:
     missing = frozenset(needs) - instruction_sets()
     if missing:
         raise ValueError(f"kernel compiled for CPUs with {', '.join(sorted(missing))}, which this CPU lacks")
     mapped = map_image(image)
-    return Code({}, mapped.addresses, any(name == LAUNCH for name, _ in image.imports), mapped)
+    return TvmCode({}, mapped.addresses, any(name == LAUNCH for name, _ in image.imports), mapped)
 
 
-def _load_ir(found: Artifact) -> Code:
+def _load_ir(found: TvmArtifact) -> TvmCode:
     import tvm
 
     from collage.backends.tvm_codegen.host import host_cpu
@@ -160,7 +162,7 @@ def _load_ir(found: Artifact) -> Code:
     functions = {name: module[name] for name in names}
     launch = None if core_problem() else address_of(core().collage_parallel_launch)
     addresses = {} if launch is None else link(module, names, launch)
-    return Code(functions, addresses, is_parallel(found.code))
+    return TvmCode(functions, addresses, is_parallel(found.code))
 
 
 def _tensor(array: Array) -> Any:

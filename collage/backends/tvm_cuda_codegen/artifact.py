@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.tvm_codegen.artifact import Array, Slot, TensorSpec
+from collage.backends.tvm_codegen.artifact import Array, BufferSlot, TensorSpec
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.read_type import read_type
@@ -44,7 +44,7 @@ class Launch:
     function: str
     grid: Extent
     block: Extent
-    args: tuple[Slot, ...]
+    args: tuple[BufferSlot, ...]
 
 
 @dataclass(frozen=True, eq=False)

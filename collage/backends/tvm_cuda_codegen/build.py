@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collage.backends.tvm_codegen.artifact import Call, Slot, TensorSpec
+from collage.backends.tvm_codegen.artifact import BufferSlot, TensorSpec, TvmCall
 from collage.backends.tvm_codegen.lower import LoweredKernel, LoweringError, first_line
 from collage.backends.tvm_codegen.traces import GPU
 from collage.backends.tvm_codegen.tuned import RecordError, parse_record, scheduled
@@ -90,6 +90,6 @@ def launches_of(
     return tuple(launches), tuple(between)
 
 
-def _arguments(call: Call, source: CudaSource, first: int) -> list[Slot]:
+def _arguments(call: TvmCall, source: CudaSource, first: int) -> list[BufferSlot]:
     """What each parameter of the call's PrimFunc is; those that lie between kernels are counted from ``first``."""
-    return [*call.args, *(Slot("intermediate", first + each) for each in range(len(source.between)))]
+    return [*call.args, *(BufferSlot("intermediate", first + each) for each in range(len(source.between)))]

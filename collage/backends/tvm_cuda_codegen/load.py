@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from collage.backends.cuda import refuse_other_gpu
-from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
+from collage.backends.cuda_kernels.launch import Prepared, StreamLaunches, load_code
 from collage.backends.tvm_codegen.artifact import TensorSpec
 from collage.backends.tvm_cuda_codegen.artifact import CudaArtifact
 from collage.graph.dataflow import Array
@@ -13,10 +13,10 @@ from collage.graph.storage import CUDA
 from collage.kernel.device_array import empty_on, on_device, put
 from collage.kernel.kernel import Call, Kernel
 
-__all__ = ["CudaKernel"]
+__all__ = ["LoadedCudaKernel"]
 
 
-class CudaKernel(Kernel):
+class LoadedCudaKernel(Kernel):
     """Functions that are launched one after another on buffers in the GPU's memory."""
 
     own_threads = True  # the driver's, and its context
@@ -55,7 +55,7 @@ class CudaKernel(Kernel):
             )
             for launch, function in zip(self._artifact.launches, self._functions, strict=True)
         ]
-        return Launches(prepared, (self, buffers))
+        return StreamLaunches(prepared, (self, buffers))
 
 
 def _check(what: str, arrays: Sequence[Array], specs: Sequence[TensorSpec]) -> None:

@@ -17,7 +17,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 
 from collage.backends.base import UnsupportedError
-from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
+from collage.backends.cuda_kernels.launch import Prepared, StreamLaunches, load_code
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.traces import GPU
 from collage.backends.tvm_codegen.trials import Search, TuningError, record_of
@@ -88,7 +88,7 @@ class _Bench:
             logger.debug("trial %d is not run: %s", self.tried, first_line(error))
             return None
 
-    def _bound(self, func: Any) -> Launches:
+    def _bound(self, func: Any) -> StreamLaunches:
         source = cuda_source(func, f"trial_{self.tried}", self._target)
         code = load_code(compile_cubin(source.text, self._architecture))
         between = [empty_on(CUDA, each.shape, each.dtype) for each in source.between]
@@ -100,9 +100,9 @@ class _Bench:
             )
             for each in source.kernels
         ]
-        return Launches(prepared, arrays)
+        return StreamLaunches(prepared, arrays)
 
-    def _timed(self, launches: Launches) -> float:
+    def _timed(self, launches: StreamLaunches) -> float:
         run = device_clocked(launches)
         run()
         found = run()

@@ -33,7 +33,7 @@ from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes
+from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.segments import Segment, cut, model_of, structure
 from collage.serve.decoder.shards import Shards, shard
@@ -123,7 +123,7 @@ def compile_parts(
         memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
         iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
         for bucket in sorted({*buckets, *ends}):
-            sized = read_decoder(model, Sizes(bucket, PROBE.past), graph.places)
+            sized = read_decoder(model, GraphSizes(bucket, PROBE.past), graph.places)
             segments = cut(sized, decoder)
             ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
             count = len(ranks[0].segments)

@@ -13,7 +13,7 @@ from collage.kernel.kernel import Call
 from collage.native import LaunchList, team_of
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.executor import Executor
-from collage.serve.attention import Batch, Cache, Operands, Rows, attention_steps
+from collage.serve.attention import AttentionBatch, LayerCache, Operands, Rows, attention_steps
 from collage.serve.decoder.buffers import allocate
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import Layer, Source
@@ -25,8 +25,8 @@ from collage.serve.decoder.segments import by_token
 class Shared:
     """What all iterations of a runner share: the batch of slices, the caches of the layers, and an arena."""
 
-    batch: Batch
-    caches: Sequence[Cache]
+    batch: AttentionBatch
+    caches: Sequence[LayerCache]
     arena: Array
 
 
@@ -64,7 +64,7 @@ class Values:
         """A value, one row for each token."""
         return self._values[name].reshape(self.tokens, -1)
 
-    def operands(self, layer: Layer, cache: Cache) -> Operands:
+    def operands(self, layer: Layer, cache: LayerCache) -> Operands:
         """What a layer's attention reads and writes."""
         q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
         return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.value_dim), cache)

@@ -19,7 +19,7 @@ from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.decoder.description import Decoder, Layer
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, OnnxGraph, Sizes, attribute, described
+from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, GraphSizes, OnnxGraph, attribute, described
 from collage.serve.decoder.rotary import evaluated
 from collage.serve.decoder.scores import Masking, scores_of
 from collage.serve.decoder.sliced_tables import read_decoder
@@ -59,7 +59,7 @@ def with_masks(model: onnx.ModelProto, graph: OnnxGraph, decoder: Decoder, lengt
     seen = []
     for total in (length, shorter):
         rows = min(_ROWS, total) if cached else total
-        sized = read_decoder(model, Sizes(rows, total - rows), graph.places)
+        sized = read_decoder(model, GraphSizes(rows, total - rows), graph.places)
         seen.append(_Masks(sized, rows, total).of(decoder.layers))
     layers = []
     for layer, longest, other in zip(decoder.layers, *seen, strict=True):

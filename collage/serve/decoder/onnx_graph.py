@@ -28,7 +28,7 @@ _SMALL = 1 << 14
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GraphSizes:
     """The sizes for which a graph is read: new tokens, and tokens before them, of one sequence."""
 
     tokens: int
@@ -116,7 +116,7 @@ def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object
     return default
 
 
-def read_graph(model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | None = None) -> OnnxGraph:
+def read_graph(model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None) -> OnnxGraph:
     """The model's graph for one sequence of these sizes, with what follows from them folded.
 
     Without a cache as inputs there are no tokens before. ``places`` are those that the graph for other sizes has, for
@@ -126,12 +126,12 @@ def read_graph(model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | N
 
 
 class _Reader:
-    def __init__(self, model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | None) -> None:
+    def __init__(self, model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None) -> None:
         self._model = model
         self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
         self._inputs = [each for each in model.graph.input if each.name not in self._weights]
         cached = any(each.name not in (IDS, POSITIONS, MASK) for each in self._inputs)
-        self._sizes = sizes if cached else Sizes(sizes.tokens, 0)
+        self._sizes = sizes if cached else GraphSizes(sizes.tokens, 0)
         self._known_places = places
         self._types: dict[str, onnx.TypeProto] = {}
         self._constants: dict[str, Array] = {}

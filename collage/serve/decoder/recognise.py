@@ -14,8 +14,8 @@ from collage.serve.decoder.onnx_graph import (
     IDS,
     MASK,
     POSITIONS,
+    GraphSizes,
     OnnxGraph,
-    Sizes,
     attribute,
     described,
 )
@@ -25,7 +25,7 @@ from collage.serve.decoder.scores import refuse_from_tokens, scores_of
 from collage.serve.decoder.sinks import before_sinks, drops_sinks, read_sinks
 from collage.serve.decoder.sliced_tables import read_decoder
 
-PROBE = Sizes(tokens=29, past=5)
+PROBE = GraphSizes(tokens=29, past=5)
 """The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
 
 _WHOLE = TensorProto.INT64, TensorProto.INT32

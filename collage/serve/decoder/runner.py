@@ -14,7 +14,7 @@ from collage.errors import CollageError, InputError, UsageError
 from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
-from collage.serve.attention import BLOCK_TOKENS, Batch, make_cache
+from collage.serve.attention import BLOCK_TOKENS, AttentionBatch, make_cache
 from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
@@ -54,7 +54,7 @@ class DecoderRunner:
         self.vocabulary = compiled.decoder.vocabulary
         self.end_tokens = compiled.end_tokens
         self.threads = compiled.threads
-        self._batch = Batch(compiled.heads, compiled.threads)
+        self._batch = AttentionBatch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
         """The caches of the layers."""
         arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")

@@ -20,7 +20,7 @@ from collage.serve.decoder.description import Decoder, Layer, Source
 from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.onnx_graph import OnnxGraph
 from collage.serve.decoder.segments import Segment
-from collage.serve.decoder.splits import Split, Splits, find_splits, weight_product
+from collage.serve.decoder.splits import ColumnSplit, Splits, find_splits, weight_product
 
 _SPLIT_SUFFIX = ".split"
 
@@ -50,7 +50,7 @@ def shard(
         given = {}
         if number:
             before = decoder.layers[number - 1]
-            given = {before.output: Split((before.heads * before.value_dim,))}
+            given = {before.output: ColumnSplit((before.heads * before.value_dim,))}
         last = number == len(segments) - 1
         wanted = dict.fromkeys(segment.writes, tuple[int, ...]())
         if not last:
@@ -111,7 +111,7 @@ class _Part:
         self._weights: dict[str, onnx.TensorProto] = dict(segment.weights)
         self._nodes = [self._node(each) for each in segment.bare.graph.node]
 
-    def _columns(self, split: Split) -> NDArray[np.int64]:
+    def _columns(self, split: ColumnSplit) -> NDArray[np.int64]:
         """Which columns of the whole value are this process's."""
         offsets = np.cumsum([0, *split.parts])
         return np.concatenate(
@@ -138,7 +138,7 @@ class _Part:
             made.input[1] = self._taken(node.input[1], mine, last if rows is None else last - 1)
             if len(node.input) > 2 and node.input[2] and not is_product(node):
                 made.input[2] = self._bias(node.input[2], mine if rows is None else None)
-        elif node.op_type in ("Reshape", "Split"):
+        elif node.op_type in ("Reshape", "ColumnSplit"):
             if len(node.input) > 1 and node.input[1]:
                 made.input[1] = self._sizes(node, split)
         else:
@@ -170,10 +170,10 @@ class _Part:
         self._weights[made] = numpy_helper.from_array(value if not self._rank else np.zeros_like(value), made)
         return made
 
-    def _sizes(self, node: onnx.NodeProto, split: Split) -> str:
+    def _sizes(self, node: onnx.NodeProto, split: ColumnSplit) -> str:
         """The sizes that a Reshape or a Split gets."""
         sizes = np.array(self._constant(node.input[1]))
-        if node.op_type == "Split":
+        if node.op_type == "ColumnSplit":
             sizes = sizes // self._processes
         elif sizes[-1] == split.width:
             sizes[-1] //= self._processes
@@ -181,7 +181,7 @@ class _Part:
         self._weights[made] = numpy_helper.from_array(sizes, made)
         return made
 
-    def pieces(self, given: Mapping[str, Split]) -> tuple[list[Segment], list[tuple[str, ...]]]:
+    def pieces(self, given: Mapping[str, ColumnSplit]) -> tuple[list[Segment], list[tuple[str, ...]]]:
         """The segment cut where sums have to be made, and the sums after each piece but the last."""
         levels = self._levels()
         most = max([level for level in levels.values() if level is not None], default=0)

@@ -12,12 +12,22 @@ from dataclasses import replace
 
 import onnx
 
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, OnnxGraph, Sizes, attribute, read_graph
+from collage.serve.decoder.onnx_graph import (
+    IDS,
+    MASK,
+    POSITIONS,
+    GraphSizes,
+    OnnxGraph,
+    attribute,
+    read_graph,
+)
 
 _KEEP = frozenset("Cast Identity Squeeze Unsqueeze".split())
 
 
-def read_decoder(model: onnx.ModelProto, sizes: Sizes, places: Collection[str] | None = None) -> OnnxGraph:
+def read_decoder(
+    model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None
+) -> OnnxGraph:
     """The model's graph without such cuts; sizes, places and errors are those of ``read_graph``."""
     graph = read_graph(model, sizes, places)
     whole = sizes.tokens + (sizes.past if set(graph.inputs) - {IDS, POSITIONS, MASK} else 0)

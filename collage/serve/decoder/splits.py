@@ -26,7 +26,7 @@ _SHAPES = frozenset("Reshape Squeeze Unsqueeze".split())
 
 
 @dataclass(frozen=True)
-class Split:
+class ColumnSplit:
     """A value whose columns are split: each of ``parts`` consecutive groups of columns is divided evenly.
 
     ``origins`` are the products (by output) whose columns these come from; attention's output has none.
@@ -45,7 +45,7 @@ class Split:
 class Splits:
     """What is split in a segment: values, and sums that the processes have parts of. Other values are whole."""
 
-    values: Mapping[str, Split]
+    values: Mapping[str, ColumnSplit]
     sums: frozenset[str]
 
 
@@ -87,7 +87,7 @@ def weight_product(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 def find_splits(
     graph: OnnxGraph,
     nodes: Sequence[onnx.NodeProto],
-    given: Mapping[str, Split],
+    given: Mapping[str, ColumnSplit],
     wanted: Mapping[str, tuple[int, ...]],
     processes: int,
 ) -> Splits:
@@ -120,7 +120,7 @@ def find_splits(
 def _propagate(
     graph: OnnxGraph,
     nodes: Sequence[onnx.NodeProto],
-    given: Mapping[str, Split],
+    given: Mapping[str, ColumnSplit],
     processes: int,
     search: _Search,
 ) -> Splits:
@@ -136,7 +136,7 @@ def _propagate(
             name, width = node.output[0], int(graph.weights[node.input[1]].dims[-1])
             parts = search.parts.get(name, (width,))
             if name not in search.whole and not any(each % processes for each in parts):
-                values[name] = Split(parts, frozenset({name}))
+                values[name] = ColumnSplit(parts, frozenset({name}))
             continue
         if splits:
             values.update(_through(graph, node, values, search))
@@ -144,8 +144,8 @@ def _propagate(
 
 
 def _through(
-    graph: OnnxGraph, node: onnx.NodeProto, values: Mapping[str, Split], search: _Search
-) -> dict[str, Split]:
+    graph: OnnxGraph, node: onnx.NodeProto, values: Mapping[str, ColumnSplit], search: _Search
+) -> dict[str, ColumnSplit]:
     """The outputs of a node with split inputs."""
     splits = [values[name] for name in node.input if name in values]
     first, name = splits[0], node.output[0]
@@ -161,19 +161,19 @@ def _through(
             if each.parts != first.parts:
                 raise _UnsplitError(origins, node)
         if all(each in values or _fits(graph, each, first) for each in node.input):
-            return {name: Split(first.parts, origins)}
-    elif node.op_type == "Split" and node.input[0] in values:
+            return {name: ColumnSplit(first.parts, origins)}
+    elif node.op_type == "ColumnSplit" and node.input[0] in values:
         return _columns(graph, node, first)
     raise _UnsplitError(origins, node)
 
 
-def _fits(graph: OnnxGraph, name: str, split: Split) -> bool:
+def _fits(graph: OnnxGraph, name: str, split: ColumnSplit) -> bool:
     """Whether a whole operand can stand beside a split one: its rows are one element, or constants to be split."""
     shape = graph.shapes.get(name, ())
     return not shape or shape[-1] == 1 or (graph.is_constant(name) and shape[-1] == split.width)
 
 
-def _columns(graph: OnnxGraph, node: onnx.NodeProto, split: Split) -> dict[str, Split]:
+def _columns(graph: OnnxGraph, node: onnx.NodeProto, split: ColumnSplit) -> dict[str, ColumnSplit]:
     shape, axis = graph.shapes.get(node.input[0]), attribute(node, "axis", 0)
     assert isinstance(axis, int)
     if shape is None or axis % len(shape) != len(shape) - 1:
@@ -183,8 +183,8 @@ def _columns(graph: OnnxGraph, node: onnx.NodeProto, split: Split) -> dict[str, 
         if len(split.parts) > 1:
             raise _UnsplitError(split.origins, node)
         raise _PartsError(split.origins, sizes)
-    return {name: Split((size,), split.origins) for name, size in zip(node.output, sizes, strict=True)}
+    return {name: ColumnSplit((size,), split.origins) for name, size in zip(node.output, sizes, strict=True)}
 
 
-def _origins_error(splits: Sequence[Split], node: onnx.NodeProto) -> _UnsplitError:
+def _origins_error(splits: Sequence[ColumnSplit], node: onnx.NodeProto) -> _UnsplitError:
     return _UnsplitError(frozenset().union(*(each.origins for each in splits)), node)

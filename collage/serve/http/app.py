@@ -13,8 +13,8 @@ from collage.serve.answer import Delta
 from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.errors import ApiError
 from collage.serve.http.request_id import HEADER, RequestIds
-from collage.serve.http.service import Job, Service
-from collage.serve.http.shapes import ChatShape, CompletionShape, Shape
+from collage.serve.http.service import HttpJob, Service
+from collage.serve.http.shapes import AnswerShape, ChatShape, CompletionShape
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -146,7 +146,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _answer(
-    service: Service, request: Request, job: Job, shape: Shape, body: CommonBody
+    service: Service, request: Request, job: HttpJob, shape: AnswerShape, body: CommonBody
 ) -> Response | _EventStream:
     """Answer with one object, or with a stream of events."""
     from starlette.responses import JSONResponse
@@ -165,7 +165,7 @@ async def _first(deltas: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta]:
     return await anext(deltas)
 
 
-async def _collected(job: Job) -> list[list[Delta]]:
+async def _collected(job: HttpJob) -> list[list[Delta]]:
     found: list[list[Delta]] = [[] for _ in job.answers]
     async with aclosing(job.deltas()) as deltas:
         async for number, delta in deltas:
@@ -175,8 +175,8 @@ async def _collected(job: Job) -> list[list[Delta]]:
 
 async def _events(
     service: Service,
-    job: Job,
-    shape: Shape,
+    job: HttpJob,
+    shape: AnswerShape,
     first: tuple[int, Delta],
     deltas: AsyncGenerator[tuple[int, Delta], None],
     usage: bool,

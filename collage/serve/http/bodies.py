@@ -52,7 +52,7 @@ class _FailFast:
 Several = Annotated[tuple[Item, ...], _FailFast()]
 
 
-class Part:
+class BodyObject:
     """An object in a body. Of the fields that it does not declare, those in ``neutral`` may be there, too."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "allow"}
@@ -61,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class StreamOptions(Part):
+class StreamOptions(BodyObject):
     """What a stream has besides the answer."""
 
     neutral = STREAM_OPTIONS
@@ -70,7 +70,7 @@ class StreamOptions(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonBody(Part):
+class CommonBody(BodyObject):
     """The fields that both kinds of requests have; those in the last group are ours.
 
     ``prompt_field`` is where the prompt is, and ``default_tokens`` the most tokens of an answer where the request does
@@ -194,7 +194,7 @@ class CompletionBody(CommonBody):
 
 
 @dataclass(frozen=True)
-class TextPart(Part):
+class TextPart(BodyObject):
     """A part of a message; only text is understood."""
 
     type: Literal["text"]
@@ -202,7 +202,7 @@ class TextPart(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message(Part):
+class Message(BodyObject):
     """A message of a chat."""
 
     neutral = MESSAGE
@@ -281,7 +281,7 @@ def parse(kind: type[Body], data: bytes) -> Body:
     return found
 
 
-def _check(part: Part, place: str = "") -> None:
+def _check(part: BodyObject, place: str = "") -> None:
     """Raise ApiError for fields of an object, or of one in it, that are neither declared nor neutral.
 
     The object itself is asked for nothing: a client may call a field as it likes, also like a method.
@@ -292,9 +292,9 @@ def _check(part: Part, place: str = "") -> None:
         path = f"{place}.{name}" if place else name
         if name not in known:
             check_neutral(path, name, value, kind.neutral, known)
-        elif isinstance(value, Part):
+        elif isinstance(value, BodyObject):
             _check(value, path)
-        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+        elif isinstance(value, tuple) and value and isinstance(value[0], BodyObject):
             for number, each in enumerate(value):
                 _check(each, f"{path}.{number}")
 

@@ -9,7 +9,7 @@ from collage.errors import CollageError
 from collage.serve.http.app import make_app
 from collage.serve.http.chat_template import open_chat_template
 from collage.serve.http.link import Link
-from collage.serve.http.messages import Ready, Setup
+from collage.serve.http.messages import EngineSetup, ModelReady
 from collage.serve.http.metrics import Metrics
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.service import Service
@@ -51,7 +51,7 @@ class Front:
         self._folder = options.tokenizer or folder_of(options.model)
         self._tokenizer = open_tokenizer(self._folder)
         metrics = Metrics()
-        setup = Setup(
+        setup = EngineSetup(
             options.model,
             options.engine,
             self._folder,
@@ -71,7 +71,7 @@ class Front:
         """Make the routes."""
         return make_app(self.service, self._options.allow_origins)
 
-    async def start(self) -> Ready:
+    async def start(self) -> ModelReady:
         """Start the engine, and wait until the model is loaded. Raises CollageError."""
         ready = await self.service.link.start()
         known = self._tokenizer.vocabulary if isinstance(self._tokenizer, FileTokenizer) else 0

@@ -20,10 +20,10 @@ from collage.serve.http.messages import (
     HEADER,
     Batch,
     Cancel,
+    EngineSetup,
+    ModelReady,
     NoTrace,
     NotReady,
-    Ready,
-    Setup,
     Stop,
     Submit,
     packed,
@@ -54,7 +54,7 @@ class Link:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: EngineSetup,
         observe: Callable[[Batch], None],
         died: Callable[[], None] = lambda: None,
         stall_s: float = math.inf,
@@ -74,14 +74,14 @@ class Link:
         self._ids = itertools.count()
         self._ends: deque[float] = deque(maxlen=64)
         self._stopping = False
-        self.sizes: Ready | None = None
+        self.sizes: ModelReady | None = None
         self.stats = Stats()
         self.problem = ""
         """Why the engine cannot be started again at the moment, "" where nothing is known to be wrong."""
         self.trace_problem = ""
         """Why the latest engine that has ended has written no time line, "" where that is not so."""
 
-    async def start(self) -> Ready:
+    async def start(self) -> ModelReady:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
         begun_s = time.monotonic()
         reader, ready = await self._begin()
@@ -153,7 +153,7 @@ class Link:
                     )
         self._kill()
 
-    async def _begin(self) -> tuple[asyncio.StreamReader, Ready]:
+    async def _begin(self) -> tuple[asyncio.StreamReader, ModelReady]:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -183,7 +183,7 @@ class Link:
             failed = CollageError(message.message)
             failed.exit_code = message.exit_code
             raise failed
-        assert isinstance(message, Ready)
+        assert isinstance(message, ModelReady)
         self._writer, self.sizes, self.trace_problem = writer, message, ""
         return reader, message
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from collage.serve.options import EngineOptions
 from collage.serve.parallel.options import Parallelism
-from collage.serve.request import Event, Iteration, Request, Stats
+from collage.serve.request import Event, IterationRecord, Request, Stats
 
 HEADER = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class Setup:
+class EngineSetup:
     """What an engine's process is started with.
 
     ``tokenizer`` is the folder where a tokenizer may be, ``trace`` a file that it writes at the end, and ``cpus`` are
@@ -35,7 +35,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ModelReady:
     """The model is loaded, with these sizes; ``most_open`` is how many requests the engine takes at a time."""
 
     block_tokens: int
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
     """What an iteration brought."""
 
     events: list[Event]
-    iteration: Iteration | None
+    iteration: IterationRecord | None
     stats: Stats
 
 

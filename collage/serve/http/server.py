@@ -11,7 +11,7 @@ from typing import Any
 
 from collage.errors import CollageError, UsageError
 from collage.serve.http.front import Front, check_libraries
-from collage.serve.http.messages import Ready
+from collage.serve.http.messages import ModelReady
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.service import Service
 from collage.serve.request import Finish
@@ -86,7 +86,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
         raise CollageError(problem)
 
 
-def _listen(options: ServerOptions, listener: socket.socket, ready: Ready) -> str:
+def _listen(options: ServerOptions, listener: socket.socket, ready: ModelReady) -> str:
     """Listen, and tell where. Raises CollageError where another server does that by now."""
     try:
         listener.listen()

@@ -15,7 +15,7 @@ from collage.serve.http.bodies import CommonBody, Message
 from collage.serve.http.chat_template import ChatTemplate
 from collage.serve.http.errors import ApiError, bad_request, ended, unavailable
 from collage.serve.http.link import DownError, Link
-from collage.serve.http.messages import Ready
+from collage.serve.http.messages import ModelReady
 from collage.serve.http.metrics import Metrics
 from collage.serve.request import Event, RefusedError, Request, answers_to
 from collage.serve.sampling import Sampling
@@ -56,7 +56,7 @@ class Service:
         return self._sizes.most_tokens
 
     @property
-    def _sizes(self) -> Ready:
+    def _sizes(self) -> ModelReady:
         if self.link.sizes is None:
             raise unavailable("the model is being loaded.")
         return self.link.sizes
@@ -83,7 +83,7 @@ class Service:
         logprobs: int | None,
         *,
         special: bool = True,
-    ) -> Job:
+    ) -> HttpJob:
         """The requests of a body: ``n`` for each prompt. Raises ApiError when one can never be served.
 
         Prompts are texts or tokens; texts get the tokens that the model wants around them if ``special``.
@@ -97,7 +97,7 @@ class Service:
             found = [self._requests(body, each, sampling, max_tokens) for each in prompts]
         except UsageError as error:
             raise body.explained(error) from error
-        return Job(self, [each for requests in found for each in requests])
+        return HttpJob(self, [each for requests in found for each in requests])
 
     def _requests(
         self, body: CommonBody, prompt: tuple[int, ...], sampling: Sampling, max_tokens: int | None
@@ -163,7 +163,7 @@ class Service:
             raise bad_request(str(error), body.prompt_field) from error
 
 
-class Job:
+class HttpJob:
     """The answers to one HTTP request, as they come."""
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from collage.serve.answer import Delta
-from collage.serve.http.service import Job, Service
+from collage.serve.http.service import HttpJob, Service
 from collage.serve.request import Finish
 from collage.serve.sampler import Logprobs
 from collage.serve.tokenizer import Tokenizer
@@ -16,18 +16,18 @@ _LEAST_LOGPROB = -9999.0
 """What OpenAI's API has for a probability of 0, as JSON has no infinity."""
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """How one of the two kinds of answers looks."""
 
-    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
         """The answer as one object, from the deltas of each answer."""
         ...
 
-    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
         """An object of a stream."""
         ...
 
-    def last(self, job: Job) -> dict[str, Any]:
+    def last(self, job: HttpJob) -> dict[str, Any]:
         """The object at the end of a stream, which has its usage."""
         ...
 
@@ -38,20 +38,20 @@ class CompletionShape:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
         """The answer as one object."""
         choices = [self._choice(number, _joined(each)) for number, each in enumerate(deltas)]
         return {**self._head(job), "choices": choices, "usage": job.usage()}
 
-    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
         """An object of a stream."""
         return {**self._head(job), "choices": [self._choice(number, delta)]}
 
-    def last(self, job: Job) -> dict[str, Any]:
+    def last(self, job: HttpJob) -> dict[str, Any]:
         """The object at the end of a stream."""
         return {**self._head(job), "choices": [], "usage": job.usage()}
 
-    def _head(self, job: Job) -> dict[str, Any]:
+    def _head(self, job: HttpJob) -> dict[str, Any]:
         return {
             "id": f"cmpl-{job.id}",
             "object": "text_completion",
@@ -90,7 +90,7 @@ class ChatShape:
         self._service = service
         self._begun: set[int] = set()
 
-    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
         """The answer as one object."""
         choices = []
         for number, each in enumerate(deltas):
@@ -99,7 +99,7 @@ class ChatShape:
             choices.append(self._choice(number, delta, {"message": message}))
         return {**self._head(job, "chat.completion"), "choices": choices, "usage": job.usage()}
 
-    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
         """An object of a stream; the first one of each answer has the role."""
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if number not in self._begun:
@@ -108,11 +108,11 @@ class ChatShape:
         choice = self._choice(number, delta, {"delta": content})
         return {**self._head(job, "chat.completion.chunk"), "choices": [choice]}
 
-    def last(self, job: Job) -> dict[str, Any]:
+    def last(self, job: HttpJob) -> dict[str, Any]:
         """The object at the end of a stream."""
         return {**self._head(job, "chat.completion.chunk"), "choices": [], "usage": job.usage()}
 
-    def _head(self, job: Job, kind: str) -> dict[str, Any]:
+    def _head(self, job: HttpJob, kind: str) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{job.id}",
             "object": kind,

@@ -20,17 +20,17 @@ from collage.serve.http.messages import (
     HEADER,
     Batch,
     Cancel,
+    EngineSetup,
+    ModelReady,
     NoTrace,
     NotReady,
-    Ready,
-    Setup,
     Stop,
     Submit,
     packed,
 )
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
-from collage.serve.request import Event, Finish, Iteration, RefusedError, Stats
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Stats
 from collage.serve.runner import Runner
 from collage.serve.tokenizer import open_tokenizer
 
@@ -41,7 +41,7 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
         setup = _read(connection)
-        assert isinstance(setup, Setup)
+        assert isinstance(setup, EngineSetup)
         if setup.cpus:
             os.sched_setaffinity(0, setup.cpus)  # before there is a team of threads
         try:
@@ -54,7 +54,7 @@ def main(descriptor: int) -> None:
             connection.sendall(packed(NotReady(text, 1)))
             return
         writer.put(
-            Ready(
+            ModelReady(
                 runner.block_tokens, runner.block_count, runner.max_length, runner.vocabulary, loop.most_open
             )
         )
@@ -64,7 +64,7 @@ def main(descriptor: int) -> None:
             _end(setup, connection, runner, loop, writer)
 
 
-def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
+def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
     """The model and its loop. Raises what they raise; nothing is left then."""
     tokenizer = open_tokenizer(setup.tokenizer)
     runner = open_runner(
@@ -86,7 +86,7 @@ def _started(setup: Setup, connection: socket.socket) -> tuple[Runner, Loop, _Wr
     return runner, loop, writer
 
 
-def _end(setup: Setup, connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
+def _end(setup: EngineSetup, connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
     """Close all, and write the trace where one is wanted, or tell the server's process why there is none."""
     with ExitStack() as closed:
         closed.callback(runner.close)
@@ -137,7 +137,7 @@ class _Writer:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+    def deliver(self, events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
         """Send what an iteration brought."""
         self._messages.put(Batch(events, iteration, stats))
 

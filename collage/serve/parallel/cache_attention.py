@@ -11,7 +11,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
 from collage.serve import attention
-from collage.serve.attention import Batch, Cache, LayerAttention, Operands, attention_steps
+from collage.serve.attention import AttentionBatch, LayerAttention, LayerCache, Operands, attention_steps
 from collage.serve.parallel.division import Division, Rows
 from collage.serve.parallel.tensors import Tensors, exchange
 
@@ -28,7 +28,7 @@ class CacheAttention:
     def __init__(
         self,
         layers: Sequence[LayerAttention],
-        caches: Sequence[Cache],
+        caches: Sequence[LayerCache],
         threads: int,
         tensors: Tensors,
         most: int,
@@ -45,7 +45,7 @@ class CacheAttention:
         self._peers = [peer for peer in range(size) if peer != rank]
         self._outgoing = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
         self._incoming = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
-        self._batch = Batch(heads, threads)
+        self._batch = AttentionBatch(heads, threads)
         q, k, v = (attention.Rows(self.rows, part.start, width) for part in self._parts)
         out = attention.Rows(self.partials[rank], 0, self.partials[rank, 0].size)
         self._launches = [

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
 from collage.native import LaunchList, team_of
-from collage.serve.attention import Cache, Merge, make_cache
+from collage.serve.attention import LayerCache, Merge, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import Values
 from collage.serve.parallel.cache_attention import CacheAttention
 from collage.serve.parallel.division import Division, divide
-from collage.serve.parallel.loading import Ends, arena_for, executor_of
+from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
 from collage.serve.parallel.tensors import Tensors, exchange
 from collage.serve.runner import Slice
 
@@ -54,7 +54,7 @@ class CacheRank:
             executors = [executor_of(each, registry) for each in parts]
             self._values[tokens] = values = Values(compiled, tokens, executors, arena)
             self._merges[tokens] = [self._merge(values, place) for place in range(len(layers))]
-        self._ends = Ends(compiled, registry, arena)
+        self._ends = LastSegments(compiled, registry, arena)
 
     def _merge(self, values: Values, place: int) -> tuple[Merge, LaunchList]:
         compiled = self._compiled
@@ -107,7 +107,7 @@ class CacheRank:
 
     def close(self) -> None:
         """Free the cache and the kernels."""
-        self._values, self._merges, self.caches = {}, {}, list[Cache]()
+        self._values, self._merges, self.caches = {}, {}, list[LayerCache]()
 
 
 def _tokens(slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

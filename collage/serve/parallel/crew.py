@@ -26,7 +26,7 @@ from collage.core.child_process import ChannelError, read_message, signal_name, 
 from collage.errors import CollageError
 from collage.native.team import one_of_each_core_first
 from collage.serve.parallel.gloo import GlooTensors, check_torch, load_torch
-from collage.serve.parallel.messages import Failed, Loaded, Meet, Ready, Setup, Stop
+from collage.serve.parallel.messages import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.tensors import PeerLostError, Tensors
 from collage.serve.parallel.worker import command
@@ -42,7 +42,7 @@ _REASON_S = 1.0
 class Crew:
     """Processes 1 to N - 1 of a decoder, whose process 0 is this one."""
 
-    def __init__(self, setup: Setup, threads: int) -> None:
+    def __init__(self, setup: RankSetup, threads: int) -> None:
         """Start the processes, which begin to load. Raises CollageError without torch."""
         check_torch()
         self._parallelism = setup.parallelism
@@ -64,7 +64,7 @@ class Crew:
             self.close()
             raise
 
-    def _start(self, setup: Setup) -> None:
+    def _start(self, setup: RankSetup) -> None:
         ours, theirs = socket.socketpair()
         self._sockets.append(ours)
         # A process that does not read is noticed when its buffer is full, too.
@@ -91,7 +91,7 @@ class Crew:
         """Wait until all have loaded, and connect with them. Raises CollageError."""
         load_torch()
         try:
-            self._await(Loaded)
+            self._await(DecoderLoaded)
             self.tell(Meet())
             limit_s = self._parallelism.answer_s
             return GlooTensors(0, self._parallelism.processes, self.meeting, limit_s)
@@ -100,7 +100,7 @@ class Crew:
 
     def begin(self) -> None:
         """Wait until all take iterations, and watch them from now on. Raises CollageError."""
-        self._await(Ready)
+        self._await(RankReady)
         self._watcher = threading.Thread(target=self._watch, name="collage-crew", daemon=True)
         self._watcher.start()
 
@@ -139,7 +139,7 @@ class Crew:
         if not self._lost:
             for each in self._sockets:
                 try:
-                    write_message(each.fileno(), Stop())
+                    write_message(each.fileno(), RankStop())
                 except OSError:
                     continue
             end = time.monotonic() + _END_S
@@ -152,7 +152,7 @@ class Crew:
             each.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _await(self, kind: type[Loaded] | type[Ready]) -> None:
+    def _await(self, kind: type[DecoderLoaded] | type[RankReady]) -> None:
         """Wait for a message from each. Raises CollageError where one sends another one, or none."""
         for rank, each in enumerate(self._sockets, 1):
             try:

@@ -29,7 +29,7 @@ def arena_for(parts: Iterable[Parts]) -> Array:
     return aligned_empty((max(max(each.program.memory.nbytes, 1) for each in parts),), "uint8")
 
 
-class Ends:
+class LastSegments:
     """The last segment, for each bucket of rows."""
 
     def __init__(self, compiled: CompiledDecoder, registry: Registry, arena: Array) -> None:

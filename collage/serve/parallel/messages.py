@@ -11,7 +11,7 @@ from collage.serve.runner import Slice
 
 
 @dataclass(frozen=True)
-class Setup:
+class RankSetup:
     """What a process is started with: process ``rank`` of a decoder, with ``blocks`` blocks of the cache.
 
     The processes meet at the file ``meeting``. ``cpus`` are those that it may run on, none for any.
@@ -26,11 +26,11 @@ class Setup:
     cpus: tuple[int, ...]
 
 
-class Loaded(NamedTuple):
+class DecoderLoaded(NamedTuple):
     """The process has loaded the decoder, and can meet the others."""
 
 
-class Ready(NamedTuple):
+class RankReady(NamedTuple):
     """The process is connected with the others, and takes iterations."""
 
 
@@ -44,7 +44,7 @@ class Meet(NamedTuple):
     """All have loaded: connect."""
 
 
-class Step(NamedTuple):
+class IterationStep(NamedTuple):
     """Run an iteration: token ids, positions and blocks, as in Orca's control plane."""
 
     slices: tuple[Slice, ...]
@@ -56,9 +56,9 @@ class Fill(NamedTuple):
     seed: int
 
 
-class Count(NamedTuple):
+class CountBytes(NamedTuple):
     """Send the first process how many bytes this one has sent, as a float64."""
 
 
-class Stop(NamedTuple):
+class RankStop(NamedTuple):
     """The process shall end."""

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
-from collage.serve.attention import Batch, make_cache
+from collage.serve.attention import AttentionBatch, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import Iteration, Shared
-from collage.serve.parallel.loading import Ends, arena_for, executor_of
+from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
 from collage.serve.parallel.stages import stage_of
 from collage.serve.parallel.tensors import Tensors, Wait
 from collage.serve.runner import Slice
@@ -39,7 +39,7 @@ class PipelineRank:
         self._tensors = tensors
         self._leaving = stage.leaving
         self._entering = tuple(stage.entering[own.buckets[0]])
-        self._batch = Batch(own.heads, own.threads)
+        self._batch = AttentionBatch(own.heads, own.threads)
         self.caches = [make_cache(own.heads, blocks, cache) for _ in own.decoder.layers]
         arena = arena_for(chain(chain.from_iterable(own.segments.values()), own.ends.values()))
         shared = Shared(self._batch, self.caches, arena)
@@ -49,7 +49,7 @@ class PipelineRank:
             )
             for tokens, parts in own.segments.items()
         }
-        self._ends = Ends(own, registry, arena) if own.ends else None
+        self._ends = LastSegments(own, registry, arena) if own.ends else None
         self._sent: Wait = lambda: None
 
     def step(self, slices: Sequence[Slice]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.backends.registry import Registry
 from collage.errors import CollageError, UsageError
-from collage.serve.attention import Cache
+from collage.serve.attention import LayerCache
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.parallel.cache_rank import CacheRank
 from collage.serve.parallel.options import CACHE, PIPELINE, TENSOR, Parallelism
@@ -88,7 +88,7 @@ def held_by(parallelism: Parallelism, rank: int, layers: int) -> Held:
     return Held(first_layer=bounds_of(layers, size)[rank])
 
 
-def fill_caches(caches: Sequence[Cache], seed: int, held: Held) -> None:
+def fill_caches(caches: Sequence[LayerCache], seed: int, held: Held) -> None:
     """Fill the caches of some layers with normal numbers that follow from the seed, the layer, head and block."""
     for layer, cache in enumerate(caches, held.first_layer):
         heads = cache.keys.shape[1]

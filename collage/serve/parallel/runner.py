@@ -21,7 +21,7 @@ from collage.serve.decoder.file import load_decoder
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.decoder.runner import tokens_of
 from collage.serve.parallel.crew import Crew
-from collage.serve.parallel.messages import Count, Fill, Setup, Step
+from collage.serve.parallel.messages import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.parallel.options import CACHE, Parallelism
 from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
 from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
@@ -73,7 +73,7 @@ class ParallelRunner:
         self.vocabulary = compiled.decoder.vocabulary
         self.end_tokens = compiled.end_tokens
         self._costs: dict[int, float] = {}
-        self._setup = Setup(parallelism, 0, model, each, cache, Path(), ())
+        self._setup = RankSetup(parallelism, 0, model, each, cache, Path(), ())
         self._crew: Crew | None = None
         self._lock = threading.Lock()
         self._turns = threading.Condition()
@@ -106,7 +106,7 @@ class ParallelRunner:
     def sent_bytes(self) -> list[int]:
         """The bytes of tensors that each process has sent so far; only while nothing runs."""
         with self._lock, self._all_or_lost():
-            self._open.tell(Count())
+            self._open.tell(CountBytes())
             counts = {peer: np.zeros(1) for peer in range(1, self.parallelism.processes)}
             exchange(self._tensors, {}, counts)
         return [self._tensors.sent_bytes, *(int(each[0]) for each in counts.values())]
@@ -126,7 +126,7 @@ class ParallelRunner:
         if isinstance(self._rank, PipelineRank):
             return self._piped(self._rank, slices)
         with self._lock, self._all_or_lost():
-            self._open.tell(Step(tuple(slices)))
+            self._open.tell(IterationStep(tuple(slices)))
             found = self._rank.step(slices)
             assert found is not None
             return found
@@ -134,7 +134,7 @@ class ParallelRunner:
     def _piped(self, rank: PipelineRank, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """Run the first layers, and wait for the logits in turn."""
         with self._lock, self._all_or_lost():
-            self._open.tell(Step(tuple(slices)))
+            self._open.tell(IterationStep(tuple(slices)))
             turn, self._begun = self._begun, self._begun + 1
             rank.step(slices)
         with self._all_or_lost():

@@ -14,7 +14,7 @@ from collage.serve.decoder.onnx_graph import IDS, POSITIONS
 
 
 @dataclass(frozen=True)
-class Stage:
+class DecoderStage:
     """Some layers of a decoder, as a decoder of its own.
 
     ``entering`` are the values that come from the stage before, with the type that they have at each bucket, and
@@ -33,7 +33,7 @@ def bounds_of(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(layers * stage // stages for stage in range(stages + 1))
 
 
-def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
+def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> DecoderStage:
     """One of the stages. Raises UsageError for more stages than layers, and where other values than rows cross."""
     layers = compiled.decoder.layers
     first, last = bounds_of(len(layers), stages)[stage : stage + 2]
@@ -59,7 +59,7 @@ def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> Stage:
                 f"{printable(name)} is {kind.dtype} {list(kind.shape)} and is read by several layers: only rows of "
                 "float32 for each token go from one process to the next, so layers cannot be divided among processes."
             )
-    return Stage(part, types, leaving)
+    return DecoderStage(part, types, leaving)
 
 
 def crossing(compiled: CompiledDecoder, border: int) -> tuple[str, ...]:

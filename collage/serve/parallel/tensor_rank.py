@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
 from collage.native import LaunchList, team_of
-from collage.serve.attention import Batch, Cache, attention_steps, make_cache
+from collage.serve.attention import AttentionBatch, LayerCache, attention_steps, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import Values
-from collage.serve.parallel.loading import Ends, arena_for, executor_of
+from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
 from collage.serve.parallel.pipeline_rank import wanted_rows
 from collage.serve.parallel.tensors import Tensors, add_up
 from collage.serve.runner import Slice
@@ -36,7 +36,7 @@ class TensorRank:
     ) -> None:
         self._compiled = compiled
         self._tensors = tensors
-        self._batch = Batch(compiled.heads, compiled.threads)
+        self._batch = AttentionBatch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, blocks, cache) for _ in compiled.decoder.layers]
         arena = arena_for(chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values()))
         self._values: dict[int, Values] = {}
@@ -56,7 +56,7 @@ class TensorRank:
                     compiled.decoder.layers, self.caches, compiled.attention, strict=True
                 )
             ]
-        self._ends = None if tensors.rank else Ends(compiled, registry, arena)
+        self._ends = None if tensors.rank else LastSegments(compiled, registry, arena)
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32] | None:
         """Run an iteration, whose slices are checked. The first process gets the logits, the others None.
@@ -80,4 +80,4 @@ class TensorRank:
 
     def close(self) -> None:
         """Free the cache and the kernels."""
-        self._values, self._attention, self._ends, self.caches = {}, {}, None, list[Cache]()
+        self._values, self._attention, self._ends, self.caches = {}, {}, None, list[LayerCache]()

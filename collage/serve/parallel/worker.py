@@ -16,7 +16,17 @@ from collage.core.child_process import ChannelError, read_message, write_message
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.serve.parallel.gloo import GlooTensors, load_torch
-from collage.serve.parallel.messages import Count, Failed, Fill, Loaded, Meet, Ready, Setup, Step, Stop
+from collage.serve.parallel.messages import (
+    CountBytes,
+    DecoderLoaded,
+    Failed,
+    Fill,
+    IterationStep,
+    Meet,
+    RankReady,
+    RankSetup,
+    RankStop,
+)
 from collage.serve.parallel.options import TENSOR
 from collage.serve.parallel.ranks import fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
@@ -33,7 +43,7 @@ def main(descriptor: int) -> None:
     ):  # sent to the whole group; the first process says when to end
         signal.signal(number, signal.SIG_IGN)
     setup = read_message(descriptor)
-    assert isinstance(setup, Setup)
+    assert isinstance(setup, RankSetup)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(descriptor, inbox), daemon=True).start()
     code = 1
@@ -66,7 +76,7 @@ def _tell(descriptor: int, message: object) -> None:
         return
 
 
-def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None:
+def _serve(setup: RankSetup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None:
     if setup.cpus:
         os.sched_setaffinity(0, setup.cpus)  # before the team of threads is made
     from collage.api import default_registry
@@ -76,22 +86,22 @@ def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None
     part = setup.rank if setup.parallelism.kind == TENSOR else 0
     compiled = load_decoder(setup.model, registry, rank=part)
     load_torch()
-    _tell(descriptor, Loaded())
+    _tell(descriptor, DecoderLoaded())
     assert isinstance(inbox.get(), Meet)
     parallelism = setup.parallelism
     limit_s = max(parallelism.answer_s, _MEETING_S)
     tensors = GlooTensors(setup.rank, parallelism.processes, setup.meeting, limit_s)
     rank = make_rank(parallelism, compiled, registry, tensors, setup.blocks, setup.cache)
-    _tell(descriptor, Ready())
+    _tell(descriptor, RankReady())
     counted, layers = 0, len(compiled.decoder.layers)
-    while not isinstance(message := inbox.get(), Stop):
+    while not isinstance(message := inbox.get(), RankStop):
         if isinstance(message, Fill):
             fill_caches(rank.caches, message.seed, held_by(parallelism, setup.rank, layers))
-        elif isinstance(message, Count):
+        elif isinstance(message, CountBytes):
             exchange(tensors, {0: np.array([tensors.sent_bytes - counted], np.float64)}, {})
             counted += np.dtype(np.float64).itemsize
         else:
-            assert isinstance(message, Step)
+            assert isinstance(message, IterationStep)
             rank.step(message.slices)
     rank.close()
     tensors.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
+from collage.backends.cuda_kernels.launch import Prepared, StreamLaunches, load_code
 from collage.backends.tvm_cuda import TvmCuda
 from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.core.cuda import gpu
@@ -63,7 +63,7 @@ class _FaultyKernel(Kernel):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         code = load_code(compile_cubin(_SOURCE, gpu().architecture))
         launch = Prepared(code, code.function("write_nowhere"), (1, 1, 1), (32, 1, 1), (_NOWHERE,))
-        return Launches([launch], (inputs, outputs))
+        return StreamLaunches([launch], (inputs, outputs))
 
 
 def faulty_kernel(model: onnx.ModelProto, inputs: Sequence[Array]) -> dict[str, Any]:

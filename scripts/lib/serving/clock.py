@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.serve.core import Core
-from collage.serve.costs import Costs
+from collage.serve.costs import BucketCosts
 from collage.serve.options import EngineOptions
 from collage.serve.request import Request
 from collage.serve.runner import Slice
@@ -38,8 +38,8 @@ class ClockRunner:
         self.buckets = costs.buckets
         self.max_tokens = costs.buckets[-1]
         body_ms = tuple(accumulate(costs.body_ms, max))
-        self._body = Costs(costs.buckets, body_ms)
-        self._whole = Costs(costs.buckets, tuple(accumulate(costs.ms, max)), body_ms)
+        self._body = BucketCosts(costs.buckets, body_ms)
+        self._whole = BucketCosts(costs.buckets, tuple(accumulate(costs.ms, max)), body_ms)
         self._now_s = 0.0
 
     def monotonic(self) -> float:

@@ -13,7 +13,7 @@ from scripts.lib.errors import largest
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
-    from collage.serve.request import Event, Iteration, Stats
+    from collage.serve.request import Event, IterationRecord, Stats
     from scripts.lib.serving.contenders.collage_engine import CollageEngine
 
 
@@ -55,7 +55,7 @@ def _answers(engine: CollageEngine, arrivals: Sequence[Arrival]) -> list[list[Ev
     left = set(range(len(arrivals)))
     ended = threading.Event()
 
-    def deliver(events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+    def deliver(events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
         for each in events:
             found[each.id].append(each)
             if each.finish is not None:

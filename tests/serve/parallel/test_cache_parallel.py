@@ -15,7 +15,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
 from collage.serve.attention import (
-    Batch,
+    AttentionBatch,
     Heads,
     LayerAttention,
     Merge,
@@ -51,7 +51,7 @@ class Layer:
         self.offsets = np.cumsum([0, *parts]).tolist()
         self.qkv = aligned_empty((most, sum(parts)), "float32")
         self.whole = aligned_empty((most, wide), "float32")
-        self._batch = Batch(heads, 1)
+        self._batch = AttentionBatch(heads, 1)
         cache = make_cache(heads, BLOCKS)
         cache.keys.fill(np.nan)
         operands = self._operands(self.qkv, self.whole, cache)

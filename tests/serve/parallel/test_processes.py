@@ -237,11 +237,11 @@ def test_what_cannot_be_divided_is_refused(qwen: Ready) -> None:
 def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> None:
     """The first process has loaded the file, and it is damaged when the others do."""
     from collage.serve.parallel.crew import Crew
-    from collage.serve.parallel.messages import Setup
+    from collage.serve.parallel.messages import RankSetup
 
     path = tmp_path / "it.collage"
     path.write_bytes(qwen.path.read_bytes()[:5000])
-    crew = Crew(Setup(Parallelism("cache", 2), 0, path, None, BLOCKS, "float32", tmp_path, ()), 1)
+    crew = Crew(RankSetup(Parallelism("cache", 2), 0, path, BLOCKS, "float32", tmp_path, ()), 1)
     pids = crew.pids
     with pytest.raises(CollageError, match=r"it\.collage"):
         crew.meet()

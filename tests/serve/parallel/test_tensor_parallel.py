@@ -19,7 +19,7 @@ from collage.cli.main import main
 from collage.errors import ModelError, UsageError
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.decoder.file import load_decoder
-from collage.serve.decoder.onnx_graph import Sizes, read_graph
+from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.runner import DecoderRunner
@@ -105,7 +105,7 @@ def test_each_process_has_its_part_of_every_product(name: str, form: str) -> Non
     """The parts of all processes have the same structure, and hold each weight of a product once."""
     model = decoder(replace(small(NAMED[name], 2), form=form))
     description, _ = recognise(model, name)
-    graph = read_graph(model, Sizes(4, PROBE.past))
+    graph = read_graph(model, GraphSizes(4, PROBE.past))
     segments = cut(graph, description)
     parts = [shard(graph, segments, description, rank, 2) for rank in range(2)]
     assert [structure(each) for each in parts[0].segments] == [structure(each) for each in parts[1].segments]
@@ -128,7 +128,7 @@ def test_each_process_has_its_part_of_every_product(name: str, form: str) -> Non
 def test_heads_that_cannot_be_divided_are_refused() -> None:
     model = decoder(small(NAMED["qwen2_like"], 1))
     description, _ = recognise(model, "it")
-    graph = read_graph(model, Sizes(4, PROBE.past))
+    graph = read_graph(model, GraphSizes(4, PROBE.past))
     with pytest.raises(UsageError, match="4 heads with 2 K/V heads cannot be divided among 4 processes"):
         shard(graph, cut(graph, description), description, 0, 4)
 
@@ -141,7 +141,7 @@ def test_attention_whose_output_is_normed_is_refused() -> None:
     model.graph.node.insert(list(model.graph.node).index(node), norm)
     next(each for each in model.graph.node if each.name == node.name).input[0] = "normed"
     description, _ = recognise(model, "it")
-    graph = read_graph(model, Sizes(4, PROBE.past))
+    graph = read_graph(model, GraphSizes(4, PROBE.past))
     with pytest.raises(
         ModelError, match=r"node normed \(LpNormalization\) needs whole rows of attention's output"
     ):
@@ -156,7 +156,7 @@ def test_a_feed_forward_part_beside_attention_is_refused() -> None:
     assert gate.input[0] == up.input[0] != first.input[0]
     gate.input[0] = up.input[0] = first.input[0]
     description, _ = recognise(model, "it")
-    graph = read_graph(model, Sizes(4, PROBE.past))
+    graph = read_graph(model, GraphSizes(4, PROBE.past))
     with pytest.raises(
         ModelError, match=r"of a feed-forward part beside the attention: this decoder cannot be"
     ):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
-from collage.serve.decoder.experts.values import Operand, Step
+from collage.serve.decoder.experts.values import ExpertStep, Operand
 from collage.serve.decoder.onnx_graph import OnnxGraph
 
 
@@ -15,11 +15,11 @@ from collage.serve.decoder.onnx_graph import OnnxGraph
 class Body:
     """The steps on which ``made`` depends, in order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ExpertStep, ...]
     made: Operand
 
     @staticmethod
-    def of(steps: Sequence[Step], made: Operand) -> Body:
+    def of(steps: Sequence[ExpertStep], made: Operand) -> Body:
         """The body of an expert: those of its steps on which ``made`` depends."""
         wanted, waiting = set[int](), [made]
         while waiting:
@@ -34,7 +34,9 @@ class Body:
 
         kept = (steps[step] for step in places)
         return Body(
-            tuple(Step(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept),
+            tuple(
+                ExpertStep(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept
+            ),
             moved(made),
         )
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.row_steps import Steps
+from collage.serve.decoder.experts.row_steps import ExpertSteps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
-from collage.serve.decoder.experts.values import Mixture, Operand, Part, Total
+from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 
 _MOVING = frozenset("Transpose Reshape Unsqueeze Squeeze Cast Identity".split())
@@ -50,11 +50,11 @@ class _Reader:
     choice: str
     gates: str
     experts: int
-    steps: Steps = field(init=False)
+    steps: ExpertSteps = field(init=False)
     known: dict[str, Operand | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.steps = Steps(self.graph)
+        self.steps = ExpertSteps(self.graph)
 
     def read(self, scores: str) -> Mixture | None:
         """The mixture, from its scores [tokens, experts] on. None where it is something else."""
@@ -68,7 +68,7 @@ class _Reader:
             return None
         made = self.steps.weighted(rows, base_of(self.graph, self.gates))
         slots = self.graph.shapes[self.choice][1]
-        return Mixture(self.choice, slots, total, Total("", (Part(0, made),)), (self.steps.all,))
+        return Mixture(self.choice, slots, total, Total("", (ExpertPart(0, made),)), (self.steps.all,))
 
     def _weighted(self, scores: str) -> tuple[onnx.NodeProto, str] | None:
         """The node that multiplies by the scores, once they lie by expert, and what it multiplies."""

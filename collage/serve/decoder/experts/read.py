@@ -16,7 +16,7 @@ from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.choice import experts_chosen_from
 from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import Steps
+from collage.serve.decoder.experts.row_steps import ExpertSteps
 from collage.serve.decoder.experts.same_elements import base_of, is_zero
 from collage.serve.decoder.experts.values import (
     EXPERT,
@@ -27,16 +27,16 @@ from collage.serve.decoder.experts.values import (
     SLOT,
     TOKEN,
     Axes,
-    Choice,
     Column,
+    ExpertChoice,
+    ExpertPart,
+    ExpertRows,
     Hits,
     Lengths,
     Mask,
     Mixture,
     Operand,
-    Part,
     Places,
-    Rows,
     Total,
     Value,
 )
@@ -78,10 +78,10 @@ class _Reader:
     scores: int
     known: dict[str, Value] = field(default_factory=dict)
     experts: int = 0
-    steps: dict[int, Steps] = field(default_factory=dict)
+    steps: dict[int, ExpertSteps] = field(default_factory=dict)
 
     def read(self) -> Iterator[Mixture]:
-        self.known[self.choice] = Choice((TOKEN, SLOT))
+        self.known[self.choice] = ExpertChoice((TOKEN, SLOT))
         follow(self.graph, [self.choice], self._visit)
         for name, total in self.known.items():
             if isinstance(total, Total) and self._is_whole(total) and self._is_last(name):
@@ -95,7 +95,7 @@ class _Reader:
     def _is_last(self, name: str) -> bool:
         """Whether nothing of the same mixture follows."""
         users = self.graph.users.get(name, ())
-        return not any(isinstance(self.known.get(each.output[0]), (Total, Part)) for each in users)
+        return not any(isinstance(self.known.get(each.output[0]), (Total, ExpertPart)) for each in users)
 
     def _visit(self, node: onnx.NodeProto) -> Sequence[str]:
         """Tell what the values are that a node makes. Returns the names of those that are known."""
@@ -114,7 +114,7 @@ class _Reader:
         if node.op_type in _LENGTHS and all(v is None or isinstance(v, Lengths) for v in taken):
             return Lengths()
         first = taken[0]
-        if node.op_type in _SAME and not isinstance(first, Rows):
+        if node.op_type in _SAME and not isinstance(first, ExpertRows):
             return first
         if node.op_type in _OF_HITS and isinstance(first, Hits):
             return [first] * len(node.output)
@@ -127,7 +127,7 @@ class _Reader:
     # Axes that are moved, added or taken away.
 
     def _moved(self, node: onnx.NodeProto, value: Value) -> Value | None:
-        if not isinstance(value, (Choice, Mask, Places, Column, Rows)):
+        if not isinstance(value, (ExpertChoice, Mask, Places, Column, ExpertRows)):
             return None
         axes = self._moved_axes(node, value.axes)
         return None if axes is None else replace(value, axes=axes)
@@ -163,7 +163,7 @@ class _Reader:
     def _one_hot(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         depth, levels = (self.graph.constants.get(name) for name in node.input[1:3])
         last = attribute(node, "axis", -1)
-        if taken[0] != Choice((TOKEN, SLOT)) or last not in (-1, 2) or depth is None or levels is None:
+        if taken[0] != ExpertChoice((TOKEN, SLOT)) or last not in (-1, 2) or depth is None or levels is None:
             return None
         if levels.reshape(-1).tolist() != [0, 1]:
             return None
@@ -171,9 +171,9 @@ class _Reader:
         return Mask((TOKEN, SLOT, EXPERT))
 
     def _equal(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
-        place = 0 if isinstance(taken[0], Choice) else 1
+        place = 0 if isinstance(taken[0], ExpertChoice) else 1
         choice, other = taken[place], self.graph.constants.get(node.input[1 - place])
-        if not isinstance(choice, Choice) or other is None:
+        if not isinstance(choice, ExpertChoice) or other is None:
             return None
         if choice.axes == (TOKEN, SLOT) and other.size == 1:
             self.experts = max(self.experts, int(other.reshape(-1)[0]) + 1)
@@ -274,7 +274,7 @@ class _Reader:
             axes, made = (ONE,) * len(shape), Operand("gates", base_of(self.graph, name))
         else:
             return None
-        return Rows(by.expert, (*axes[:axis], *by.axes, *axes[axis + 1 :]), made)
+        return ExpertRows(by.expert, (*axes[:axis], *by.axes, *axes[axis + 1 :]), made)
 
     def _gather_nd(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         by, shape = taken[1], self.graph.shapes.get(node.input[0])
@@ -285,7 +285,7 @@ class _Reader:
         if isinstance(by, Places) and by.axes == (ROW, PAIR) and by.parts == (TOKEN, SLOT):
             if shape[:2] != (self.tokens, self.slots) or any(size > 1 for size in shape[2:]):
                 return None
-            return Rows(
+            return ExpertRows(
                 by.expert,
                 (ROW, *[ONE] * (len(shape) - 2)),
                 Operand("gates", base_of(self.graph, node.input[0])),
@@ -323,10 +323,10 @@ class _Reader:
         value = taken[0]
         rank = self.graph.shapes.get(node.input[1], ())
         if rank == (1,) and (
-            isinstance(value, Column) or (isinstance(value, Rows) and FEATURE not in value.axes)
+            isinstance(value, Column) or (isinstance(value, ExpertRows) and FEATURE not in value.axes)
         ):
             return replace(value, axes=(ROW,))
-        if not isinstance(value, Rows) or rank != (2,):
+        if not isinstance(value, ExpertRows) or rank != (2,):
             return None
         return replace(value, axes=(ROW, FEATURE if FEATURE in value.axes else ONE))
 
@@ -335,28 +335,28 @@ class _Reader:
         value = taken[0]
         if isinstance(value, Column) and value.axes == (ROW, ONE):
             return replace(value, axes=(ROW, FEATURE))
-        return value if isinstance(value, Rows) and value.axes == (ROW, FEATURE) else None
+        return value if isinstance(value, ExpertRows) and value.axes == (ROW, FEATURE) else None
 
     # Adding to the tokens.
 
     def _scatter(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         base, to, rows = taken
         across = (ROW, ONE) if node.op_type == "ScatterND" else (ROW, FEATURE)
-        if not isinstance(to, Column) or not isinstance(rows, Rows) or rows.axes != (ROW, FEATURE):
+        if not isinstance(to, Column) or not isinstance(rows, ExpertRows) or rows.axes != (ROW, FEATURE):
             return None
         if to != Column(rows.expert, across, True) or attribute(node, "axis", 0) != 0:
             return None
         shape = self.graph.shapes.get(node.input[0])
         if shape is None or len(shape) != 2 or shape[0] != self.tokens:
             return None
-        part = Part(rows.expert, rows.made)
+        part = ExpertPart(rows.expert, rows.made)
         reduction = attribute(node, "reduction", b"none")
         if reduction == b"add":
             return self._added(node.input[0], base, part)
         # A token is at most once among the rows of an expert, so that it makes no difference.
         return part if reduction == b"none" and base is None and is_zero(self.graph, node.input[0]) else None
 
-    def _added(self, name: str, base: Value | None, part: Part) -> Value | None:
+    def _added(self, name: str, base: Value | None, part: ExpertPart) -> Value | None:
         if base is None:
             return Total("" if is_zero(self.graph, name) else name, (part,))
         return replace(base, parts=(*base.parts, part)) if isinstance(base, Total) else None
@@ -364,14 +364,14 @@ class _Reader:
     def _sum(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         for place in (0, 1):
             part, other = taken[place], taken[1 - place]
-            if isinstance(part, Part):
+            if isinstance(part, ExpertPart):
                 return self._added(node.input[1 - place], other, part)
         return self._arithmetic(node, taken)
 
     # What is computed of rows.
 
     def _step(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
-        rows = [each for each in taken if isinstance(each, Rows)]
+        rows = [each for each in taken if isinstance(each, ExpertRows)]
         if (
             not rows
             or len({each.expert for each in rows}) > 1
@@ -379,13 +379,13 @@ class _Reader:
         ):
             return None
         expert = rows[0].expert
-        steps = self.steps.setdefault(expert, Steps(self.graph))
+        steps = self.steps.setdefault(expert, ExpertSteps(self.graph))
         if any(each.axes not in ((ROW, FEATURE), (ROW, ONE)) for each in rows):
             return None
-        operands = [each.made if isinstance(each, Rows) else None for each in taken]
+        operands = [each.made if isinstance(each, ExpertRows) else None for each in taken]
         made = steps.add(node, operands)
         axes = (ROW, FEATURE) if any(each.axes == (ROW, FEATURE) for each in rows) else (ROW, ONE)
-        return None if made is None else Rows(expert, axes, made)
+        return None if made is None else ExpertRows(expert, axes, made)
 
 
 _Rule = Callable[[_Reader, onnx.NodeProto, Sequence["Value | None"]], "Value | list[Value] | None"]

@@ -10,14 +10,14 @@ from collage.serve.decoder.experts.product import DOMAIN
 from collage.serve.decoder.experts.read import mixtures
 from collage.serve.decoder.experts.sorted import sorted_mixtures
 from collage.serve.decoder.experts.write import Written, write
-from collage.serve.decoder.onnx_graph import Sizes, read_graph
+from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
 
 _READERS = (mixtures, dense_mixtures, sorted_mixtures)
 _OLDEST_SET = 13
 """The operator set since which the axes of a sum are an input."""
 
 
-def with_fixed_shapes(model: onnx.ModelProto, probe: Sizes) -> onnx.ModelProto:
+def with_fixed_shapes(model: onnx.ModelProto, probe: GraphSizes) -> onnx.ModelProto:
     """The model with its loops over experts as products that choose their matrix; the model itself without any.
 
     A loop that is not understood stays: its operators are refused by their names later.

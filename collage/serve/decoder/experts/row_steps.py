@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from collage.serve.decoder.experts.values import Operand, Step
+from collage.serve.decoder.experts.values import ExpertStep, Operand
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 
 _UNARY = frozenset(
@@ -18,14 +18,14 @@ _BINARY = frozenset("Add Sub Mul Div Max Min Pow".split())
 
 
 @dataclass
-class Steps:
+class ExpertSteps:
     """The steps of one expert so far."""
 
     graph: OnnxGraph
-    all_steps: list[Step] = field(default_factory=list)
+    all_steps: list[ExpertStep] = field(default_factory=list)
 
     @property
-    def all(self) -> tuple[Step, ...]:
+    def all(self) -> tuple[ExpertStep, ...]:
         """The steps, in order."""
         return tuple(self.all_steps)
 
@@ -125,7 +125,7 @@ class Steps:
         return Operand("weight", name, number=place) if len(self._dims(name)) == rank else None
 
     def _append(self, operator: str, attributes: bytes, operands: Sequence[Operand]) -> Operand:
-        self.all_steps.append(Step(operator, attributes, tuple(operands)))
+        self.all_steps.append(ExpertStep(operator, attributes, tuple(operands)))
         return Operand("step", step=len(self.all_steps) - 1)
 
 

@@ -16,9 +16,9 @@ import onnx
 
 from collage.serve.decoder.experts.choice import experts_chosen_from
 from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import Steps
+from collage.serve.decoder.experts.row_steps import ExpertSteps
 from collage.serve.decoder.experts.same_elements import base_of, filling, is_zero
-from collage.serve.decoder.experts.values import Mixture, Operand, Part, Total
+from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 from collage.serve.decoder.rotary import evaluated
 
@@ -92,10 +92,10 @@ class _Reader:
     experts: int
     order: str
     known: dict[str, _Value] = field(default_factory=dict)
-    steps: list[Steps] = field(init=False)
+    steps: list[ExpertSteps] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = [Steps(self.graph) for _ in range(self.experts)]
+        self.steps = [ExpertSteps(self.graph) for _ in range(self.experts)]
 
     @property
     def pairs(self) -> int:
@@ -268,7 +268,7 @@ class _Reader:
             return None
         if not self._has_column(node.input[1]) or not self._are_places(node.input[1], self.slots):
             return None
-        parts = tuple(Part(expert, made) for expert, made in enumerate(rows.made))
+        parts = tuple(ExpertPart(expert, made) for expert, made in enumerate(rows.made))
         return Total("" if is_zero(self.graph, node.input[0]) else node.input[0], parts)
 
     # How many pairs have chosen each expert.

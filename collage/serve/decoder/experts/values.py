@@ -15,7 +15,7 @@ Axes: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExpertChoice:
     """The experts that tokens choose, by number."""
 
     axes: Axes
@@ -82,7 +82,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Step:
+class ExpertStep:
     """An operator on the rows of one expert, with its attributes."""
 
     operator: str
@@ -91,7 +91,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExpertRows:
     """What the rows that chose an expert have; ``made`` says how."""
 
     expert: int
@@ -100,7 +100,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExpertPart:
     """What one expert adds to the tokens, zeros for those that have not chosen it."""
 
     expert: int
@@ -112,10 +112,10 @@ class Total:
     """The parts of some experts, added to ``base``, or to zeros where that is ""."""
 
     base: str
-    parts: tuple[Part, ...]
+    parts: tuple[ExpertPart, ...]
 
 
-Value: TypeAlias = Choice | Mask | Hits | Places | Column | Lengths | Rows | Part | Total
+Value: TypeAlias = ExpertChoice | Mask | Hits | Places | Column | Lengths | ExpertRows | ExpertPart | Total
 
 
 @dataclass(frozen=True)
@@ -129,4 +129,4 @@ class Mixture:
     slots: int
     made: str
     total: Total
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[ExpertStep, ...], ...]

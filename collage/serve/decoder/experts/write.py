@@ -13,7 +13,7 @@ from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.body import Body, number_of
 from collage.serve.decoder.experts.product import product
-from collage.serve.decoder.experts.values import Mixture, Operand, Step
+from collage.serve.decoder.experts.values import ExpertStep, Mixture, Operand
 from collage.serve.decoder.onnx_graph import OnnxGraph
 
 
@@ -90,7 +90,7 @@ class _Writer:
         """The number of features of a token."""
         return int(np.prod(self.graph.shapes[tokens])) // self.graph.shapes[self.mixture.choice][0]
 
-    def _step(self, step: Step, names: Sequence[str], choice: str, place: int) -> str:
+    def _step(self, step: ExpertStep, names: Sequence[str], choice: str, place: int) -> str:
         """A step for all rows: each reads the parameters of the expert that it has chosen."""
         if step.operator == "MatMul":
             node = product(names[0], names[1], choice, self._name(f"step {place}"))
@@ -108,7 +108,7 @@ class _Writer:
         self.nodes[-1].attribute.extend(given.attribute)
         return name
 
-    def _stacked(self, operands: Sequence[Operand], step: Step, about: str) -> str:
+    def _stacked(self, operands: Sequence[Operand], step: ExpertStep, about: str) -> str:
         """The experts' parameters, one after the other: matrices of a product, or vectors."""
         known = {name: array_of(self.graph.weights[name]) for name in {each.name for each in operands}}
         arrays = [
@@ -119,7 +119,7 @@ class _Writer:
         turned = operands[0].turned  # of all, or of none
         return self._constant(np.stack([each.T if turned else each for each in arrays]), about)
 
-    def _stack(self, operand: Operand, step: Step) -> str:
+    def _stack(self, operand: Operand, step: ExpertStep) -> str:
         """Parameters that are one after the other already: matrices, or vectors, each with an axis of one element."""
         if step.operator == "MatMul":
             return operand.name

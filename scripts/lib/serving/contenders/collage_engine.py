@@ -24,7 +24,7 @@ from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
 
 if TYPE_CHECKING:
-    from collage.serve.request import Event, Iteration, Stats
+    from collage.serve.request import Event, IterationRecord, Stats
 
 _MOST_WAITING = 1 << 20
 
@@ -152,7 +152,7 @@ class CollageEngine:
         if self._error:
             raise RuntimeError(self._error)
 
-    def _deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+    def _deliver(self, events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
         ended = 0
         for event in events:
             self._error = self._error or event.error
