@@ -139,7 +139,7 @@ def compile(
     from collage.compiler.compile import compile_model
     from collage.compiler.metrics import check_tolerance, metric_of
     from collage.compiler.options import CompileOptions
-    from collage.measure_db.effort import EFFORTS, QUICK
+    from collage.measure.timing.effort import EFFORTS, QUICK
 
     chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)
     backends, shapes = _names("backends", backends), _checked_shapes(shapes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 
 
 class CollageError(Exception):
@@ -58,3 +59,17 @@ def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> Us
     bad = ", ".join(sorted(set(unknown)))
     good = ", ".join(sorted(set(valid))) or "(none)"
     return UsageError(f"unknown {what}: {bad}. Valid: {good}.")
+
+
+def refuse_fixed(given: Iterable[str], fixed: Collection[str]) -> None:
+    """Raise InputError for given inputs that are overridable initializers, which a compile fixes."""
+    if found := sorted({*given} & {*fixed}):
+        raise InputError(
+            f"{', '.join(found)}: an overridable initializer of the model, which Collage fixes to the value in the "
+            "file. Leave it out, or export the model with an input instead."
+        )
+
+
+def to_paste(*words: object) -> str:
+    """A command of Collage's for a message, ready to be pasted into a shell."""
+    return f"`{shlex.join(('collage', *map(str, words)))}`"

@@ -28,11 +28,11 @@ from collage.api import default_registry
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
 from collage.core.temporary import TemporaryFolder
-from collage.errors import InputError, UsageError, unknown_names
+from collage.errors import InputError, UsageError, refuse_fixed, unknown_names
 from collage.frontend.load import load_onnx
-from collage.frontend.shapes import model_inputs
-from collage.measure_db.effort import FULL, QUICK
-from collage.measure_db.process import Workers
+from collage.frontend.shapes import fixed_inputs, model_inputs
+from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.worker.process import Workers
 from collage.module.module import CompiledModule
 
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())
@@ -75,6 +75,7 @@ class PreparedModel(BackendRep):
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
+            refuse_fixed(inputs, fixed_inputs(self._model))
             unknown = inputs.keys() - set(self._names)
             if unknown:
                 raise InputError(str(unknown_names("input", unknown, self._names)))

@@ -13,7 +13,7 @@ import pytest
 from collage.bench import race
 from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
-from collage.measure_db import effort
+from collage.measure.timing import effort
 from collage.measure_db.busy import BUSY_VARIABLE
 from tests.cuda_processes import BUILT_VARIABLE
 from tests.little_effort import race_shortly, take_little

@@ -12,7 +12,7 @@ import pytest
 
 from collage.compiler.finished import FINISHED
 from collage.compiler.passes.place import Place
-from collage.measure_db.process import WorkerProcess, Workers
+from collage.measure.worker.process import WorkerProcess, Workers
 
 
 def rows(database: Path, statement: str) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ RACE = {"_BURST_S": 0.02, "_SETTLE_S": 0.005}
 
 
 def take_little(effort: Any) -> None:
-    """Change the efforts of the module ``collage.measure_db.effort`` in place: others have imported them."""
+    """Change the efforts of the module ``collage.measure.timing.effort`` in place: others have imported them."""
     vars(effort.FULL).update(FULL)
     vars(effort.EXHAUSTIVE).update(EXHAUSTIVE)
     vars(effort.FIRST).update(FIRST)

@@ -25,8 +25,8 @@ import onnxruntime
 """
 
 WORKER = """
-from collage.measure_db.process import WorkerProcess
-from collage.measure_db.whole_protocol import InitWhole
+from collage.measure.worker.process import WorkerProcess
+from collage.measure.worker.whole_protocol import InitWhole
 from collage.core.temporary import TemporaryFolder
 with TemporaryFolder("whole") as folder:
     worker = WorkerProcess(1)

@@ -12,21 +12,22 @@ import numpy as np
 import onnx
 
 from collage.backends.engine import Engine
-from collage.bench.race import outputs_of, race
+from collage.bench.race import AS_FAST, outputs_of, race, verdict
 from collage.bench.worker import ENGINES, Setup
 from collage.core.child_process import ChildError
 from collage.core.progress import Progress
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError, UsageError, unknown_names
+from collage.frontend.external_data import without_links
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs, random_value
-from collage.frontend.shapes import fix_shapes, model_inputs
+from collage.frontend.shapes import fitting, fix_shapes, model_inputs
 from collage.frontend.simplify import simplify
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
-from collage.measure_db.serialisation import pickle_backend
+from collage.measure.worker.serialisation import pickle_backend
 from collage.report.best_so_far import INTERRUPT
 from collage.report.report import Report
 from collage.runtime.inputs import extents, shape_arguments
@@ -68,7 +69,10 @@ def bench(
     ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``, and
     with ``budget_s`` and ``quick`` as in ``collage.compile``.
     Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median divided by Collage's, or None when
-    no other contender ran the model. ``within_noise`` tells that the rounds show no difference. Contenders that cannot
+    no other contender ran the model. ``ratios`` are times of contenders divided by Collage's, round by round: their
+    median with its 95 % interval. The ``verdict`` on Collage follows from the best contender's. ``shapes`` are those
+    that inputs were given; inputs that the model leaves open have the module's own if ``contest`` has none, and
+    ``shapes_of`` says which these are. Contenders that cannot
     run the model are listed under ``failed``; for an engine that was asked for by name this is an error. ``ended`` and
     ``budget_s`` tell what has ended Collage's compile, as in a module's report. Raises UsageError, ModelError and what
     ``collage.compile`` raises; KeyboardInterrupt also where the compile hands over a module after Ctrl-C, since that is
@@ -77,14 +81,22 @@ def bench(
     show = progress or (lambda _: None)
     chosen = _choose(contest.engines)
     contenders = {name: name for name in chosen} | _outside(contest.others) | {OURS: OURS}
-    compiled = None if module is None else _report(Path(module), contest.shapes)
+    own = None if module is None else _of_module(Path(module), contest.shapes)
+    compiled = None if own is None else own.report
     cores = _threads(contest.threads, module, compiled)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
-    setup = prepare(path, threads=cores, shapes=contest.shapes, seed=contest.seed)
+    setup = prepare(
+        path,
+        threads=cores,
+        shapes=contest.shapes,
+        open_shapes={} if own is None else own.shapes,
+        seed=contest.seed,
+    )
     if module is not None:
         _refuse_other_model(Path(module), setup)
     with ExitStack() as stack:
+        setup = replace(setup, path=str(stack.enter_context(without_links(path))))
         if module is None or compiled is None:
             from collage.api import compile
 
@@ -107,6 +119,8 @@ def bench(
     ours = found.timings[OURS]
     medians = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
     best = min(medians, key=medians.__getitem__) if medians else None
+    intervals = {name: found.interval(name, OURS) for name in medians}
+    concluded = verdict(*intervals[best]) if best else None
     return {
         "model": path.name,
         "threads": cores,
@@ -114,7 +128,14 @@ def bench(
         "engines": dict(found.timings),
         "speedup_vs_best_engine": round(medians[best] / ours["median_us"], 4) if best else None,
         "best_engine": best,
-        "within_noise": found.alike(best, OURS) if best else None,
+        "verdict": concluded,
+        "within_noise": concluded == AS_FAST if best else None,
+        "ratios": {
+            name: {"median": round(found.ratio(name, OURS), 4), "low": round(low, 4), "high": round(high, 4)}
+            for name, (low, high) in intervals.items()
+        },
+        "shapes": {name: list(shape) for name, shape in setup.shapes.items()},
+        "shapes_of": own.about if own is not None and setup.shapes.keys() - contest.shapes.keys() else None,
         "failed": {**failed, **found.failed},
         "ended": compiled.ended,
         "budget_s": compiled.budget_s,
@@ -160,17 +181,23 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _report(module: Path, shapes: Mapping[str, Sequence[int]]) -> Report:
-    """The report of the compiled module that runs with these shapes, or of the first one of several in the file."""
-    from collage.module.file import read_summary
+@dataclass(frozen=True)
+class _OfModule:
+    """The report and the input shapes of a module; ``about`` says which one of its file it is."""
 
-    summary = read_summary(module)
-    for report, program in summary.modules:
-        types = {each.name: each.type for each in program.model_inputs}
-        tensors = {name: each.shape for name, each in types.items() if isinstance(each, TensorType)}
-        if all(tuple(shape) == tensors.get(name) for name, shape in shapes.items()):
-            return report
-    return summary.first[0]
+    report: Report
+    shapes: Mapping[str, Sequence[int]]
+    about: str
+
+
+def _of_module(file: Path, shapes: Mapping[str, Sequence[int]]) -> _OfModule:
+    """The module that runs with these shapes, which need not be all, or the first one of several in the file."""
+    from collage.module.file import closest, read_summary
+
+    summary = read_summary(file)
+    report, program = closest(summary, {name: tuple(shape) for name, shape in shapes.items()})
+    which = "" if len(summary.modules) == 1 else f"the first of {len(summary.modules)} sets in "
+    return _OfModule(report, {each.name: extents(each) for each in program.model_inputs}, f"{which}{file}")
 
 
 def _refuse_other_model(module: Path, setup: Setup) -> None:
@@ -222,11 +249,20 @@ def _threads(threads: int | None, module: str | Path | None, compiled: Report | 
 
 
 def prepare(
-    path: Path, *, threads: int, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0
+    path: Path,
+    *,
+    threads: int,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    open_shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
 ) -> Setup:
-    """The setup that all contenders share, without the ``engine``. Raises ModelError and UsageError."""
+    """The setup that all contenders share, without the ``engine``.
+
+    ``open_shapes`` are those of inputs that the model and ``shapes`` leave open, if they fit the model. Raises
+    ModelError and UsageError.
+    """
     proto = load_onnx(path)
-    shapes = dict(shapes or {})
+    shapes = {**fitting(proto, open_shapes or {}), **(shapes or {})}
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
     fix_shapes(proto, shapes)

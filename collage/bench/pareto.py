@@ -16,6 +16,7 @@ from collage.core.deadline import Deadline
 from collage.core.new_file import new_file
 from collage.core.progress import Progress
 from collage.errors import ModelError
+from collage.frontend.external_data import without_links
 from collage.frontend.load import load_onnx
 from collage.frontend.model import import_model
 from collage.frontend.shapes import fix_shapes
@@ -68,15 +69,16 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
         for tolerance, file in contest.modules.items()
     }
     ours = [*setups]
-    setups |= {name: replace(setup, engine=name) for name in engines if name != OURS}
-    found = race(
-        setups,
-        errors=accuracy.errors,
-        rounds=contest.rounds,
-        processes=contest.processes,
-        required=ours,
-        progress=show,
-    )
+    with without_links(contest.model) as model:
+        setups |= {name: replace(setup, engine=name, path=str(model)) for name in engines if name != OURS}
+        found = race(
+            setups,
+            errors=accuracy.errors,
+            rounds=contest.rounds,
+            processes=contest.processes,
+            required=ours,
+            progress=show,
+        )
     points = {
         name: {
             "median_us": timing["median_us"],

@@ -13,21 +13,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from collage.bench.worker import Burst, Inputs, Loaded, Ran, Samples, Setup
+from collage.check.compare import relative_error
 from collage.core.background import standing_still
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.machine_lock import machine_lock
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import relative_error
-from collage.measure_db.timing import median_interval, summary
+from collage.measure.timing.calls import median_interval, summary
 
 _BURST_S = 0.1
 """The seconds of a burst, few enough that a change in the machine's load affects all contenders alike."""
+FASTER, SLOWER, AS_FAST, UNSURE = "faster", "slower", "as fast", "unsure"
+SURE_ROUNDS = 6
+"""Fewer rounds have no interval of 95 %."""
+_NARROW = 0.05
+"""An interval that goes no farther from 1 shows that two are alike. A wider one shows nothing."""
 _SETTLE_S = 0.05
 """The seconds of the pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
 
@@ -56,16 +62,22 @@ class Race:
         """The time of ``name`` divided by that of ``to``: the median of the ratios of all rounds."""
         return median(self._ratios(name, to))
 
-    def alike(self, one: str, other: str) -> bool:
-        """Whether the rounds do not show, with 95 % confidence, which of the two is faster.
-
-        Fewer than 6 rounds show it when they all agree.
-        """
-        low, _, high = median_interval(self._ratios(one, other))
-        return low <= 1.0 <= high
+    def interval(self, name: str, to: str) -> tuple[float, float]:
+        """The 95 % confidence interval of that ratio. With fewer than ``SURE_ROUNDS`` rounds it spans all of them."""
+        low, _, high = median_interval(self._ratios(name, to))
+        return low, high
 
     def _ratios(self, name: str, to: str) -> list[float]:
         return [own / other for own, other in zip(self.bursts[name], self.bursts[to], strict=True)]
+
+
+def verdict(low: float, high: float) -> str:
+    """How fast something is that is so many times as fast as another thing, by the interval of that ratio."""
+    if low > 1.0:
+        return FASTER
+    if high < 1.0:
+        return SLOWER
+    return AS_FAST if low >= 1 - _NARROW and high <= 1 + _NARROW else UNSURE
 
 
 def race(
@@ -106,7 +118,9 @@ def race(
                         told[name] = () if errors is None else tuple(errors(contender.outputs))
                 except ChildError as failure:
                     if name in required or name in bursts:
-                        raise CollageError(f"{name} cannot run {setup.path}: {failure}") from failure
+                        raise CollageError(
+                            f"{name} cannot run {Path(setup.path).name}: {failure}"
+                        ) from failure
                     failed[name] = str(failure)
                     continue
                 largest.setdefault(

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
-from collage.core.new_file import new_file
-from collage.errors import InputError, unknown_names
+from collage.core.new_file import refuse_special
+from collage.core.temporary import TemporaryFolder
+from collage.errors import CollageError, InputError, unknown_names
 from collage.frontend.random_inputs import random_value
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.value_type import ValueType
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
+
+_LONGEST = 200
+"""The most bytes of a name in that of a file, which has room for 255 on most file systems."""
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
@@ -84,7 +91,8 @@ def fill_inputs(
     missing = [port for port in ports if port.name not in given]
     if missing and rng is None:
         listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
-        flags = " ".join(f"--input {_quoted(port.name)}={_file_name(port.name)}" for port in missing)
+        files = _file_names(port.name for port in missing)
+        flags = " ".join(f"--input {shlex.quote(f'{name}={file}')}" for name, file in files.items())
         raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
     filled: dict[str, Any] = dict(given)
     for port in missing:
@@ -128,27 +136,41 @@ def describe_array(name: str, array: Array) -> dict[str, Any]:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
-    """Write each array as a ``.npy`` file, and return the files by name. Raises CollageError when that fails.
+    """Write each array as a ``.npy`` file, and return the files by name: all of them, or CollageError and none.
 
     Arrays of dtypes that numpy does not have are written as raw bytes.
     """
-    files: dict[str, Path] = {}
-    for name, array in arrays.items():
-        path = folder / _file_name(name)
-        while path in files.values():  # two names may differ only in characters that files cannot have
-            path = path.with_name(f"{path.stem}_.npy")
-        with new_file(path) as stream:
-            np.save(stream, array, allow_pickle=False)
-        files[name] = path
+    files = {name: folder / file for name, file in _file_names(arrays).items()}
+    for path in files.values():
+        refuse_special(path)
+    path = folder
+    try:
+        with TemporaryFolder("outputs", folder) as new:
+            for name, path in files.items():
+                with (new / path.name).open("wb") as stream:
+                    np.save(stream, arrays[name], allow_pickle=False)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            for path in files.values():
+                target = path.resolve()
+                if target.exists():
+                    shutil.copymode(target, new / path.name)
+                shutil.move(new / path.name, target)
+    except OSError as error:
+        raise CollageError(f"cannot write {path}: {error.strerror or error}.") from error
     return files
 
 
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", name).strip("._") + ".npy"
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[\w.:/+-]+", name) else f"'{name}'"
+def _file_names(names: Iterable[str]) -> dict[str, str]:
+    """A file for each name, which differ. Long names are shortened, since files have 255 bytes for theirs."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.+-]+", "_", name).strip("._") or "array"
+        stem = plain.encode()[:_LONGEST].decode(errors="ignore")
+        while f"{stem}.npy" in found.values():  # two names may differ only in what files cannot have
+            stem += "_"
+        found[name] = f"{stem}.npy"
+    return found
 
 
 def _describe(kind: TensorType | ValueType) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -110,28 +112,49 @@ def bench(
     from collage.report.best_so_far import FINISHED, ended_words
     from collage.report.show import duration
     from collage.report.show_terminal import plain_table
+    from collage.runtime.inputs import shape_arguments
 
     table = plain_table()
     table.add_column("engine")
     for title in ("median", "+-", "min", "p90", "against Collage", "max relative error"):
         table.add_column(title, justify="right")
-    ours = found["engines"]["collage"]["median_us"]
     for name, timing in sorted(found["engines"].items(), key=lambda item: item[1]["median_us"]):
         error = timing["max_relative_error"]
         table.add_row(
             Text(name),
             *(duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us")),
-            f"{timing['median_us'] / ours:.2f}x",
+            f"{found['ratios'][name]['median']:.2f}x" if name in found["ratios"] else "",
             "" if error is None else f"{error:.1g}",
         )
     say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
+    if found["shapes_of"] is not None:
+        given = shape_arguments([*found["shapes"]], [*found["shapes"].values()])
+        say(f"inputs {given}, as in {found['shapes_of']}")
     print_rich(table)
     if found["ended"] != FINISHED:
         say(f"Collage's compile was stopped: {ended_words(found['ended'], found['budget_s'])}.")
     for name, reason in found["failed"].items():
         say(f"{name} could not run it: {reason}")
-    speedup, best = found["speedup_vs_best_engine"], found["best_engine"]
-    if found["within_noise"]:
-        say(f"Collage is as fast as the best engine here, {best}, within the noise ({speedup:.2f}x).")
-    elif best is not None:
-        say(f"Collage is {speedup:.2f}x as fast as the best engine here, {best}.")
+    if found["best_engine"] is not None:
+        say(conclusion(found))
+
+
+def conclusion(found: Mapping[str, Any]) -> str:
+    """The verdict in words, with the interval that it follows from."""
+    from collage.bench.race import AS_FAST, SURE_ROUNDS, UNSURE
+
+    best, ratio = found["best_engine"], found["ratios"][found["best_engine"]]
+    between = f"{ratio['low']:.3f}x to {ratio['high']:.3f}x"
+    if found["rounds"] < SURE_ROUNDS:
+        between += f" in {found['rounds']} rounds; {SURE_ROUNDS} or more make it sure"
+    if found["verdict"] == UNSURE:
+        return (
+            f"The machine is too noisy to say whether Collage is as fast as the best engine here, {best}: {between}. "
+            "Give more --rounds, or let nothing else run."
+        )
+    if found["verdict"] == AS_FAST:
+        return f"Collage is as fast as the best engine here, {best}, within the noise ({between})."
+    return (
+        f"Collage is {found['verdict']} here, {ratio['median']:.2f}x as fast as the best engine, {best} "
+        f"({between})."
+    )

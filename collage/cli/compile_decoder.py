@@ -14,7 +14,6 @@ from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
-    MODEL_ARGUMENT,
     QUIET_OPTION,
     THREADS_OPTION,
     Count,
@@ -37,7 +36,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 
 
 @click.command("compile-decoder")
-@MODEL_ARGUMENT
+@click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -57,7 +56,8 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     "--max-length",
     type=Count(min=1),
     metavar="TOKENS",
-    help="The longest sequence. Default: what the model's table of positions allows, or 4096 without one.",
+    help="The longest sequence. Default: what the model's table of positions allows, or 4096 without one, and at most "
+    "the positions that config.json names.",
 )
 @click.option(
     "--backends",
@@ -108,6 +108,9 @@ def compile_decoder(
 ) -> None:
     """Compile a decoder's ONNX model for serving, and write one file.
 
+    MODEL is an ONNX file, or a folder with one in it or in its folder onnx. A config.json and generation_config.json
+    beside it tell how many positions the model has, and which tokens end an answer.
+
     The model is cut at its attention. What lies between is measured and placed for each number of tokens, the whole is
     checked against ONNX Runtime, and iterations are timed. A model that cannot be served is refused, and the message
     names the node.
@@ -115,14 +118,19 @@ def compile_decoder(
     \b
     Examples:
       collage compile-decoder gpt2.onnx -o gpt2.collage
+      collage compile-decoder gpt2 -o gpt2/gpt2.collage
       collage compile-decoder gpt2.onnx -o gpt2.collage --buckets 1,8,64 --quick
       collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 5e-2
       collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
     if not tolerance:
         refuse_unused("--no-8-bits", "--tolerance")
-    refuse_same(model, output, "--output", ".collage")
+    from collage.serve.decoder.config import decoder_file, read_config
+
+    file = decoder_file(model)
+    refuse_same(file, output, "--output", ".collage")
     check_writable(output)
+    positions = read_config(file).positions
     with measurements_survive(writes=True):
         from collage.api import default_registry
         from collage.report.progress_display import display
@@ -140,9 +148,9 @@ def compile_decoder(
         others: Sequence[CompiledDecoder] = ()
         with display(not quiet) as progress:
             if processes > 1:
-                found, *others = compile_divided(model, options, default_registry(), progress)
+                found, *others = compile_divided(file, options, default_registry(), progress)
             else:
-                found = compile_it(model, options, default_registry(), progress)
+                found = compile_it(file, options, default_registry(), progress)
         save_decoder(found, output, others)
     from collage.cli.decoder_view import decoder_object, say_times
     from collage.serve.decoder.summary import read_decoder_summary
@@ -154,4 +162,7 @@ def compile_decoder(
     from collage.report.show import size
 
     say_times(summary)
+    if positions is not None and max_length is None and positions > summary.max_length:
+        most = summary.max_length
+        say(f"\nsequences of up to {most} tokens; config.json names {positions} positions, see --max-length")
     say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -10,7 +10,7 @@ import click
 from collage.cli.console import print_json, say
 from collage.cli.db_options import existing, installed_versions, say_reasons, this_machine
 from collage.cli.options import DB_OPTION, JSON_OPTION, Number
-from collage.errors import DatabaseError
+from collage.errors import DatabaseError, to_paste
 
 _DAY_S = 86400.0
 _SHOWN = 20
@@ -81,7 +81,8 @@ def verify(db: Path | None, as_json: bool) -> None:
             say(problem)
     if problems:
         raise DatabaseError(
-            f"{path} has {len(problems)} problems. `collage db merge NEW.sqlite {path}` takes what can still be read."
+            f"{path} has {len(problems)} problems. {to_paste('db', 'merge', 'NEW.sqlite', path)} takes what can still "
+            "be read."
         )
     if not as_json:
         say(f"{path} is whole")

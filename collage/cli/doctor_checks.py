@@ -206,8 +206,8 @@ def native_check() -> Check:
 
 def load_check(place: Place) -> Check:
     """How busy others keep the machine now, and what that means for measurements."""
+    from collage.measure.machine.quiet import Machine
     from collage.measure_db.busy import is_busy, patience
-    from collage.measure_db.quiet import Machine
 
     cores = usable_cores()
     busy = Machine(cores, _known_calibration_us(place)).probe(_PROBE_S)
@@ -259,7 +259,7 @@ def barrier_found(samples_us: Sequence[float], threads: int) -> Check:
 
 def _known_calibration_us(place: Place) -> float | None:
     """The best calibration of this machine that the database knows, if there is one."""
-    from collage.measure_db.calibration import known_calibration_us
+    from collage.measure.machine.calibration import known_calibration_us
     from collage.measure_db.database import Database
 
     try:
@@ -292,7 +292,7 @@ def quota_check() -> Check:
 
 def memory_check() -> Check:
     """The memory that a measuring worker may take."""
-    from collage.measure_db.machine import spare_memory
+    from collage.measure.machine.memory import spare_memory
     from collage.report.show import size
 
     spare = spare_memory()

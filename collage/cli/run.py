@@ -66,12 +66,14 @@ def run(
 
     from collage import api
     from collage.cli.arrays import describe_array, fill_inputs, flat, read_arrays, save_arrays
+    from collage.errors import refuse_fixed
     from collage.module.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
     summary = read_summary(file)
     given = read_arrays(once_each("--input", inputs))
-    _, program = closest(summary, {name: array.shape for name, array in given.items()})
+    report, program = closest(summary, {name: array.shape for name, array in given.items()})
+    refuse_fixed(given, report.fixed)
     arrays = fill_inputs(program.model_inputs, given, np.random.default_rng(seed) if random else None)
     if not summary.fallback:
         collect_inputs(
@@ -112,5 +114,8 @@ def run(
             Text(each["file"] or "not saved"),
         )
     print_rich(table)
+    for name, path in files.items():
+        if path.name != f"{name}.npy":
+            say(f"{name} is saved as {path}")
     if trace is not None:
         say(f"wrote {trace}")

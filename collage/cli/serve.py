@@ -12,6 +12,17 @@ from collage.cli.options import Count, Number, Seconds
 from collage.cli.unused import refuse_unused
 
 
+def parse_origin(text: str) -> str:
+    """Parse ``http://localhost:3000``, as browsers name the origin of a page, ``null``, or ``*`` for all origins."""
+    if text in ("*", "null"):
+        return text
+    found = text.lower().removesuffix("/")
+    scheme, _, host = found.partition("://")
+    if not scheme or not host or set(host) & set("/?#@* "):
+        raise click.BadParameter(f"{text!r} is no origin; write it as http://localhost:3000, or * for all.")
+    return found
+
+
 @click.command()
 @click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -22,6 +33,15 @@ from collage.cli.unused import refuse_unused
     default=8000,
     show_default=True,
     help="Port; 0 takes any free one.",
+)
+@click.option(
+    "--allow-origin",
+    "allow_origins",
+    type=parse_origin,
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages from there use the server in a browser (CORS), such as http://localhost:3000; * for all pages. "
+    "Repeatable. Default: none.",
 )
 @click.option("--name", metavar="NAME", help="What clients call the model. Default: the file's name.")
 @click.option(
@@ -150,6 +170,7 @@ def serve(
     model: Path,
     host: str,
     port: int,
+    allow_origins: tuple[str, ...],
     name: str | None,
     tokenizer: Path | None,
     policy: str,
@@ -227,6 +248,7 @@ def serve(
         trace,
         None if parallel is None else Parallelism(parallel, processes, answer_seconds),
         own_weights,
+        allow_origins,
     )
     if replicas is None:
         run_server(options, lambda text: say(text, err=True))

@@ -12,8 +12,8 @@ from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
 from collage.cluster.nodes import Nodes, find_nodes
 from collage.cluster.ray_crew import RayCrew
-from collage.measure_db.serialisation import pickle_backend
-from collage.measure_db.session import WorkerSession
+from collage.measure.worker.serialisation import pickle_backend
+from collage.measure.worker.session import WorkerSession
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from collage.cluster.nodes import Node, pinned, why
 from collage.cluster.shares import Shares
 from collage.cluster.slot import SentSession, Slot, pickle_job
-from collage.measure_db.crew import Done, Job
-from collage.measure_db.session import WorkerSession
+from collage.measure.crew import Done, Job
+from collage.measure.worker.session import WorkerSession
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ import numpy as np
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.weights import SUFFIX
 from collage.graph.dataflow import Array
-from collage.measure_db.crew import Job
-from collage.measure_db.model_workers import ModelWorkers
-from collage.measure_db.process import Workers
-from collage.measure_db.protocol import VALUES, Init
-from collage.measure_db.serialisation import pickle_message
-from collage.measure_db.session import WorkerSession
+from collage.measure.crew import Job
+from collage.measure.worker.model_workers import ModelWorkers
+from collage.measure.worker.process import Workers
+from collage.measure.worker.protocol import VALUES, Init
+from collage.measure.worker.serialisation import pickle_message
+from collage.measure.worker.session import WorkerSession
 
 
 @dataclass(frozen=True)

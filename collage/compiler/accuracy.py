@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from collage.check.compare import Expected
 from collage.compiler.final_check import OutputRule, output_rules
 from collage.compiler.metrics import Metric
 from collage.compiler.options import CompileOptions
@@ -28,8 +29,7 @@ from collage.frontend.session import Reference
 from collage.frontend.shapes import model_inputs
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import Expected
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 
 log = logging.getLogger(__name__)
 

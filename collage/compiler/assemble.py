@@ -16,8 +16,8 @@ from collage.graph.dataflow import np_dtype
 from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 from collage.runtime.parts import Parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region

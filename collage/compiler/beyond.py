@@ -12,7 +12,7 @@ from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.errors import ModelError
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 from collage.report.best_so_far import FINISHED
 
 

@@ -26,7 +26,8 @@ from collage.compiler.events import (
 )
 from collage.compiler.share import whole_s
 from collage.compiler.state import Compilation, Context
-from collage.measure_db.protocol import Request
+from collage.frontend.shapes import fixed_inputs
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
@@ -37,6 +38,7 @@ _UNTRIED = {
     FAILURE: "measuring failed before our own placements of reduced precision were tried",
 }
 """Why errors are not known, by what has ended the compile."""
+_MOST_NAMES = 5
 _UNPLACED = "the model is not placed, so that an engine runs it in float32"
 
 
@@ -44,6 +46,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
     """The report of a compile that has ended; ``started`` is the ``time.perf_counter()`` at its start."""
     selected, log = compilation.result, compilation.log
     program = selected.parts.program
+    fixed = tuple(fixed_inputs(compilation.source.original))
     evolved = [event.report for event in log if isinstance(event, Evolved)]
     return Report(
         model=compilation.source.name,
@@ -60,7 +63,10 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         versions=dict(context.versions),
         finalists=figures(selected.timings),
         opaque=_opaque(compilation),
-        notes=tuple(event.text for event in log if isinstance(event, (Noted, Failed))),
+        notes=(
+            *_about_fixed(fixed),
+            *(event.text for event in log if isinstance(event, (Noted, Failed))),
+        ),
         nodes=tuple(_nodes(compilation)),
         candidates=tuple(_candidates(compilation, context.target.threads)),
         arena_bytes=program.memory.nbytes,
@@ -74,7 +80,15 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         budget_s=whole_s(context.options.budget_s),
         spent_s=_spent(log),
         errors=_errors(context, compilation),
+        fixed=fixed,
     )
+
+
+def _about_fixed(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        listing = ", ".join(names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        yield f"overridable initializers are no inputs here, but fixed to their values in the file: {listing}{more}"
 
 
 def _errors(context: Context, compilation: Compilation) -> ErrorReport | None:
@@ -131,10 +145,11 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             if c.backend == VIEW:
                 about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        outcomes = compilation.proposal.corrections.measured(compilation.outcomes)
+        in_network = compilation.proposal.corrections.kernels
         for offer in compilation.offers:
-            found = _candidate(offer.request, offer.pattern, outcomes.get(offer.request))
-            yield replace(found, threads=threads)
+            found = _candidate(offer.request, offer.pattern, compilation.outcomes.get(offer.request))
+            timed = in_network.get(offer.request) if found.cost_us is not None else None
+            yield replace(found, threads=threads, in_network_us=None if timed is None else timed.us)
     for each in compilation.refused:
         yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
     # A request that several passes have considered is told once, with what came of it at last.

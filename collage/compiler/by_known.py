@@ -11,8 +11,8 @@ from collage.compiler.events import Searched
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Outcome
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, possible_transforms

@@ -36,16 +36,16 @@ from collage.frontend.value_types import check_example_inputs, check_samples, wi
 from collage.frontend.weights import WeightFiles
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
-from collage.measure_db.calibration import best_calibration_us
+from collage.measure.machine.calibration import best_calibration_us
+from collage.measure.machine.gpu_now import gpu_now
+from collage.measure.machine.memory import memory_for_worker
+from collage.measure.machine.quiet import quiet_now
+from collage.measure.machine.speeds import machine_speeds
+from collage.measure.settings import Limits
+from collage.measure.timing.effort import QUICK
+from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.effort import QUICK
-from collage.measure_db.gpu_now import gpu_now
-from collage.measure_db.machine import memory_for_worker
-from collage.measure_db.process import Workers
-from collage.measure_db.quiet import quiet_now
-from collage.measure_db.settings import Limits
-from collage.measure_db.speeds import machine_speeds
 from collage.module.module import CompiledModule
 
 log = logging.getLogger(__name__)

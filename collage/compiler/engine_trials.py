@@ -15,11 +15,10 @@ from collage.compiler.state import Context
 from collage.core.progress import Progress
 from collage.kernel.frames import Framed
 from collage.kernel.options import BuildOptions
+from collage.measure.whole import WholeMeasurer, WholeSettings
+from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.keys import Fact
-from collage.measure_db.results import GATE
-from collage.measure_db.timing import Timing
-from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import EngineTrial
+from collage.measure_db.results import GATE, Timing
 from collage.schedule.region import Region
 
 _TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json, EngineTrial.busy)

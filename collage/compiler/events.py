@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from collage.measure_db.protocol import Request
-from collage.measure_db.results import Outcome
-from collage.measure_db.timing import Timing
+from collage.measure.worker.protocol import Request
+from collage.measure_db.results import Outcome, Timing
 from collage.report.report import GraphLevelReport
 
 

@@ -12,9 +12,9 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import Storage
 from collage.kernel.target import Target
+from collage.measure.worker.plan_protocol import Plan as WorkerPlan
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure_db.database import NetworkKey
-from collage.measure_db.plan_protocol import Plan as WorkerPlan
-from collage.measure_db.plan_protocol import PlanKernel
 from collage.schedule.program import Program
 from collage.search.candidate import Candidate
 from collage.search.transforms import PlacedTransform

@@ -14,6 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from collage.check.compare import Expected, difference, of_shared_digits, region_tolerance
+from collage.check.input_kinds import WHOLE_KINDS, free_integers
+from collage.check.nearby import as_good_as_can_be, nearby_outputs
+from collage.check.precise import precise_run
 from collage.compiler.metrics import OUTPUT, Metric
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
@@ -23,10 +27,6 @@ from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows, random_inputs
 from collage.frontend.session import Reference, reference_run
 from collage.graph.dataflow import Array, OpKind
-from collage.measure_db.compare import Expected, difference, of_shared_digits, region_tolerance
-from collage.measure_db.input_kinds import WHOLE_KINDS, free_integers
-from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
-from collage.measure_db.precise import precise_run
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from collage.compiler.events import Bounded
 from collage.core.typed import typed
 from collage.measure_db.database import Json
 from collage.measure_db.keys import Fact, busiest
-from collage.measure_db.results import Measurement, Outcome, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Measurement, Outcome, Slower, Timing
 from collage.report.report import GraphLevelReport
 
 EDITION = 1

@@ -14,7 +14,7 @@ from collage.frontend.model import Model
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import parse_storage
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Schedule, check
 from collage.search.candidate import Candidate

@@ -20,11 +20,11 @@ from collage.frontend.model import Model
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.original import as_region
 from collage.frontend.to_onnx import ExportError
-from collage.measure_db.effort import QUICK
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.timing.effort import QUICK
+from collage.measure.worker.session import WorkerSession
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,11 @@ from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError
-from collage.measure_db.effort import FULL
-from collage.measure_db.interleave import FEWEST, SURE
+from collage.measure.timing.effort import FULL
+from collage.measure.timing.interleave import FEWEST, SURE
+from collage.measure.worker.protocol import Request
 from collage.measure_db.keys import Fact, as_number, write_number
-from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome, Rejection
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Measurement, Outcome, Rejection, Timing
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
 from collage.search.evolution import Cost, Trial

@@ -12,7 +12,7 @@ from collage.compiler.devices import AUTO
 from collage.compiler.metrics import Metric
 from collage.graph.storage import BF16, FP16, INT8, TF32
 from collage.kernel.options import DYNAMIC_INT8
-from collage.measure_db.effort import FULL, Effort
+from collage.measure.timing.effort import FULL, Effort
 
 REDUCED = frozenset((BF16, INT8, TF32, FP16))
 """The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""

@@ -12,10 +12,10 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type
 from collage.kernel.options import BuildOptions, Variant
+from collage.measure.measurer import Measurer
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import Request
 from collage.measure_db.fingerprint import original_digest
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.protocol import Request
 from collage.report.words import as_written
 from collage.schedule.region import TRANSFORM, Region
 from collage.search.candidate import Candidate

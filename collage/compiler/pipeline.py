@@ -41,7 +41,7 @@ from collage.compiler.passes.trusting import Trusting
 from collage.compiler.passes.verify import Verify
 from collage.compiler.passes.within import Within
 from collage.compiler.state import Compilation, Context, Lab, Pass, Source, run
-from collage.measure_db.effort import QUICK as QUICK_EFFORT
+from collage.measure.timing.effort import QUICK as QUICK_EFFORT
 
 log = logging.getLogger(__name__)
 

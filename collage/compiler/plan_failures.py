@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from collage.backends.base import VIEW
+from collage.check.stages import looks_like_memory
 from collage.compiler.events import Failed
 from collage.compiler.executable import Executable, network_key
 from collage.errors import CollageError, MeasurementError
 from collage.kernel.target import Target
+from collage.measure.measurer import Measurer
+from collage.measure.plans import PlanFailedError
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import Request
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, read_text, write_text
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.plans import PlanFailedError
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
-from collage.measure_db.stages import looks_like_memory
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,12 @@ from collage.core.progress import Progress
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Kernel
 from collage.kernel.target import Target
+from collage.measure.measurer import Measurer
+from collage.measure.plans import Plans
+from collage.measure.timing.effort import Effort
+from collage.measure.timing.interleave import ALIKE, FEWEST, SURE
+from collage.measure.worker.plan_protocol import PlanTimes
 from collage.measure_db.database import Database, Json
-from collage.measure_db.effort import Effort
-from collage.measure_db.interleave import ALIKE, FEWEST, SURE
 from collage.measure_db.keys import (
     Fact,
     Raced,
@@ -32,11 +35,7 @@ from collage.measure_db.keys import (
     read_numbers,
     write_numbers,
 )
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.plan_protocol import PlanTimes
-from collage.measure_db.plans import Plans
-from collage.measure_db.results import GATE
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import GATE, Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, executor_of, load_kernels
 

@@ -16,8 +16,8 @@ from collage.search.transforms import ValueTransform
 class Proposal:
     """The best placement, the mix (the best placement in several parts, or None), and all candidates.
 
-    ``transforms_us`` are the costs of layout transforms in microseconds. ``corrections`` are times in the network that
-    counted in the place of times measured alone.
+    ``transforms_us`` are the costs of layout transforms in microseconds. ``corrections`` are the times in the network
+    that are known by now.
     """
 
     placement: Placement

@@ -17,7 +17,7 @@ from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation
 from collage.compiler.workbench import Workbench
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.plan_protocol import PlanKernel
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure_db.results import Measurement, Slower
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts
 from collage.runtime.suffix import SuffixExecutor

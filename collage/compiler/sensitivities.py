@@ -10,6 +10,7 @@ from typing import Any
 
 import onnxruntime
 
+from collage.check.sensitivity import sensitivities
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.state import Compilation, Context
 from collage.core.deadline import Deadline
@@ -18,7 +19,6 @@ from collage.errors import DatabaseError
 from collage.frontend.subgraph import edges
 from collage.measure_db.database import Json
 from collage.measure_db.keys import Fact
-from collage.measure_db.sensitivity import sensitivities
 from collage.search.errors import ErrorModel
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.sure_engine import keeps_nan
 from collage.compiler.whole_plans import whole_plan
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.effort import FULL
-from collage.measure_db.interleave import FEWEST, SURE
-from collage.measure_db.protocol import Request
+from collage.measure.timing.effort import FULL
+from collage.measure.timing.interleave import FEWEST, SURE
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.search.candidates import candidate_of
 

@@ -27,9 +27,9 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
+from collage.measure.machine.speeds import machine_speeds
+from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
-from collage.measure_db.process import Workers
-from collage.measure_db.speeds import machine_speeds
 from collage.runtime.parts import Parts
 from collage.search.candidate import Candidate
 

@@ -12,8 +12,8 @@ from collage.frontend.model import Model
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.transforms import PlacedTransform

@@ -29,10 +29,10 @@ from collage.graph.storage import CUDA
 from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
-from collage.measure_db.crew import Crews
+from collage.measure.crew import Crews
+from collage.measure.worker.process import Workers
+from collage.measure.worker.protocol import Request
 from collage.measure_db.database import Database
-from collage.measure_db.process import Workers
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidates import Offer

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from collage.check.compare import difference, dtypes_of, region_tolerance
 from collage.compiler.engine_trials import OnEngines, engine_region, events_of, mark, trial_of
 from collage.compiler.events import Event, Measured, Noted
 from collage.compiler.selection import Selection
@@ -24,12 +25,11 @@ from collage.frontend.split import Split
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import BuildOptions
-from collage.measure_db.compare import difference, dtypes_of, region_tolerance
-from collage.measure_db.interleave import ties
+from collage.measure.timing.interleave import ties
+from collage.measure.whole import WholeMeasurer, WholeSettings
+from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.keys import Fact, busiest, read_timings, write_timings
-from collage.measure_db.timing import Timing
-from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import EngineTrial
+from collage.measure_db.results import Timing
 from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_suffix

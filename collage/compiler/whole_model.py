@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from collage.compiler.whole_form import WholeForm
-from collage.measure_db.timing import Timing
-from collage.measure_db.whole_trial import EngineTrial
+from collage.measure.whole_trial import EngineTrial
+from collage.measure_db.results import Timing
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.report.words import as_written
 from collage.search.candidate import Candidate
 from collage.search.placement import finish

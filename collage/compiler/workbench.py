@@ -17,8 +17,8 @@ from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
 from collage.compiler.plan_runs import PlanRuns
 from collage.core.deadline import Deadline
 from collage.frontend.model import Model
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 
 log = logging.getLogger(__name__)
 

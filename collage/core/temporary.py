@@ -28,15 +28,17 @@ _held: dict[Path, int | None] = {}
 
 
 class TemporaryFolder:
-    """A new folder in the system's folder for temporary files, named after its purpose (lower-case letters).
+    """A new folder in ``place``, by default the system's folder for temporary files.
 
-    It is a context manager that gives the path. A folder that is not removed before is removed when this process ends.
-    Before a process makes its first folder, it removes those that are unused.
+    It is named after its purpose (lower-case letters). It is a context manager that gives the path. A folder that is
+    not removed before is removed when this process ends. Before a process makes its first folder in a place, it removes
+    those that are unused.
     """
 
-    def __init__(self, purpose: str) -> None:
-        _sweep_once(tempfile.gettempdir())
-        self.path = _make(purpose)
+    def __init__(self, purpose: str, place: Path | None = None) -> None:
+        within = tempfile.gettempdir() if place is None else str(place)
+        _sweep_once(within)
+        self.path = _make(purpose, within)
         self._remove = weakref.finalize(self, _release, self.path, os.getpid())
 
     def __enter__(self) -> Path:
@@ -94,9 +96,9 @@ def unused(fd: int) -> bool:
     return True
 
 
-def _make(purpose: str) -> Path:
+def _make(purpose: str, within: str) -> Path:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=f"collage-{purpose}-", suffix=_SUFFIX))
+        path = Path(tempfile.mkdtemp(prefix=f"collage-{purpose}-", suffix=_SUFFIX, dir=within))
         _held[path] = None
         try:
             lock = _held[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

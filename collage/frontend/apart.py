@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import IO, Any
 import onnx
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from collage.errors import CollageError
+from collage.frontend.external_data import external_bytes, link_or_copy
 from collage.frontend.proto_size import about_bytes, bytes_of, elements, itemsize, tensors
 from collage.frontend.weights import (
     SUFFIX,
@@ -25,6 +24,7 @@ from collage.frontend.weights import (
     array_of,
     borrow,
     fill,
+    fill_with,
     is_apart,
     is_external,
     owner_of,
@@ -59,20 +59,20 @@ def has_files(model: onnx.ModelProto) -> bool:
     return any(map(is_apart, model.graph.initializer))
 
 
-def moved_out(model: onnx.ModelProto, files: WeightFiles, folder: Path | None = None) -> onnx.ModelProto:
+def moved_out(model: onnx.ModelProto, files: WeightFiles, folders: Sequence[Path] = ()) -> onnx.ModelProto:
     """The model with its large weights in a file of ``files``; the model itself where these are few.
 
-    ``folder`` has the model's external data, where it has any; a model whose data nobody has is as it was. Raises
-    CollageError for a full disk, and OSError, ValueError and onnx's ValidationError for data that is not there.
+    One of the ``folders`` has the model's external data, if it has any; a model whose data nobody has is as it was.
+    Raises CollageError for a full disk, and OSError and ValueError for data that is not there.
     """
-    if about_bytes(model) < LARGE_MODEL or (folder is None and any(map(is_external, tensors(model)))):
+    if about_bytes(model) < LARGE_MODEL or (not folders and any(map(is_external, tensors(model)))):
         return model
     if about_bytes(model) - sum(map(bytes_of, filter(_can_move, model.graph.initializer))) > MOST_INSIDE:
         return model
     with _room():
         path = files.new()
         with path.open("wb") as file:
-            found = _bare(model, _can_move, lambda tensor: _written(tensor, file, path.name, folder))
+            found = _bare(model, _can_move, lambda tensor: _written(tensor, file, path.name, folders))
     files.add(path)
     return found
 
@@ -82,14 +82,14 @@ def inner_bytes(model: onnx.ModelProto) -> int:
     return sum(bytes_of(tensor) for tensor in tensors(model) if not is_apart(tensor))
 
 
-def load_beside(model: onnx.ModelProto, folder: Path) -> None:
-    """Read the weights whose numbers are in files in ``folder`` that are not Collage's, in place.
+def load_beside(model: onnx.ModelProto, folders: Sequence[Path]) -> None:
+    """Read the weights whose numbers are in files in one of the folders that are not Collage's, in place.
 
-    Raises OSError, ValueError and onnx's ValidationError for data that is not there.
+    Raises OSError and ValueError for data that is not there.
     """
     for tensor in tensors(model):
         if is_external(tensor) and not is_apart(tensor):
-            _read_in(tensor, folder)
+            fill_with(tensor, external_bytes(tensor, folders))
 
 
 def adopted(model: onnx.ModelProto, folder: Path, files: WeightFiles) -> onnx.ModelProto:
@@ -98,10 +98,10 @@ def adopted(model: onnx.ModelProto, folder: Path, files: WeightFiles) -> onnx.Mo
     movable = {tensor.name for tensor in model.graph.initializer if _can_move(tensor)}
     for tensor in model.graph.initializer:
         if is_external(tensor) and tensor.name not in movable:
-            _read_in(tensor, folder)
+            fill_with(tensor, external_bytes(tensor, [folder]))
     for tensor in islice(tensors(model), len(model.graph.initializer), None):  # those of branches and loops
         if is_external(tensor):
-            _read_in(tensor, folder)
+            fill_with(tensor, external_bytes(tensor, [folder]))
     for tensor in model.graph.initializer:
         if is_external(tensor):
             name, offset, length = place_of(tensor)
@@ -171,10 +171,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     for source in {path_of(tensor) for tensor in model.graph.initializer if is_apart(tensor)}:
         target = path.parent / source.name
         if not target.exists():
-            try:
-                os.link(source, target)
-            except OSError:  # a file system without such links
-                shutil.copyfile(source, target)
+            link_or_copy(source, target)
     path.write_bytes(data)
 
 
@@ -206,12 +203,6 @@ def load_model(path: Path) -> onnx.ModelProto:
     for name in names:
         borrow(path.parent / name)
     return model
-
-
-def _read_in(tensor: TensorProto, folder: Path) -> None:
-    load_external_data_for_tensor(tensor, str(folder))
-    tensor.data_location = TensorProto.DEFAULT
-    del tensor.external_data[:]
 
 
 def _save_whole(model: onnx.ModelProto, path: Path) -> None:
@@ -263,14 +254,11 @@ def _can_move(tensor: TensorProto) -> bool:
     return tensor.data_type in _PLAIN and bytes_of(tensor) >= LARGE_WEIGHT
 
 
-def _written(tensor: TensorProto, file: IO[bytes], name: str, folder: Path | None) -> TensorProto:
+def _written(tensor: TensorProto, file: IO[bytes], name: str, folders: Sequence[Path]) -> TensorProto:
     """Write the tensor's numbers to the file of that name, and return a tensor that refers to them."""
     data = tensor.raw_data
     if is_external(tensor):
-        loaded = TensorProto()
-        loaded.CopyFrom(tensor)
-        load_external_data_for_tensor(loaded, str(folder))
-        data = loaded.raw_data
+        data = external_bytes(tensor, folders)
     elif not tensor.HasField("raw_data"):
         try:
             data = numpy_helper.to_array(tensor).tobytes()
@@ -279,7 +267,9 @@ def _written(tensor: TensorProto, file: IO[bytes], name: str, folder: Path | Non
     if len(data) != elements(tensor) * itemsize(tensor.data_type):
         if not is_external(tensor):
             return tensor
-        raise ValueError(f"{tensor.name} has {len(data)} bytes of data, which its shape does not explain")
+        raise ValueError(
+            f"{tensor.name} has {len(data)} bytes of data, which its shape does not explain. Export it again"
+        )
     return _referring(tensor, name, _write(file, data), len(data))
 
 

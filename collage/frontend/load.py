@@ -13,6 +13,7 @@ from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
 from collage.frontend.bfloat16 import computes_in_bfloat16, in_float32
+from collage.frontend.external_data import data_folders
 from collage.frontend.model_path import check_model_path
 from collage.frontend.old_sets import to_set_7
 from collage.frontend.proto_text import check_text
@@ -79,16 +80,14 @@ def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.Mo
     model = _parse(data, str(path))
     del data  # a copy of all weights
     check_text(model, str(path))
+    folders = data_folders(path)
     try:
         if files is not None:
-            model = moved_out(model, files, path.parent)
-        load_beside(model, path.parent)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        text = str(error).splitlines()[0].rstrip(".")
-        way_out = "Put the external data file next to the model."
-        if "exceeds available data" in text:
-            way_out = "The external data file is cut short: export or download it again."
-        raise ModelError(f"the weights beside {path} cannot be read: {text}. {way_out}") from error
+            model = moved_out(model, files, folders)
+        load_beside(model, folders)
+    except (OSError, ValueError) as error:
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        raise ModelError(f"the weights beside {path} cannot be read: {text}.") from error
     return model
 
 

@@ -8,7 +8,7 @@ from collage.errors import ModelError
 
 
 def check_model_path(path: Path) -> None:
-    """Raise ModelError where there is no file."""
+    """Raise ModelError if there is no regular file."""
     if path.is_dir():
         raise ModelError(f"{path} is a directory; give the .onnx file in it.")
     if not path.exists() and str(path) == "-":
@@ -17,3 +17,5 @@ def check_model_path(path: Path) -> None:
         )
     if not path.exists():
         raise ModelError(f"no such file: {path}. Check the path of the ONNX model.")
+    if not path.is_file():  # to read a pipe may take for ever
+        raise ModelError(f"{path} is no regular file; give the path of an ONNX file.")

@@ -1,6 +1,6 @@
 """The network that a model is a part of: how many bytes of weights it has, in the model's metadata.
 
-They tell whether the cache holds the model's weights from one run to the next (see ``measure_db/cache_state.py``).
+They tell whether the cache holds the model's weights from one run to the next (see ``measure/timing/cache_state.py``).
 """
 
 from __future__ import annotations

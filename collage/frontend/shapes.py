@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 
 import onnx
 
 from collage.core.memory import physical_bytes
 from collage.core.printable import printable
-from collage.errors import ModelError, UsageError, unknown_names
+from collage.errors import ModelError, UsageError, refuse_fixed, unknown_names
 from collage.frontend.apart import without_weights
 
 log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
+_OVERRIDABLE_SINCE_IR = 4
 _GUESS_IMAGE = 224
 _GUESS_LENGTH = 128
 
@@ -26,6 +28,17 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [each for each in model.graph.input if each.name not in initializers]
 
 
+def fixed_inputs(model: onnx.ModelProto) -> list[str]:
+    """The inputs that are initializers, too, and whose values a caller may choose in ONNX. Here they are fixed.
+
+    Before IR version 4 every initializer had to be an input, and none was meant to be chosen.
+    """
+    if model.ir_version < _OVERRIDABLE_SINCE_IR:
+        return []
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [each.name for each in model.graph.input if each.name in initializers]
+
+
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place.
 
@@ -34,6 +47,7 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     not fit into memory.
     """
     inputs = model_inputs(model)
+    refuse_fixed(shapes, fixed_inputs(model))
     unknown = set(shapes) - {each.name for each in inputs}
     if unknown:
         raise unknown_names("input in the given shapes", unknown, [each.name for each in inputs])
@@ -43,12 +57,26 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     symbolic = [each for each in inputs if not _is_static(each)]
     if symbolic:
         given = "; ".join(f"{each.name}: {shape_text(each)}" for each in symbolic)
-        flags = " ".join(f"--shape {each.name}:{_guess(each)}" for each in symbolic)
+        flags = " ".join(f"--shape {shlex.quote(f'{each.name}:{_guess(each)}')}" for each in symbolic)
         raise UsageError(
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
             "(sizes to be replaced by yours; shapes={name: sizes} in Python)."
         )
     _refuse_huge(model)
+
+
+def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes (elements per axis) of inputs that the model leaves open, and whose fixed dimensions they have."""
+    found = {}
+    for each in model_inputs(model):
+        if each.name not in shapes or _is_static(each):
+            continue
+        shape = tuple(shapes[each.name])
+        dims = each.type.tensor_type.shape.dim
+        fits = all(d.dim_value in (0, extent) for d, extent in zip(dims, shape, strict=False))
+        if len(dims) in (0, len(shape)) and fits and -1 not in shape:
+            found[each.name] = shape
+    return found
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:

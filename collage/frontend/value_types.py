@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.errors import InputError, ModelError, UsageError, unknown_names
-from collage.frontend.shapes import Shapes, model_inputs
+from collage.errors import InputError, ModelError, UsageError, refuse_fixed, unknown_names
+from collage.frontend.shapes import Shapes, fixed_inputs, model_inputs
 from collage.graph.given_array import MismatchError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
@@ -37,6 +37,7 @@ def check_example_inputs(model: onnx.ModelProto, given: Mapping[str, Any]) -> di
     Raises UsageError for a name that is no input, and InputError for a value of the wrong type or shape.
     """
     infos = {info.name: info for info in model_inputs(model)}
+    refuse_fixed(given, fixed_inputs(model))
     unknown = set(given) - set(infos)
     if unknown:
         raise unknown_names("input", unknown, infos)

@@ -15,7 +15,7 @@ _TILE = 4
 _STRASSEN = 8 / 7
 """What one step of Strassen's algorithm saves. No kernel makes more steps.
 
-Whoever adds a kernel that saves more raises these numbers, or it falls below the bound (`measure_db/roofline.py`).
+Whoever adds a kernel that saves more raises these numbers, or it falls below the bound (`measure/roofline.py`).
 """
 
 

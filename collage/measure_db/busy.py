@@ -5,7 +5,7 @@ It is 0 on an idle machine and at most 1. It is the larger one of two shares:
 - of the cores that the measurement needed, the share that others had: other processes, and other machines on the same
   hardware (time stolen);
 - the share by which a short calibration was slower, before and after the measurement, than the best one that is known
-  of this machine (see ``collage.measure_db.calibration``).
+  of this machine (see ``collage.measure.machine.calibration``).
 
 A measurement whose number is above the limit is marked. It is made again where it is needed and the machine is quiet.
 """

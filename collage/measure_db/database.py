@@ -18,8 +18,7 @@ from collage.core.typed import parse_object, typed
 from collage.measure_db.busy import busy_limit
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower, Timing
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

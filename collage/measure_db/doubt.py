@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from collage.core.nvml import Clocks
 from collage.measure_db.busy import is_busy
-from collage.measure_db.gpu_now import GpuNow
 from collage.measure_db.results import Rejection, RejectionKind, limit_in
 
 _SHARE = 0.93
@@ -21,6 +21,17 @@ _MORE, _MORE_BYTES = 1.05, 64 << 20
 A worker that has measured others before it holds some of their memory, which is no reason."""
 _MORE_OF_HOST = 1.25
 """The same of the host's memory, of which other programs have more at one time and less at another."""
+
+
+@dataclass(frozen=True)
+class GpuNow:
+    """The bytes of memory that a process finds free that has just begun to use the GPU, and its clocks under load.
+
+    None is unknown.
+    """
+
+    free_bytes: int | None = None
+    clocks: Clocks | None = None
 
 
 class Doubt:

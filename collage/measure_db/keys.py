@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from collage.measure_db.database import Database, Json, NetworkKey
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 log = logging.getLogger(__name__)
 

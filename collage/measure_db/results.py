@@ -18,6 +18,23 @@ IN_NETWORK = "in the network"
 """The beginning of the message about a kernel that is right by itself, and fails in a network."""
 
 
+@dataclass(frozen=True)
+class Timing:
+    """The time of one call in microseconds, from ``repeats`` samples.
+
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` says how busy
+    the machine was (see ``collage.measure_db.busy``), or is None where that is not known. On a busy machine the median
+    is that of the ``undisturbed`` samples.
+    """
+
+    median_us: float
+    noise_us: float
+    min_us: float
+    p90_us: float
+    repeats: int
+    busy: float | None = None
+
+
 class RejectionKind(Enum):
     """Why a candidate has no cost."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from collage._version import __version__
 from collage.core.typed import shown, typed
-from collage.errors import CollageError, ModuleFileError
+from collage.errors import CollageError, ModuleFileError, to_paste
 from collage.graph.dataflow import np_dtype
 from collage.kernel.frames import Artifact, Framed
 from collage.kernel.target import Target
@@ -176,7 +176,7 @@ def open_archive(path: Path, *, share: bool = True) -> MappedArchive:
         archive = MappedArchive(path, share=share)
     except FileNotFoundError as error:
         raise ModuleFileError(
-            f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
+            f"no such file: {path}. Make it with {to_paste('compile', 'MODEL.onnx', '-o', path)}."
         ) from error
     except IsADirectoryError as error:
         raise ModuleFileError(f"{path} is a directory, not a module file.") from error
@@ -210,7 +210,8 @@ def _begins_as_archive(path: Path) -> bool:
 def _no_module(path: Path) -> str:
     """The text for a file that is something else."""
     if path.suffix == ".onnx":
-        return f"{path} is no module file. `collage compile {path} -o {path.with_suffix('.collage')}` makes one of it."
+        compiled = to_paste("compile", path, "-o", path.with_suffix(".collage"))
+        return f"{path} is no module file. {compiled} makes one of it."
     return f"{path} is no module file. `collage compile MODEL.onnx -o OUT.collage` makes one."
 
 
@@ -219,7 +220,7 @@ def refuse_decoder(path: Path, archive: MappedArchive) -> None:
     if "decoder" in archive.manifest:
         raise ModuleFileError(
             f"{path} is a decoder that was compiled for serving, and no module to be called. "
-            f"`collage show {path}` tells what is in it, and `collage serve {path}` serves it."
+            f"{to_paste('show', path)} tells what is in it, and {to_paste('serve', path)} serves it."
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collage.errors import UsageError
+from collage.errors import UsageError, refuse_fixed
 from collage.graph.dataflow import Array
 from collage.module.save import save_modules
 from collage.report.report import Report
@@ -14,7 +14,7 @@ from collage.report.show_html import as_html
 from collage.runtime.bound_engine import BoundEngine
 from collage.runtime.bound_suffix import BoundSuffix
 from collage.runtime.executor import Executor
-from collage.runtime.inputs import collect_inputs, extents
+from collage.runtime.inputs import by_name, collect_inputs, extents
 from collage.runtime.parts import Parts
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
@@ -63,21 +63,24 @@ class CompiledModule:
         """The JSON contract of ``show --json``."""
         return summary_of(self.report, self.parts.program)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        program = self.parts.program
-        outputs = self.executor.run(collect_inputs(program.model_inputs, args, named, program.assumed))
+        outputs = self.executor.run(self._collected(args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
-        program = self.parts.program
-        outputs = self.executor.run(collect_inputs(program.model_inputs, (), inputs, program.assumed))
-        return {port.name: array for port, array in zip(program.model_outputs, outputs, strict=True)}
+    def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
+        """Run the model on inputs by name, in a mapping or as keywords, and return the outputs by name.
+
+        Raises InputError like a call.
+        """
+        outputs = self.executor.run(self._collected((), by_name(inputs, named)))
+        return {
+            port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
+        }
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
@@ -88,8 +91,11 @@ class CompiledModule:
 
         # A clone, since other threads may be calling this module.
         own = self._launches("no launches to draw a time line of").clone()
+        return trace(own, self._collected((), inputs))
+
+    def _collected(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         program = self.parts.program
-        return trace(own, collect_inputs(program.model_inputs, (), inputs, program.assumed))
+        return collect_inputs(program.model_inputs, args, named, program.assumed, self.report.fixed)
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
@@ -107,14 +113,15 @@ class CompiledModule:
         It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs a dynamic
         suffix, or makes outputs of unknown shapes, a ``BoundSuffix``.
 
-        Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
-        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make outputs
-        take inputs at any place, and raise it for what they could not read in place: nested lists, and strings in other
-        arrays than those of Python strings (dtype object). Raises UsageError for outputs that an engine makes during
-        the call: those of a dynamic suffix, and of unknown shapes.
+        Arrays that are not given are made, of zeros. Raises InputError for an array of a wrong name, dtype or shape,
+        and for one that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make
+        outputs take inputs at any place, and raise it for what they could not read in place: nested lists, and strings
+        in other arrays than those of Python strings (dtype object). Raises UsageError for outputs that an engine makes
+        during the call: those of a dynamic suffix, and of unknown shapes.
         """
         from collage.runtime.bound import bind
 
+        refuse_fixed(inputs or {}, self.report.fixed)
         if isinstance(self.executor, SuffixExecutor):
             if self.executor.writes_in_place:
                 return self.executor.bind_engine(inputs or {}, outputs or {})

@@ -16,7 +16,7 @@ from collage.graph.value_type import TENSOR
 from collage.module.module import CompiledModule
 from collage.module.save import save_modules
 from collage.runtime.fallback import Fallback
-from collage.runtime.inputs import extents, in_order, shape_arguments, shapes_text
+from collage.runtime.inputs import by_name, extents, in_order, shape_arguments, shapes_text
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 
@@ -36,6 +36,7 @@ class ShapedModule:
         """``modules`` are of one model. Raises UsageError when two of them have the same shapes."""
         self.modules = tuple(modules)
         self.fallback = fallback
+        self._fixed = modules[0].report.fixed
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
             shapes = tuple(extents(port) for port in module.program.model_inputs)
@@ -59,10 +60,10 @@ class ShapedModule:
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
         ports = self.modules[0].program.model_inputs
-        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
+        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes, self._fixed))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Raises InputError for a wrong name, dtype or shape.
@@ -70,18 +71,21 @@ class ShapedModule:
         outputs = tuple(self._run(args, named).values())
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
-        return self._run((), inputs)
+    def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Array]:
+        """Run the model on inputs by name, in a mapping or as keywords, and return the outputs by name.
+
+        Raises InputError like a call.
+        """
+        return self._run((), by_name(inputs, named))
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
         ports = self.modules[0].program.model_inputs
-        values = in_order(ports, args, named)
+        values = in_order(ports, args, named, self._fixed)
         shapes = _shapes(ports, values)
-        by_name = dict(zip([port.name for port in ports], values, strict=True))
+        ordered = dict(zip([port.name for port in ports], values, strict=True))
         module = self._by_shapes.get(shapes)
         if module is not None:
-            return module.run(by_name)
+            return module.run(ordered)
         if self.fallback is None:
             self._refuse(shapes)
         self.fallback.tell_once(
@@ -94,7 +98,7 @@ class ShapedModule:
                 self._placed(),
             )
         )
-        return self.fallback.run(by_name)
+        return self.fallback.run(ordered)
 
     def _refuse(self, shapes: Shapes) -> NoReturn:
         raise InputError(
@@ -111,7 +115,7 @@ class ShapedModule:
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of a warm run; see ``CompiledModule.trace``. Raises InputError for other shapes."""
         ports = self.modules[0].program.model_inputs
-        shapes = _shapes(ports, in_order(ports, (), inputs))
+        shapes = _shapes(ports, in_order(ports, (), inputs, self._fixed))
         return (self._by_shapes.get(shapes) or self._refuse(shapes)).trace(inputs)
 
     def clone(self) -> ShapedModule:

@@ -7,16 +7,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from collage.core.typed import MalformedError, typed
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED, BestSoFar
 from collage.report.words import split_words
 from collage.schedule.region import CandidateId, Region
+
+_LEAST_PERCENT = 0.5
+"""Candidates that differ by less take the same time in reports."""
 
 
 @dataclass(frozen=True)
 class CandidateReport:
     """A candidate with its nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
+    ``cost_us`` is its time alone, and ``in_network_us`` the one in its place in the network, if it ran there.
     ``threads``, ``original``, ``profile`` and ``precision`` are as in ``CandidateId``. A ``finite_only`` candidate
     needs a guard where NaN and infinities may occur. One that lost a race has no cost: it takes ``least_us``
     microseconds or more, and its ``verdict`` tells by how much it is slower.
@@ -37,6 +41,7 @@ class CandidateReport:
     least_us: float | None = None
     verdict: str = ""
     precision: str = ""
+    in_network_us: float | None = None
 
     @property
     def candidate(self) -> CandidateId:
@@ -145,6 +150,8 @@ class Report:
     spent_s: Mapping[str, float] = field(default_factory=dict)
     errors: ErrorReport | None = None
     """None for a compile without a tolerance."""
+    fixed: Sequence[str] = ()
+    """The model's overridable initializers, which are no inputs of the module."""
 
     @property
     def is_measured(self) -> bool:
@@ -157,11 +164,15 @@ class Report:
         return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file. A candidate's precision is among them only where it is a reduced one."""
+        """Plain values for the module file, with some fields only if there is something in them."""
         found = asdict(self)
+        if not self.fixed:
+            del found["fixed"]
         for each in found["candidates"]:
             if not each["precision"]:
                 del each["precision"]
+            if each["in_network_us"] is None:
+                del each["in_network_us"]
         return found
 
     @staticmethod
@@ -217,18 +228,19 @@ class Report:
         found = []
         for index, node in enumerate(self.nodes):
             region = chosen.get(index)
+            taken = next((c for c in covering[index] if region and c.candidate == region.candidate), None)
             found.append(
                 {
                     "op": node.op,
                     "source": node.source,
                     "backend": region.backend if region else None,
-                    "candidates": [_entry(c, region, self.threads) for c in covering[index]],
+                    "candidates": [_entry(c, taken, self.threads) for c in covering[index]],
                 }
             )
         return found
 
 
-def _entry(candidate: CandidateReport, region: Region | None, threads: int) -> dict[str, Any]:
+def _entry(candidate: CandidateReport, taken: CandidateReport | None, threads: int) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "backend": candidate.backend,
         "pattern": candidate.pattern,
@@ -242,15 +254,28 @@ def _entry(candidate: CandidateReport, region: Region | None, threads: int) -> d
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
         entry["finite_only"] = candidate.finite_only
+    if candidate.in_network_us is not None:
+        entry["in_network_us"] = round(candidate.in_network_us, 3)
     if candidate.least_us is not None:
         entry["least_us"] = round(candidate.least_us, 3)
-    if region is not None and candidate.candidate == region.candidate:
+    if taken is not None and candidate.candidate == taken.candidate:
         entry["verdict"] = "chosen"
     elif candidate.reason or candidate.verdict:
         entry["verdict"] = candidate.reason or candidate.verdict
-    elif region is not None and region.nodes == candidate.nodes and candidate.cost_us is not None:
-        slower = (candidate.cost_us / region.cost_us - 1) * 100 if region.cost_us > 0 else 0.0
-        entry["verdict"] = f"slower by {slower:.0f} %"
     else:
-        entry["verdict"] = "part of no faster combination"
+        slower = None if taken is None else _slower_by(candidate, taken)
+        entry["verdict"] = f"slower by {slower:.0f} %" if slower else "part of no faster combination"
     return entry
+
+
+def _slower_by(one: CandidateReport, other: CandidateReport) -> float | None:
+    """The percentage by which one of two candidates of the same nodes is slower, or None if it is not.
+
+    Their times in the network count if both have been there, and else those alone.
+    """
+    pairs = (one.in_network_us, other.in_network_us), (one.cost_us, other.cost_us)
+    times = next(((own, its) for own, its in pairs if own is not None and its is not None), None)
+    if times is None or one.nodes != other.nodes or times[1] <= 0:
+        return None
+    percent = (times[0] / times[1] - 1) * 100
+    return percent if percent >= _LEAST_PERCENT else None

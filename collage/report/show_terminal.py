@@ -104,21 +104,21 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
         table.add_column("operators", justify="right", no_wrap=True)
         table.add_column("us", justify="right", no_wrap=True)
         table.add_column("+-", justify="right", no_wrap=True)
+        table.add_column("in the network", justify="right", no_wrap=True)
         table.add_column("verdict", overflow="fold", ratio=3)
         for each in sorted(entry["candidates"], key=_by_verdict):
-            cost, noise = each.get("cost_us"), each.get("noise_us")
+            times = (each.get(key) for key in ("cost_us", "noise_us", "in_network_us"))
             table.add_row(
                 Text(each["backend"]),
                 Text(each["pattern"]),
                 Text("; ".join(filter(None, (each["layout"], each["split"])))),
                 str(each["operators"]),
-                "" if cost is None else f"{cost:.1f}",
-                "" if noise is None else f"{noise:.1f}",
+                *("" if us is None else f"{us:.1f}" for us in times),
                 Text(each["verdict"]),
                 style="bold" if each["verdict"] == "chosen" else None,
             )
         if not entry["candidates"]:
-            table.add_row(Text("no candidate"), Text(""), Text(""), "", "", "", Text(""))
+            table.add_row(Text("no candidate"), Text(""), Text(""), "", "", "", "", Text(""))
         parts += [table, Text()]
     return Group(*parts)
 

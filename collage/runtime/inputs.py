@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from collage.errors import InputError
+from collage.errors import InputError, refuse_fixed
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.given_array import MismatchError, given_array
 from collage.graph.value_type import STRING, TENSOR
@@ -22,14 +23,16 @@ def collect_inputs(
     args: Sequence[Any],
     named: Mapping[str, Any],
     assumed: Mapping[int, bytes] = _NOTHING,
+    fixed: Collection[str] = (),
 ) -> list[Any]:
     """Values in the order of the ports, from positional and named arguments.
 
     Values are numpy arrays, objects with DLPack, nested lists, and what ValueType takes. A mapping as the only
     positional argument stands for named ones. Indices are those of the setting that is ``assumed``, by the inputs'
-    values; the original model checks others. Raises InputError, which names the input and what it should be.
+    values; the original model checks others. ``fixed`` are the names of inputs that the compile has fixed. Raises
+    InputError, which names the input and what it should be.
     """
-    values = in_order(ports, args, named)
+    values = in_order(ports, args, named, fixed)
     if not assumed:
         return [_checked(port, value) for port, value in zip(ports, values, strict=True)]
     found = [_typed(port, value) for port, value in zip(ports, values, strict=True)]
@@ -46,7 +49,10 @@ def _is_assumed(port: Port | ValuePort, value: Any, assumed: Mapping[int, bytes]
 
 
 def in_order(
-    ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
+    ports: Sequence[Port | ValuePort],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    fixed: Collection[str] = (),
 ) -> Sequence[Any]:
     """The values as they were given, in the order of the ports.
 
@@ -68,11 +74,19 @@ def in_order(
     valid = [port.name for port in ports]
     unknown = sorted(set(given) - set(valid))
     if unknown:
+        refuse_fixed(unknown, fixed)
         raise InputError(f"unknown input: {', '.join(unknown)}. The model takes: {_listing(ports)}.")
     missing = [port for port in ports if port.name not in given]
     if missing:
         raise InputError(f"missing input: {_listing(missing)}.")
     return [given[port.name] for port in ports]
+
+
+def by_name(inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inputs of ``run``: those of a mapping, if there is one, and keywords, one of which may be ``inputs``."""
+    if inputs is None:
+        return named
+    return {**(inputs if isinstance(inputs, Mapping) else {"inputs": inputs}), **named}
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Any:
@@ -160,5 +174,6 @@ def shapes_text(program: Program) -> str:
 
 
 def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
-    """Names and shapes in the form of ``--shape``."""
-    return " ".join(f"{n}:{'x'.join(map(str, shape))}" for n, shape in zip(names, shapes, strict=True))
+    """Names and shapes in the form of ``--shape``, as a shell takes them."""
+    pairs = zip(names, shapes, strict=True)
+    return " ".join(shlex.quote(f"{name}:{'x'.join(map(str, shape))}") for name, shape in pairs)

@@ -13,7 +13,7 @@ from collage.graph.storage import PLAIN, STORAGES, STORED_INT8, Storage, steps_o
 from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate

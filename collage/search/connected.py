@@ -17,7 +17,7 @@ from collage.graph.storage import Storage, is_narrow
 
 if TYPE_CHECKING:
     from collage.frontend.model import Model
-    from collage.measure_db.protocol import Request
+    from collage.measure.worker.protocol import Request
 
 Port: TypeAlias = "tuple[int, Storage]"
 """A value in a narrow storage. Values that are views of each other count as one."""

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from collage.graph.formats import Narrow
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32, Storage
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.candidate import Candidate
 from collage.search.dp_budget import GAP, Budget
 from collage.search.error_corrections import Factors, Kind, Seen, factors_by

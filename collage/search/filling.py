@@ -11,7 +11,7 @@ from contextlib import suppress
 from collage.errors import NoPlacementError
 from collage.frontend.model import Model
 from collage.graph.storage import PLAIN
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.patterns.match import Match
 from collage.search.candidates import Offer, candidates_of, possible_transforms

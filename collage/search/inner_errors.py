@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.errors import ErrorModel
 

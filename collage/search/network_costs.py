@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect

@@ -34,10 +34,16 @@ def check_request(request: Request, runner: Sizes) -> None:
     if not 0 <= min(prompt) <= max(prompt) < runner.vocabulary:
         wrong = next(each for each in prompt if not 0 <= each < runner.vocabulary)
         raise InputError(f"the prompt has the token {wrong}; the vocabulary is 0 to {runner.vocabulary - 1}.")
-    named = (*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias))
-    for token in named:
-        if not 0 <= token < runner.vocabulary:
-            raise InputError(f"there is no token {token}; the vocabulary is 0 to {runner.vocabulary - 1}.")
+    named = {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+    }
+    for field, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < runner.vocabulary:
+                raise InputError(
+                    f"{field}: there is no token {token}; the vocabulary is 0 to {runner.vocabulary - 1}."
+                )
     length = len(prompt) + sampling.max_tokens
     if length > runner.max_length:
         raise InputError(

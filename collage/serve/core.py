@@ -18,7 +18,7 @@ from collage.serve.costs import costs_of, rewarding_streams
 from collage.serve.options import POLICIES, EngineOptions
 from collage.serve.plan import Limits, Plan, Pool
 from collage.serve.request import Event, Finish, Request, Stats
-from collage.serve.runner import Runner, Slice, shares_of, threads_of, workers_of
+from collage.serve.runner import Runner, Slice, end_tokens_of, shares_of, threads_of, workers_of
 from collage.serve.sampler import Sampler, choose_all
 from collage.serve.sequence import Sequence
 from collage.serve.text import StopWatch
@@ -64,7 +64,7 @@ class Core:
         self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
         # The team of a runner with several iterations in flight is computing others meanwhile.
         self._chooser = Chooser(runner.vocabulary, threads_of(runner) if workers_of(runner) == 1 else 1)
-        self._end_tokens = frozenset(self._tokenizer.end_tokens)
+        self._end_tokens = frozenset(self._tokenizer.end_tokens or end_tokens_of(runner))
         self.blocks = BlockPool(runner.block_count, keep=options.keeps_prefixes, shares=shares_of(runner))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []

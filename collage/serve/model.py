@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collage.errors import CollageError, UsageError
+from collage.errors import CollageError, UsageError, to_paste
 from collage.serve.parallel.options import Parallelism
 from collage.serve.reference import REFERENCE_FILE, open_reference
 from collage.serve.runner import Runner
@@ -101,10 +101,13 @@ def _decoder_file(model: Path) -> Path:
         raise CollageError(f"there is no {model}; give a compiled decoder, or a folder that has one.")
     if not model.is_dir():
         if model.suffix == ".onnx":
-            raise CollageError(f"{model} is not compiled; `collage compile-decoder {model}` does that.")
+            raise CollageError(f"{model} is not compiled; {to_paste('compile-decoder', model)} does that.")
         return model
     found = sorted(model.glob(f"*{_SUFFIX}"))
     if len(found) != 1:
+        if not found and any((*model.glob("*.onnx"), *model.glob("onnx/*.onnx"))):
+            command = f"collage compile-decoder {model} -o {model / model.resolve().name}{_SUFFIX}"
+            raise CollageError(f"the decoder in {model} is not compiled; `{command}` does that.")
         names = ", ".join(each.name for each in found) or "none"
         raise CollageError(f"{model} must have one compiled decoder (*{_SUFFIX}); it has {names}.")
     return found[0]

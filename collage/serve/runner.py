@@ -42,7 +42,8 @@ class Runner(Protocol):
     is then called from as many threads. One that has measured the time of a chunk of one prompt, without logits, tells
     it by ``body_ms(tokens)``. One whose processes each hold a share of the cache has ``shares``, their number: block b
     is in share b % shares. One that other processes compute for raises ``RunnerLostError`` when one of them is gone,
-    and has ``when_lost``: what is called then, too, from any thread.
+    and has ``when_lost``: what is called then, too, from any thread. One that knows which tokens end an answer has
+    ``end_tokens``, which count if the tokenizer has none.
     """
 
     block_tokens: int
@@ -92,3 +93,8 @@ def threads_of(runner: Runner) -> int:
 def workers_of(runner: Runner) -> int:
     """The number of iterations that the runner can have in flight."""
     return int(getattr(runner, "workers", 1))
+
+
+def end_tokens_of(runner: Runner) -> tuple[int, ...]:
+    """The tokens that end an answer, as far as the runner knows them."""
+    return tuple(getattr(runner, "end_tokens", ()))

@@ -62,9 +62,9 @@ class Sampling:
             _within("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _within("the number of stop texts", len(self.stop), 0, _MAX_STOPS)
-        _within("the number of stop tokens", len(self.stop_token_ids), 0, _MAX_STOPS)
-        _within("the number of biases", len(self.logit_bias), 0, _MAX_BIASES)
+        _within("the number of texts in stop", len(self.stop), 0, _MAX_STOPS)
+        _within("the number of tokens in stop_token_ids", len(self.stop_token_ids), 0, _MAX_STOPS)
+        _within("the number of biases in logit_bias", len(self.logit_bias), 0, _MAX_BIASES)
         for _, bias in self.logit_bias:
             _within("a bias of logit_bias", bias, -100, 100)
         if not all(self.stop):

@@ -192,12 +192,19 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _end_tokens(folder: Path, tokenizer: FileTokenizer | None) -> tuple[int, ...]:
+def end_tokens_in(folder: Path) -> tuple[int, ...]:
+    """The tokens that end an answer, by ``generation_config.json`` or ``config.json``. Raises CollageError."""
     for name in ("generation_config.json", "config.json"):
         found = read_json(folder / name).get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
         if found is not None and all(isinstance(each, int) for each in ids):
             return tuple(ids)
+    return ()
+
+
+def _end_tokens(folder: Path, tokenizer: FileTokenizer | None) -> tuple[int, ...]:
+    if known := end_tokens_in(folder):
+        return known
     named = read_json(folder / "tokenizer_config.json").get("eos_token")
     if isinstance(named, dict):
         named = named.get("content")

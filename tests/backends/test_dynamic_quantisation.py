@@ -15,12 +15,12 @@ import collage.backends.onnxruntime
 from collage.backends.base import UnsupportedError
 from collage.backends.dynamic_quantisation import quantised
 from collage.backends.onnxruntime import OnnxRuntime
+from collage.check.compare import relative_error
 from collage.compiler.metrics import Metric
 from collage.compiler.options import CompileOptions
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16, FP16, TF32
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
-from collage.measure_db.compare import relative_error
 from collage.report.report import CandidateReport
 from tests.backends.onednn_checks import needs_exact_sums
 from tests.models import conv_net, make_model

@@ -18,7 +18,7 @@ from collage.backends.tvm import Tvm
 from collage.errors import RegistrationError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from collage.measure_db.serialisation import pickle_backend
+from collage.measure.worker.serialisation import pickle_backend
 from tests.backends_for_tests import NumpyBackend, chain_model
 
 

@@ -33,7 +33,7 @@ from collage.graph.storage import (
 from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.plan_check import same_values
+from collage.measure.worker.plan_check import same_values
 from tests.backends.bf16_checks import (
     ALLOWED,
     check_all,

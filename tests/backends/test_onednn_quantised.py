@@ -22,7 +22,7 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure_db.roofline import work_of
+from collage.measure.roofline import work_of
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import run
 from tests.backends.onednn_checks import BACKEND, needs_exact_sums, needs_onednn

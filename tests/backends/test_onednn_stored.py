@@ -39,8 +39,8 @@ from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
 from collage.kernel.transform import LayoutTransform
+from collage.measure.worker.transform import measure_transform
 from collage.measure_db.results import Measurement
-from collage.measure_db.transform import measure_transform
 from collage.native.kernel_library import rounding_problem
 from tests.backends.bf16_checks import convolution, rounded
 from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from collage.bench.engines import Contest, bench, prepare, reference
-from collage.bench.race import Race, race
+from collage.bench.race import Race, race, verdict
 from collage.core.progress import Progress
 from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import Array
@@ -95,8 +95,26 @@ def test_rounds_tell_a_difference_that_is_smaller_than_the_noise() -> None:
     }
     found = Race({}, bursts, {})
     assert found.ratio("slower", to="us") == pytest.approx(1.02)
-    assert not found.alike("slower", "us") and not found.alike("us", "slower")
-    assert found.alike("now and then", "us")
+    assert found.interval("slower", "us") == pytest.approx((1.02, 1.02))
+    assert verdict(*found.interval("slower", "us")) == "faster"  # the first one takes longer
+    assert verdict(*found.interval("us", "slower")) == "slower"
+    assert verdict(*found.interval("now and then", "us")) == "as fast"
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        ((1.001, 1.4), "faster"),
+        ((0.6, 0.999), "slower"),
+        ((0.97, 1.03), "as fast"),
+        ((1.0, 1.04), "as fast"),
+        ((0.8, 1.04), "unsure"),
+        ((0.97, 1.2), "unsure"),
+        ((1.0, 1.06), "unsure"),
+    ],
+)
+def test_verdicts_follow_from_the_interval(interval: tuple[float, float], expected: str) -> None:
+    assert verdict(*interval) == expected
 
 
 def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from onnx import helper
 
 from collage.backends.base import Availability
+from collage.bench.race import verdict
+from collage.cli.bench import conclusion
 from collage.module.module import CompiledModule
 from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.models import make_model
@@ -26,6 +28,10 @@ def test_json_is_the_contract(network: Path, module: Path) -> None:
     others = [timing["median_us"] for name, timing in found["engines"].items() if name != "collage"]
     ratio = min(others) / found["engines"]["collage"]["median_us"]
     assert found["speedup_vs_best_engine"] == pytest.approx(ratio, rel=1e-3)
+    ratios = found["ratios"][found["best_engine"]]
+    assert ratios["low"] <= ratios["median"] <= ratios["high"]
+    assert found["verdict"] == verdict(ratios["low"], ratios["high"])
+    assert found["within_noise"] == (found["verdict"] == "as fast")
 
 
 def test_compiles_when_no_module_is_given(network: Path, database: Path, module: Path) -> None:
@@ -42,6 +48,62 @@ def test_symbolic_shapes(tmp_path: Path, database: Path) -> None:
     fails(2, "bench", path, words=("--shape x:1x8",))
     flags = ["--shape", "x:4x8", "--db", str(database), "--rounds", "1", "--json"]
     assert len(json_of("bench", path, *flags)["engines"]) >= 2
+
+
+def test_the_shapes_of_the_module_are_taken(tmp_path: Path, database: Path) -> None:
+    inputs: dict[str, list[Any]] = {"x": ["n", 8], "z": [1, 8], "s": []}
+    nodes = [helper.make_node("Sum", [*inputs], ["y"])]
+    model, out = tmp_path / "symbolic.onnx", tmp_path / "out.collage"
+    onnx.save_model(make_model(nodes, inputs, {"y": ["n", 8]}), str(model))
+    options = ("--db", database, "--backends", "onnxruntime", "--quiet")
+    bench = ("bench", model, "--module", out, "--rounds", "1")
+    succeeds("compile", model, "-o", out, *options, "--shape", "x:4x8")
+    found = json_of(*bench, "--json")
+    assert (found["shapes"], found["shapes_of"]) == ({"x": [4, 8]}, str(out))
+    assert json_of(*bench, "--shape", "x:4x8", "--json")["shapes_of"] is None
+    fails(2, *bench, "--shape", "x:5x8", words=("is no module of",))
+    succeeds("compile", model, "-o", out, *options, "--shape", "x:2x8", "--shape", "x:4x8")
+    assert f"inputs x:2x8, as in the first of 2 sets in {out}" in succeeds(*bench)
+    onnx.save_model(make_model(nodes, inputs | {"x": ["n", 8, 1]}, {"y": ["n", 8, 8]}), str(model))
+    fails(2, *bench, words=("no fixed shape", "--shape x:1x8x1"))
+
+
+@pytest.mark.parametrize(
+    ("found", "ratio", "rounds", "text"),
+    [
+        (
+            "faster",
+            (1.25, 1.2, 1.3),
+            30,
+            "Collage is faster here, 1.25x as fast as the best engine, ort (1.200x to 1.3",
+        ),
+        (
+            "slower",
+            (0.8, 0.7, 0.9),
+            30,
+            "Collage is slower here, 0.80x as fast as the best engine, ort (0.700x to 0.9",
+        ),
+        (
+            "as fast",
+            (1.0, 0.99, 1.01),
+            30,
+            "as fast as the best engine here, ort, within the noise (0.990x to 1.010x)",
+        ),
+        (
+            "unsure",
+            (0.8, 0.7, 1.1),
+            30,
+            "too noisy to say whether Collage is as fast as the best engine here, ort: 0.700x",
+        ),
+        ("slower", (0.8, 0.7, 0.9), 5, "(0.700x to 0.900x in 5 rounds; 6 or more make it sure)"),
+    ],
+)
+def test_the_verdict_is_said_with_its_interval(
+    found: str, ratio: tuple[float, float, float], rounds: int, text: str
+) -> None:
+    ratios = {"ort": dict(zip(("median", "low", "high"), ratio, strict=True))}
+    about = {"best_engine": "ort", "rounds": rounds, "verdict": found, "ratios": ratios}
+    assert text in conclusion(about)
 
 
 def test_unknown_engines_are_named_at_once(network: Path) -> None:

@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage import api
-from collage.errors import UsageError
+from collage import api, onnx_backend
+from collage.errors import InputError, UsageError
 from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.models import conv_net, elementwise_net, make_model
 
@@ -285,3 +285,35 @@ def test_an_input_of_another_dtype_comes_with_a_way_out(network: Path, tmp_path:
     given = ("--input", f"x={tmp_path / 'x.npy'}")
     words = ("has dtype float64", "convert it with .astype('float32')")
     fails(2, "compile", network, "-o", tmp_path / "out.collage", *given, words=words)
+
+
+def test_overridable_initializers_are_told_to_be_fixed(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    weights = {name: rng.standard_normal(8).astype(np.float32) for name in ("scale", "shift")}
+    nodes = [helper.make_node("Mul", ["x", "scale"], ["m"]), helper.make_node("Add", ["m", "shift"], ["y"])]
+    model = make_model(nodes, {"x": [4, 8]}, {"y": [4, 8]}, weights)
+    for name in weights:
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]))
+    path, out, scale = tmp_path / "net.onnx", tmp_path / "out.collage", tmp_path / "scale.npy"
+    onnx.save_model(model, str(path))
+    np.save(scale, weights["scale"])
+    options = ("-o", out, "--db", tmp_path / "db", "--backends", "onnxruntime", "--quiet")
+    text = "fixed to their values in the file: scale, shift"
+    assert text in " ".join(succeeds("compile", path, *options).split())
+    for command in (("compile", path, *options, "--json"), ("show", out, "--json")):
+        assert sum(text in note for note in json_of(*command)["notes"]) == 1
+    words = ("scale: an overridable initializer of the model, which Collage fixes",)
+    fails(2, "compile", path, *options, "--input", f"scale={scale}", words=words)
+    fails(2, "compile", path, *options, "--shape", "scale:8", words=words)
+    fails(2, "run", out, "--random", "--input", f"scale={scale}", words=words)
+    module, x = api.load(out), rng.standard_normal((4, 8)).astype(np.float32)
+    for call in (module, module.run):
+        with pytest.raises(InputError, match=words[0]):
+            call(x=x, scale=weights["scale"])
+    for call in (module.bind, onnx_backend.prepare(path).run):
+        with pytest.raises(InputError, match=words[0]):
+            call({"x": x, "scale": weights["scale"]})
+    np.testing.assert_allclose(module(x), x * weights["scale"] + weights["shift"], rtol=1e-5, atol=1e-6)
+    model.ir_version = 3  # every initializer had to be an input then
+    onnx.save_model(model, str(path))
+    assert not any(text in note for note in json_of("compile", path, *options, "--json")["notes"])

@@ -30,7 +30,7 @@ def test_weights_file_missing(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     words = (
         "net.onnx",
-        "weights.bin, but it is not regular file. Put the external data file next to the model",
+        "weights.bin. Put the external data file next to the model",
     )
     fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
+import collage
 from collage.cli.arrays import describe_array, fill_inputs, read_arrays, read_samples, save_arrays
 from collage.errors import CollageError, InputError, UsageError
 from collage.frontend.random_inputs import random_array
@@ -21,6 +25,8 @@ from collage.module.module import CompiledModule
 from collage.runtime.inputs import collect_inputs
 from collage.schedule.program import Port
 from tests.cli.helpers import fails, json_of, succeeds
+from tests.models import make_model
+from tests.small_disk import no_file_above
 
 
 @pytest.fixture
@@ -258,3 +264,69 @@ def test_a_terminal_that_lacks_characters() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
     shown = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
     assert (shown.returncode, shown.stdout) == (0, b"a?b\n"), shown.stderr.decode()
+
+
+def test_long_and_odd_names_of_outputs(tmp_path: Path) -> None:
+    names = ["o" * 250 + "1", "o" * 250 + "2", "\u00e4" * 250, "a/b", "a b", "/", "*"]
+    arrays = {name: np.full(1, number) for number, name in enumerate(names)}
+    files = save_arrays(tmp_path, arrays)
+    assert sorted(tmp_path.iterdir()) == sorted(files.values())
+    assert [np.load(files[name]).item() for name in names] == [*range(len(names))]
+    assert not any(path.name.startswith(".") for path in files.values())
+
+
+def test_either_all_outputs_are_written_or_none(tmp_path: Path) -> None:
+    arrays = {name: np.arange(8) for name in "abc"}
+    (tmp_path / "c.npy").mkdir()
+    with pytest.raises(CollageError, match=r"cannot write .*c\.npy"):
+        save_arrays(tmp_path, arrays)
+    assert [each.name for each in tmp_path.iterdir()] == ["c.npy"]
+    (tmp_path / "c.npy").rmdir()
+    with no_file_above(4096), pytest.raises(CollageError, match=r"cannot write .*c\.npy"):
+        save_arrays(tmp_path, {**arrays, "c": np.arange(1000)})
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_output_goes_to_where_a_link_leads_with_the_permissions_there(tmp_path: Path) -> None:
+    save_arrays(tmp_path, {"x": np.arange(3)})
+    (tmp_path / "x.npy").chmod(0o640)
+    (tmp_path / "y.npy").symlink_to("x.npy")
+    save_arrays(tmp_path, {"y": np.arange(4)})
+    assert (tmp_path / "y.npy").is_symlink() and np.load(tmp_path / "x.npy").tolist() == [0, 1, 2, 3]
+    assert (tmp_path / "x.npy").stat().st_mode & 0o777 == 0o640
+
+
+ODD_NAMES = ("self", "inputs", "two words", "a*b", "it's", "x" * 250)
+
+
+def test_odd_names_of_inputs_and_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that are no words of Python or of a shell: flags in messages can be pasted."""
+    path, out = tmp_path / "odd names.onnx", tmp_path / "out.collage"
+    nodes = [
+        helper.make_node("Sum", list(ODD_NAMES), ["o" * 250]),
+        helper.make_node("Neg", ["o" * 250], ["a/b"]),
+    ]
+    model = make_model(nodes, {name: ["n", 2] for name in ODD_NAMES}, {"o" * 250: ["n", 2], "a/b": ["n", 2]})
+    onnx.save_model(model, str(path))
+    options = ("-o", out, "--db", tmp_path / "db", "--backends", "onnxruntime", "--quiet")
+    line = fails(2, "compile", path, *options, words=("--shape 'two words:1x2'",))
+    flags = shlex.split(line.partition("for example: ")[2].partition(" (sizes")[0])
+    succeeds("compile", path, *options, *flags)
+    arrays = {name: np.random.default_rng().standard_normal((1, 2)).astype(np.float32) for name in ODD_NAMES}
+    expected = np.sum([*arrays.values()], axis=0)
+    line = fails(2, "run", out, words=("--input 'two words=two_words.npy'",))
+    flags = shlex.split(line.partition(" Give ")[2].partition(" or fill")[0])
+    for name, flag in zip(ODD_NAMES, flags[1::2], strict=True):
+        np.save(tmp_path / flag.removeprefix(f"{name}="), arrays[name])
+    monkeypatch.chdir(tmp_path)
+    found = json_of("run", out, *flags, "--output-dir", "out", "--json")["outputs"]
+    saved = {each["name"]: np.load(each["file"]) for each in found}
+    told = succeeds("run", out, *flags, "--output-dir", "out").splitlines()
+    assert told[-2:] == [f"{each['name']} is saved as {each['file']}" for each in found]
+    np.testing.assert_allclose(saved["o" * 250], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(saved["a/b"], -expected, rtol=1e-5, atol=1e-6)
+    module = collage.load(out)
+    for given in (module.run(arrays), module.run(**arrays), module.run(inputs=arrays)):
+        np.testing.assert_allclose(given["a/b"], -expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(module(**arrays)[1], -expected, rtol=1e-5, atol=1e-6)
+    fails(1, "run", path, words=(f"`collage compile '{path}' -o '{path.with_suffix('.collage')}'`",))

@@ -14,9 +14,14 @@ from tests.cli.helpers import fails, json_of, succeeds
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The file of a decoder of three layers, and what the command printed."""
+    """The file of a decoder of three layers, and what the command printed. Its ONNX file and data are links."""
     folder = tmp_path_factory.mktemp("decoder")
-    onnx.save_model(decoder(small(NAMED["gpt2_124m"], 3)), str(folder / "it.onnx"))
+    (folder / "blobs").mkdir()
+    options = {"save_as_external_data": True, "location": "it.data"}
+    onnx.save_model(decoder(small(NAMED["gpt2_124m"], 3)), str(folder / "blobs" / "it.onnx"), **options)
+    for name in ("it.onnx", "it.data"):
+        (folder / "blobs" / name).rename(folder / "blobs" / f"of {name}")
+        (folder / name).symlink_to(f"blobs/of {name}")
     options = ["--buckets", "1,4", "--quick", "--threads", "1", "--db", folder / "db", "-q"]
     told = succeeds("compile-decoder", folder / "it.onnx", "-o", folder / "it.collage", *options)
     return folder / "it.collage", told

@@ -15,11 +15,11 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db.crew import Done, Job, Part
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.protocol import Request
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
+from collage.measure.crew import Done, Job, Part
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.worker.protocol import Request
+from collage.measure.worker.session import WorkerSession
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Found
 from tests.backends_for_tests import NumpyBackend, chain_model

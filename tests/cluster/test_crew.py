@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from collage.core.progress import Progress
-from collage.measure_db.crew import Done, Job
+from collage.measure.crew import Done, Job
+from collage.measure.measurer import Measurer
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.measurer import Measurer
 from collage.measure_db.results import Measurement
-from collage.measure_db.session import WorkerSession
 from tests.cluster.models import PAIRS, SINGLES, LocalCrew, session_of
 
 

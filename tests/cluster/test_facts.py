@@ -10,7 +10,7 @@ import pytest
 from collage.cluster.facts import MachineFacts, differences, facts_here
 from collage.cluster.nodes import Node, judge
 from collage.kernel.target import host, usable_cores
-from collage.measure_db.serialisation import pickle_backend
+from collage.measure.worker.serialisation import pickle_backend
 from tests.backends_for_tests import NumpyBackend
 
 HERE = MachineFacts("Zen 5", "1a2b", 8, "3.11.4", "0.1.0 (aa)", {"numpy": "2.4.6", "backend onednn": "3.2"})

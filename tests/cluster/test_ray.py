@@ -30,11 +30,11 @@ from collage.cluster.trial import failure
 from collage.core.deadline import BudgetOverError
 from collage.errors import ClusterError
 from collage.kernel.target import Target
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Rejection
-from collage.measure_db.session import WorkerSession
 from tests.backends_for_tests import NumpyBackend
 from tests.cluster.models import Late, MadeUp, Slow, SlowOnce, session_of
 from tests.compiler.null import chain, image

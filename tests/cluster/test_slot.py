@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from collage.cluster.slot import SentSession, Slot, pickle_job
-from collage.measure_db.crew import Worker
-from collage.measure_db.jobs import RegionJob
-from collage.measure_db.protocol import Measure, Request
+from collage.measure.crew import Worker
+from collage.measure.jobs import RegionJob
+from collage.measure.worker.protocol import Measure, Request
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from collage.measure_db.session import WorkerSession
 from tests.backends_for_tests import NumpyBackend
 from tests.cluster.models import session_of
 from tests.measure_db import hostile

@@ -12,7 +12,7 @@ import pytest
 from collage.cluster.nodes import Node
 from collage.cluster.ray_crew import RayCrew, _Place
 from collage.core.deadline import BudgetOverError
-from collage.measure_db.crew import Done, Worker
+from collage.measure.crew import Done, Worker
 from tests.cluster.models import session_of
 
 

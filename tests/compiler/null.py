@@ -39,11 +39,18 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
+from collage.measure.worker.protocol import Request
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Raced
-from collage.measure_db.protocol import Request
-from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import (
+    IN_NETWORK,
+    Measurement,
+    Outcome,
+    Rejection,
+    RejectionKind,
+    Slower,
+    Timing,
+)
 from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region

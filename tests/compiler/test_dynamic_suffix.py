@@ -20,7 +20,7 @@ from collage.compiler.suffix_comparison import region_marks
 from collage.errors import ModelError, NoPlacementError
 from collage.frontend.importer import DataDependentError
 from collage.frontend.model import import_model
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 from collage.schedule.region import Region
 from tests.compiler.null import Made, whole_on_engine
 from tests.models import detector

@@ -18,7 +18,7 @@ from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation, Context
 from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
 from tests.compiler.test_settle import first_module
 from tests.compiler.test_within import SEARCH

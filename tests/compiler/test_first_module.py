@@ -9,8 +9,8 @@ import pytest
 
 from collage.compiler.events import Measured
 from collage.compiler.passes.first_module import FirstModule
+from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.database import Database
-from collage.measure_db.whole_trial import EngineTrial
 from tests.compiler.null import Made, NullBackend, NullEngine
 from tests.compiler.test_run_whole import timing, trial
 

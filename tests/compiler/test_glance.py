@@ -15,8 +15,8 @@ from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.place import Place
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.state import Compilation
+from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.database import Database
-from collage.measure_db.whole_trial import EngineTrial
 from collage.schedule.schedule import TEAM, Schedule
 from tests.compiler.null import Made, NullBackend, NullEngine, each_node
 from tests.compiler.test_run_whole import timing, trial

@@ -13,7 +13,7 @@ from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.graph.storage import Storage
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.schedule.schedule import TEAM
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, NullBackend, each_node, fork

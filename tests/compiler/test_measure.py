@@ -10,8 +10,8 @@ import pytest
 from collage.backends.base import BackendKind
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
-from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
-from collage.measure_db.protocol import Request
+from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, NullBackend, each_node

@@ -7,7 +7,7 @@ from dataclasses import replace
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.candidates import Offer
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node
 

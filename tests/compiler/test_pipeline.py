@@ -15,7 +15,7 @@ from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compi
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
-from collage.measure_db.effort import QUICK as QUICK_EFFORT
+from collage.measure.timing.effort import QUICK as QUICK_EFFORT
 from collage.report.best_so_far import BUDGET, INTERRUPT
 from collage.report.report import ErrorReport
 from collage.report.show import facts
@@ -111,6 +111,15 @@ def test_the_report_is_folded_from_the_log() -> None:
     explained = report.explain(found.result.parts.program.regions)[1]["candidates"]
     verdicts = {each["backend"]: each["verdict"] for each in explained}
     assert (verdicts["one"], verdicts["other"]) == ("chosen", "slower by 20 %")
+
+
+def test_a_kernel_that_is_faster_alone_is_compared_in_the_network() -> None:
+    each = made()
+    each.runs.network_us = {("one", (1,)): 36.0}
+    found = compiled(each.context, each.start.source)
+    explained = report_of(each.context, found, 0.0).explain(found.result.parts.program.regions)[1]
+    about = {c["backend"]: (c["cost_us"], c["in_network_us"], c["verdict"]) for c in explained["candidates"]}
+    assert about == {"one": (10.0, 36.0, "slower by 200 %"), "other": (12.0, 12.0, "chosen")}
 
 
 def test_the_lab_is_closed_when_a_pass_fails(monkeypatch: pytest.MonkeyPatch) -> None:

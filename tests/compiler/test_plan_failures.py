@@ -15,9 +15,9 @@ from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
 from collage.errors import MeasurementError
 from collage.kernel.options import BuildOptions
+from collage.measure.plans import PlanFailedError
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure_db.database import Database
-from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.plans import PlanFailedError
 from collage.measure_db.results import Rejection, RejectionKind
 from tests.compiler.null import TARGET, Made, NullBackend, each_node
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from collage.compiler.executable import Executable
 from collage.compiler.passes.select import _ranked
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 
 def finalist(label: str, launches: int, concurrent: bool = False) -> Executable:

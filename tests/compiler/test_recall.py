@@ -21,8 +21,7 @@ from collage.compiler.state import Compilation, Context
 from collage.core.typed import typed
 from collage.graph.storage import BLOCKED, FORMATS, PLAIN
 from collage.kernel.options import ALL_PLAIN, Variant
-from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower, Timing
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Schedule
 from collage.search.candidate import Candidate

@@ -15,9 +15,9 @@ from collage.compiler.passes.dynamic_suffix import DynamicSuffix
 from collage.compiler.passes.run_whole import RunWhole
 from collage.compiler.state import run
 from collage.errors import ModelError
+from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.database import Database
-from collage.measure_db.timing import Timing
-from collage.measure_db.whole_trial import EngineTrial
+from collage.measure_db.results import Timing
 from tests.compiler.null import Made, NullBackend, NullEngine, chain
 
 REASON = "TVM cannot import Pow."

@@ -15,7 +15,7 @@ from collage.compiler.plan import FLOAT32, SEQUENTIAL
 from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 from collage.measure_db.keys import Raced
 from tests.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
 from tests.compiler.test_gpu_streams import on_gpu

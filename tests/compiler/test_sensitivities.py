@@ -11,7 +11,7 @@ from collage.compiler.metrics import Metric
 from collage.compiler.sensitivities import error_model
 from collage.core.deadline import BudgetOverError, Deadline
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, chain
 

@@ -18,8 +18,8 @@ from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_model import WholeModel
 from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
-from collage.measure_db.timing import Timing
-from collage.measure_db.whole_trial import EngineTrial
+from collage.measure.whole_trial import EngineTrial
+from collage.measure_db.results import Timing
 from collage.search.errors import ErrorBudget
 from tests.compiler.null import WHOLE, WRONG, Costs, Made, NullBackend, NullEngine, each_node, planned
 

@@ -13,8 +13,8 @@ from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.core.deadline import Deadline
-from collage.measure_db.effort import EXHAUSTIVE
-from collage.measure_db.protocol import Request
+from collage.measure.timing.effort import EXHAUSTIVE
+from collage.measure.worker.protocol import Request
 from collage.search.errors import ErrorBudget
 from tests.compiler.null import Costs, Made, NullBackend
 

@@ -14,7 +14,7 @@ from collage.core import cgroup
 from collage.core.cgroup import CpuQuota, cpu_quota, spare_memory
 from collage.kernel import target
 from collage.kernel.target import Cores, Target, hardware_of, target_of
-from collage.measure_db import machine
+from collage.measure.machine import memory as machine
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup rw,nsdelegate"
 

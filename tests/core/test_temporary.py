@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
+from collage.check.store import ValueStore
 from collage.core.child_process import command_for, write_message
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, remove_all, sweep
 from collage.errors import CollageError, MeasurementError
-from collage.measure_db.artifacts import Artifacts
-from collage.measure_db.plan_trace import WorkerPosition
-from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import VALUES, artifact_folder, plan_folder
-from collage.measure_db.store import ValueStore
-from collage.measure_db.whole_protocol import InitWhole
+from collage.measure.artifacts import Artifacts
+from collage.measure.worker.plan_trace import WorkerPosition
+from collage.measure.worker.process import WorkerProcess
+from collage.measure.worker.protocol import VALUES, artifact_folder, plan_folder
+from collage.measure.worker.whole_protocol import InitWhole
 from tests.models import conv_net
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +159,7 @@ def test_remove_all(place: Path) -> None:
 
 STARTED = """
 import sys, time
-from collage.measure_db.process import WorkerProcess
+from collage.measure.worker.process import WorkerProcess
 worker = WorkerProcess(1)
 print(worker._process.pid, flush=True)
 time.sleep(60)
@@ -193,7 +193,7 @@ def test_a_worker_knows_that_its_parent_was_gone_before_it_began(place: Path) ->
     gone.wait()
     reader, writer = os.pipe()
     with subprocess.Popen(
-        command_for("collage.measure_db.worker", gone.pid),
+        command_for("collage.measure.worker.main", gone.pid),
         stdin=reader,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(own)},

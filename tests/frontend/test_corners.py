@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage import is_op, wildcard
+from collage.check.reference import evaluate
+from collage.check.store import ValueStore
 from collage.errors import ModelError
 from collage.frontend import load
 from collage.frontend.free_sizes import impossible_size
@@ -20,8 +22,6 @@ from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.frontend.simplify import simplify
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.reference import evaluate
-from collage.measure_db.store import ValueStore
 from collage.patterns import BackendPattern
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches

@@ -25,7 +25,7 @@ from collage.core.progress import Progress
 from collage.errors import MeasurementError, ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from collage.measure_db import session
+from collage.measure.worker import session
 from collage.measure_db.database import Database
 from collage.measure_db.database_file import DatabaseFile
 from tests.backends_for_tests import NumpyBackend

@@ -14,9 +14,9 @@ import collage
 from collage.compiler import compile as compile_module
 from collage.compiler.passes.glance import Glance
 from collage.compiler.state import Compilation, Context
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 from collage.measure_db.busy import BUSY_VARIABLE
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Outcome
 from tests.models import elementwise_net
 

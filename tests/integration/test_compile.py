@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.errors import CollageError, InputError, ModuleFileError, UsageError
-from collage.measure_db.process import WorkerProcess
+from collage.measure.worker.process import WorkerProcess
 from tests.models import conv_net, elementwise_net, make_model
 
 

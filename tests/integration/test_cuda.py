@@ -19,10 +19,10 @@ import onnxruntime
 import pytest
 
 import collage
+from collage.check.spent import AHEAD
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.errors import CollageError
 from collage.kernel.target import usable_cores
-from collage.measure_db.spent import AHEAD
 from scripts.lib.gpu.half import in_half
 from tests.cuda_processes import Gpu
 from tests.frontend.test_to_onnx import Net
@@ -32,7 +32,7 @@ pytest.importorskip("cuda.bindings.nvrtc")
 COMPILE = """
 import json, sys
 import numpy as np, collage
-from collage.measure_db import measurer
+from collage.measure import measurer
 measurer._AHEAD_S = 1.0  # the models of these tests have few kernels
 model, db, out, options = sys.argv[1:]
 module = collage.compile(model, db=db, progress=False, **json.loads(options))

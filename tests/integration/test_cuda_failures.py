@@ -144,7 +144,7 @@ def test_what_is_missing_is_told(
 
 
 NOW = """
-from collage.measure_db.gpu_now import gpu_now
+from collage.measure.machine.gpu_now import gpu_now
 print(gpu_now())
 """
 

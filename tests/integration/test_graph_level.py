@@ -20,7 +20,7 @@ from collage.compiler.passes import select
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from tests.finished import forget_finished
 from tests.models import conv_net, elementwise_net
 

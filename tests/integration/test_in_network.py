@@ -34,8 +34,8 @@ from collage.compiler.passes.settle import Settle
 from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
 from collage.errors import ModelError
-from collage.measure_db.effort import FULL, QUICK, Effort
-from collage.measure_db.process import Workers
+from collage.measure.timing.effort import FULL, QUICK, Effort
+from collage.measure.worker.process import Workers
 from collage.search.candidate import Candidate
 from collage.search.placement import finish
 from tests.backends_for_tests import onnx_model

@@ -14,9 +14,9 @@ import collage
 from collage.backends.native import Native
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import host
+from collage.measure.machine.speeds import speeds_key
+from collage.measure.timing.effort import FULL, QUICK
 from collage.measure_db.database import Database
-from collage.measure_db.effort import FULL, QUICK
-from collage.measure_db.speeds import speeds_key
 from collage.native.speed import can_measure
 from tests.models import make_model
 

@@ -27,10 +27,10 @@ from collage.compiler.state import Compilation
 from collage.compiler.workbench import Workbench
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
+from collage.measure.worker.process import Workers
+from collage.measure.worker.protocol import Request
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
-from collage.measure_db.process import Workers
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Slower
 from tests.beside import Beside, Slow
 from tests.finished import finished_in, nothing_but_recalled, rows

@@ -21,7 +21,7 @@ from collage.compiler.compile import CompileOptions, compile_model
 from collage.graph.storage import BF16, INT8
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
-from collage.measure_db.process import Workers
+from collage.measure.worker.process import Workers
 from collage.native import NativeKernel, Step
 from collage.native.kernel_library import rounding_problem
 from collage.search.candidate import Candidate

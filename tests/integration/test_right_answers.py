@@ -17,7 +17,7 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
-from collage.measure_db import jobs
+from collage.measure import jobs
 from collage.measure_db.results import Measurement, Outcome
 from tests.models import conv_net, make_model
 
@@ -117,7 +117,7 @@ def test_inputs_are_guarded_where_only_the_last_check_finds_nan(
 ) -> None:
     """Where the gate has missed that a kernel drops NaN, the module is wrong on NaN, and its inputs are scanned."""
     ask = jobs.ask_fairly
-    monkeypatch.setattr("collage.measure_db.measurer.ask_fairly", lambda *about: _right(ask(*about)))
+    monkeypatch.setattr("collage.measure.measurer.ask_fairly", lambda *about: _right(ask(*about)))
     module = compiled(conv_net(), ["openvino", "onednn"], tmp_path)
     assert not any(region.finite_only for region in module.program.regions)
     assert sum(len(region.scans) for region in module.program.regions) == 1

@@ -24,7 +24,7 @@ from collage.graph.formats import Plain, StorageFormat
 from collage.graph.storage import HOST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.process import Workers
+from collage.measure.worker.process import Workers
 from tests.backends_for_tests import onnx_model
 from tests.storage_formats import COLUMNS, DEVICE, ColumnMajor
 

@@ -16,13 +16,13 @@ import collage
 from collage.backends.layout import LayoutTransforms
 from collage.backends.onednn import OneDnn
 from collage.backends.view import View
+from collage.check.compare import relative_error
 from collage.compiler.compile import CompileOptions, compile_model
 from collage.frontend.session import reference_run
 from collage.graph.storage import STORED_INT8
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure_db.compare import relative_error
-from collage.measure_db.effort import FULL
-from collage.measure_db.process import Workers
+from collage.measure.timing.effort import FULL
+from collage.measure.worker.process import Workers
 from collage.native import NativeKernel, Step
 from collage.native.kernel_library import rounding_problem
 from tests.models import make_model

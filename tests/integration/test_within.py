@@ -11,11 +11,11 @@ import pytest
 from onnx import helper
 
 import collage
+from collage.check.compare import relative_error
 from collage.errors import InputError, UsageError
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
-from collage.measure_db.compare import relative_error
 from tests.backends.native_checks import needs_native
 from tests.models import conv_net, elementwise_net, make_model
 

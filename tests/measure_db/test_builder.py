@@ -12,19 +12,19 @@ from typing import ClassVar
 import pytest
 
 import collage
+from collage.check.spent import AHEAD
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from collage.measure_db import measurer as measurer_module
-from collage.measure_db.builder import Builder
+from collage.measure import measurer as measurer_module
+from collage.measure.timing.effort import QUICK
+from collage.measure.worker.builder import Builder
+from collage.measure.worker.plan_protocol import BuiltAhead, PlanKernel
+from collage.measure.worker.process import WorkerProcess
+from collage.measure.worker.protocol import Request, ahead_folder
 from collage.measure_db.database import Database
-from collage.measure_db.effort import QUICK
-from collage.measure_db.plan_protocol import BuiltAhead, PlanKernel
-from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import Request, ahead_folder
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from collage.measure_db.spent import AHEAD
 from tests.backends_for_tests import NumpyBackend
 from tests.measure_db.test_measurer import measurer
 
@@ -55,7 +55,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few candidates be enough for a second process."""
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
     monkeypatch.setattr(measurer_module, "_AHEAD_S", 0.2)
-    monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: 2)
+    monkeypatch.setattr("collage.measure.worker.session.usable_cores", lambda: 2)
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def test_there_are_as_many_builders_as_cores_and_memory_allow(
     model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count(cores: int, spare: int | None) -> int:
-        monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: cores)
-        monkeypatch.setattr("collage.measure_db.session.spare_memory", lambda: spare)
+        monkeypatch.setattr("collage.measure.worker.session.usable_cores", lambda: cores)
+        monkeypatch.setattr("collage.measure.worker.session.spare_memory", lambda: spare)
         with measurer(model, database, Noting(tmp_path / "log")) as made:
             return made.session._builders()
 
@@ -109,7 +109,7 @@ def test_there_are_as_many_builders_as_cores_and_memory_allow(
 def test_several_processes_build_each_kernel_once(
     model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: 4)
+    monkeypatch.setattr("collage.measure.worker.session.usable_cores", lambda: 4)
     offer, log = Builder.offer, tmp_path / "log"
 
     def waits(builder: Builder, kernels: Iterator[object]) -> None:

@@ -19,23 +19,23 @@ from collage.core.cpu_time import Cpu, CpuReading
 from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.core.progress import Progress
 from collage.errors import DatabaseError
-from collage.measure_db import quiet
+from collage.measure.machine import quiet
+from collage.measure.machine.busy_progress import BusyProgress
+from collage.measure.machine.calibration import best_calibration_us, known_calibration_us, slowed
+from collage.measure.machine.quiet import Machine
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.timing.effort import QUICK
+from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.protocol import Request, SwitchCost
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.busy import BUSY_VARIABLE, is_busy, patience
-from collage.measure_db.busy_progress import BusyProgress
-from collage.measure_db.calibration import best_calibration_us, known_calibration_us, slowed
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.effort import QUICK
 from collage.measure_db.keys import Fact, read_text, write_text
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
 from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.protocol import Request, SwitchCost
-from collage.measure_db.quiet import Machine
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
-from collage.measure_db.whole_trial import EngineTrial
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db.test_exchange import KEY, PLAN, SURE, TIMING, UNSURE, filled, merged
 

@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import collage.measure_db.cache_state
+import collage.measure.timing.cache_state
 from collage.frontend.model import Model, import_model
 from collage.frontend.network import note_network
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
+from collage.measure.timing.cache_state import instance_count, weight_bytes, weights_among
 from tests.backends_for_tests import onnx_model
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def part_of(model: Model, network_bytes: int) -> Model:
 
 
 def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 2 * MIB)
+    monkeypatch.setattr(collage.measure.timing.cache_state, "last_level_cache", lambda: 2 * MIB)
     kind = ((8, 512), TensorProto.FLOAT)
     names = [f"w{index}" for index in range(5)]
     nodes = [
@@ -55,11 +55,11 @@ def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weight_bytes(one) == MIB
     assert weights_among(one) == 4 * MIB  # 5 MiB in all: beyond the cache, which counts as twice the cache
     assert weights_among(Subgraph(part_of(model, 0), (first,))) == 4 * MIB
-    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 32 * MIB)
+    monkeypatch.setattr(collage.measure.timing.cache_state, "last_level_cache", lambda: 32 * MIB)
     assert weights_among(one) == 8 * MIB  # in the cache
     assert (
         weights_among(Subgraph(part_of(model, 500 * MIB), (first,))) == 64 * MIB
     )  # a part of a larger network
-    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 2 * MIB)
+    monkeypatch.setattr(collage.measure.timing.cache_state, "last_level_cache", lambda: 2 * MIB)
     whole = Subgraph(model, tuple(range(first, last + 1)))
     assert weights_among(whole) == 0  # never in the cache

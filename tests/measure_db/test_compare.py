@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from collage.check.compare import Expected, region_tolerance, relative_error, tolerance
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
-from collage.measure_db.compare import Expected, region_tolerance, relative_error, tolerance
 
 F = np.float32
 DTYPES = [

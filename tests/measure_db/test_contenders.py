@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from collage.kernel.options import Variant
+from collage.measure.contenders import Charges, Contenders, Field
+from collage.measure.worker.protocol import Request
 from collage.measure_db.busy import BUSY_VARIABLE
-from collage.measure_db.contenders import Charges, Contenders, Field
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 
 

@@ -19,8 +19,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.database import Database, KernelKey, NetworkKey
 from collage.measure_db.database_file import default_path
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
-from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower, Timing
 from tests.small_disk import no_file_above
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")

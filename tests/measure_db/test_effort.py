@@ -10,8 +10,8 @@ import pytest
 
 from collage.api import default_registry
 from collage.backends.base import VIEW
-from collage.measure_db.effort import FULL
-from collage.measure_db.plan_worker import has_own_threads
+from collage.measure.timing.effort import FULL
+from collage.measure.worker.plan_worker import has_own_threads
 
 
 @pytest.mark.parametrize("pauses", [True, False])

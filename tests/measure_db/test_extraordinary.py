@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
+from collage.check.extraordinary import extraordinary
+from collage.check.reference import evaluate
+from collage.check.store import ValueStore
 from collage.frontend.model import import_model
-from collage.measure_db.extraordinary import extraordinary
-from collage.measure_db.reference import evaluate
-from collage.measure_db.store import ValueStore
 from tests.backends_for_tests import onnx_model
 
 

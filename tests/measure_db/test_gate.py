@@ -12,6 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.onnxruntime import OnnxRuntime
+from collage.check.bound_kernel import KernelSource
+from collage.check.input_kinds import KINDS, WHOLE_KINDS, free_integers, integers
+from collage.check.reference import evaluate
+from collage.check.samples import Samples
+from collage.check.store import ValueStore
 from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
@@ -20,13 +25,8 @@ from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8, BuildOptions, Variant
-from collage.measure_db.bound_kernel import KernelSource
-from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.input_kinds import KINDS, WHOLE_KINDS, free_integers, integers
-from collage.measure_db.reference import evaluate
+from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.samples import Samples
-from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
 Spoil = Callable[[Sequence[Any], Any, int], None]
@@ -236,7 +236,7 @@ def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch
 
     assert isinstance(measured(model, precisely, tmp_path / "a"), Measurement)
     assert isinstance(measured(model, wrong, tmp_path / "b"), Rejection)
-    monkeypatch.setattr("collage.measure_db.samples.Samples.tolerates", lambda *_: False)
+    monkeypatch.setattr("collage.check.samples.Samples.tolerates", lambda *_: False)
     assert isinstance(measured(model, precisely, tmp_path / "c"), Rejection)
 
 

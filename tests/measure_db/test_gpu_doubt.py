@@ -13,18 +13,19 @@ import pytest
 from collage.backends.base import Backend
 from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
+from collage.check.stages import looks_like_memory, rejection_of
 from collage.compiler.passes.recall import _of_the_day
 from collage.core.nvml import Clocks
 from collage.errors import DatabaseError
-from collage.measure_db import free_memory, machine
+from collage.measure.machine import free_memory
+from collage.measure.machine import memory as machine
+from collage.measure.machine.free_memory import after_death, with_free_memory
+from collage.measure.machine.gpu_now import gpu_now
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
-from collage.measure_db.free_memory import after_death, with_free_memory
-from collage.measure_db.gpu_now import GpuNow, gpu_now
+from collage.measure_db.doubt import Doubt, GpuNow
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower, late
-from collage.measure_db.stages import looks_like_memory, rejection_of
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
 from tests.compiler.test_recall import made

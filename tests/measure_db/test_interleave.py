@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from collage.measure_db.interleave import Decision, Pace, apart, interleave, may_be_best, paired, take_turns
+from collage.measure.timing.interleave import (
+    Decision,
+    Pace,
+    apart,
+    interleave,
+    may_be_best,
+    paired,
+    take_turns,
+)
 from tests.measure_db.fake_clock import FakeClock
 
 

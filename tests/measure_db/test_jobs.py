@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from collage.measure_db.jobs import ask_fairly
+from collage.check.samples import fatal_samples
+from collage.measure.jobs import ask_fairly
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.samples import fatal_samples
 
 MEASURED = Measurement(1.0, 0.1, 0.9, 9, 0.0)
 

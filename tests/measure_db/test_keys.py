@@ -22,7 +22,7 @@ from collage.measure_db.keys import (
     write_text,
     write_timings,
 )
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 
 TIMING = Timing(100.0, 1.0, 99.0, 120.0, 40)
 NUMBER: Fact[float] = Fact("number", write_number, as_number)

@@ -10,12 +10,12 @@ import tvm
 
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import BuildOptions, Variant
+from collage.measure.known_losses import known_losses
+from collage.measure.request_keys import variant_text
+from collage.measure.settings import MeasureSettings
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database, KernelKey
-from collage.measure_db.known_losses import known_losses
-from collage.measure_db.request_keys import variant_text
 from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
-from collage.measure_db.settings import MeasureSettings
 
 IN_BLOCKS = variant_text(Variant((BLOCKED,), (BLOCKED,)))
 SETTINGS = MeasureSettings({}, {"fast": "1", "slow": "1"}, BuildOptions(threads=2), "here")

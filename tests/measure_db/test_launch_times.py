@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.measure_db.launch_times import NotedRuns, run_in_turns
+from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 
 
 def gather_net() -> onnx.ModelProto:

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from collage.backends.base import BackendKind
+from collage.check import samples
+from collage.check.input_kinds import KINDS
+from collage.check.reference import PartSession, evaluate
+from collage.check.samples import LeftOut, Samples
+from collage.check.store import ValueStore
 from collage.frontend.model import import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db import samples
-from collage.measure_db.input_kinds import KINDS
-from collage.measure_db.reference import PartSession, evaluate
 from collage.measure_db.results import Measurement
-from collage.measure_db.samples import LeftOut, Samples
-from collage.measure_db.store import ValueStore
 from tests.measure_db.test_gate import (
     Planted,
     maximum,

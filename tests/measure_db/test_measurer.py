@@ -21,18 +21,18 @@ from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions
-from collage.measure_db import model_workers
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
+from collage.measure.worker import model_workers
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.process import WorkerProcess
+from collage.measure.worker.protocol import Evaluate, Request, artifact_folder
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import Evaluate, Request, artifact_folder
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower, late
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 from tests.measure_db import hostile
 from tests.measure_db.test_request_keys import Tuned
@@ -445,7 +445,7 @@ def test_models_with_their_weights_outside_reach_the_worker(
         copy.CopyFrom(proto)
         onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin", size_threshold=0)
 
-    monkeypatch.setattr("collage.measure_db.session.save_model", save)
+    monkeypatch.setattr("collage.measure.worker.session.save_model", save)
     with measurer(chain_model((64, 1024)), database) as one:
         (outcome,) = one.measure([Request((0,), "numpy")]).values()
         assert (Path(one.session.folder) / "model.bin").exists()

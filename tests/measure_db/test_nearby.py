@@ -11,10 +11,10 @@ import pytest
 from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
+from collage.check.nearby import as_good_as_can_be, nearby_outputs
+from collage.check.reference import PartSession
 from collage.graph.dataflow import Array
 from collage.graph.storage import INT8
-from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
-from collage.measure_db.reference import PartSession
 
 ALLOWED = 0.05
 

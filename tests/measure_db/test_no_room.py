@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import pytest
 
 from collage.errors import MeasurementError
-from collage.measure_db import process, session, whole
-from collage.measure_db.effort import QUICK
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.process import WorkerProcess, Workers
-from collage.measure_db.settings import MeasureSettings
+from collage.measure import whole
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.settings import MeasureSettings
+from collage.measure.timing.effort import QUICK
+from collage.measure.worker import process, session
+from collage.measure.worker.process import WorkerProcess, Workers
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 from tests.measure_db.test_measurer import OPTIONS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collage.measure_db.plan_protocol import Stage
-from collage.measure_db.plan_trace import WorkerPosition, clock_of, running
+from collage.measure.worker.plan_protocol import Stage
+from collage.measure.worker.plan_trace import WorkerPosition, clock_of, running
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 

@@ -10,18 +10,18 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.onnxruntime import OnnxRuntime
+from collage.check.bound_kernel import KernelSource
+from collage.check.reference import evaluate
+from collage.check.samples import Samples
+from collage.check.store import ValueStore
 from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db.bound_kernel import KernelSource
-from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.reference import evaluate
+from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.samples import Samples
-from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
 ROUND = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"], "round")]

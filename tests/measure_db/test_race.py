@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collage.measure_db.race import race
+from collage.measure.timing.race import race
 from collage.measure_db.results import Slower
 
 MS = 1e6

@@ -14,6 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 from tvm import relax
 
+from collage.check import reference
+from collage.check.bound_kernel import KernelSource
+from collage.check.reference import evaluate
+from collage.check.samples import Samples
+from collage.check.store import ValueStore
 from collage.frontend import overrides
 from collage.frontend.model import Model, from_simplified, import_model
 from collage.frontend.random_inputs import indexed_rows, random_inputs
@@ -21,13 +26,8 @@ from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
-from collage.measure_db import reference
-from collage.measure_db.bound_kernel import KernelSource
-from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.reference import evaluate
+from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
-from collage.measure_db.samples import Samples
-from collage.measure_db.store import ValueStore
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -241,8 +241,8 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
             loads.append(len(artifact))
             return super().load(artifact, options)
 
-    monkeypatch.setattr("collage.measure_db.candidate.last_level_cache", lambda: 4 << 20)
-    monkeypatch.setattr("collage.measure_db.candidate.weights_among", lambda subgraph: 8 << 20)
+    monkeypatch.setattr("collage.measure.worker.candidate.last_level_cache", lambda: 4 << 20)
+    monkeypatch.setattr("collage.measure.worker.candidate.weights_among", lambda subgraph: 8 << 20)
     model = chain_model((2, 1 << 18))  # 1 MiB of weights
     store, _ = evaluated(model, tmp_path)
     source = KernelSource(Subgraph(model, (0,)), Counting(), BuildOptions())

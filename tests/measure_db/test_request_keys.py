@@ -17,11 +17,11 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import CHANNELS_LAST, CUDA, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.effort import FULL, QUICK, Effort
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.protocol import Request
-from collage.measure_db.request_keys import RequestKeys
-from collage.measure_db.settings import MeasureSettings
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.request_keys import RequestKeys
+from collage.measure.settings import MeasureSettings
+from collage.measure.timing.effort import FULL, QUICK, Effort
+from collage.measure.worker.protocol import Request
 from tests.backends_for_tests import NumpyBackend, chain_model
 
 ALL = (0, 1, 2, 3)
@@ -49,7 +49,7 @@ class Tuned(Tuner, NumpyBackend):
 
 @pytest.fixture(autouse=True)
 def cache_of_4_mib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.measure_db.cache_state.last_level_cache", lambda: 4 << 20)
+    monkeypatch.setattr("collage.measure.timing.cache_state.last_level_cache", lambda: 4 << 20)
 
 
 class OnGpu(NumpyBackend):

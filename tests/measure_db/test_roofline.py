@@ -17,16 +17,16 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.machine_speeds import WRITTEN_DOWN
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
+from collage.measure.machine.speeds import machine_speeds
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.roofline import Work, least_us, work_of
+from collage.measure.settings import MeasureSettings
+from collage.measure.timing.effort import FULL
+from collage.measure.worker.process import Workers
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.effort import FULL
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.process import Workers
 from collage.measure_db.results import Measurement
-from collage.measure_db.roofline import Work, least_us, work_of
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import MeasureSettings
-from collage.measure_db.speeds import machine_speeds
 from collage.native import core_problem
 from collage.native.speed import can_measure
 from collage.patterns.context import MatchContext

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from collage.check import sensitivity
+from collage.check.compare import relative_error
+from collage.check.sensitivity import sensitivities
 from collage.frontend.model import import_model
-from collage.measure_db import sensitivity
-from collage.measure_db.compare import relative_error
-from collage.measure_db.sensitivity import sensitivities
 from tests.models import conv_net, make_model
 
 
@@ -43,7 +43,7 @@ def test_noise_of_many_values_is_shared_by_groups(monkeypatch: pytest.MonkeyPatc
     sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
     each = sensitivities(model, values, [sample], compare)
     assert set(each) == set(values)
-    monkeypatch.setattr("collage.measure_db.sensitivity.GROUPS", 2)
+    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 2)
     grouped = sensitivities(model, values, [sample], compare)
     assert len(set(grouped.values())) == 2
     least, most = min(each.values()), max(each.values())
@@ -84,7 +84,7 @@ def test_the_last_values_are_looked_at_alone(monkeypatch: pytest.MonkeyPatch) ->
     nodes.append(helper.make_node("Tanh", [last], ["y"], "tanh"))
     weights = {"two": np.array(2.0, np.float32)}
     model = import_model(make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, weights))
-    monkeypatch.setattr("collage.measure_db.sensitivity.GROUPS", 8)
+    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 8)
     sample = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32) * 1e-4]
     found = sensitivities(model, [model.onnx_values[f"v{k}"] for k in range(12)], [sample], compare)
     shares = [found[model.onnx_values[f"v{k}"]] for k in range(12)]

@@ -19,14 +19,20 @@ from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, rounded
 from collage.kernel.target import Target
+from collage.measure.machine.measure_speeds import _best_size, measure_speeds
+from collage.measure.machine.quiet import Machine, use_machine
+from collage.measure.machine.speeds import (
+    MACHINE_SPEEDS,
+    machine_speeds,
+    read_speeds,
+    speeds_key,
+    write_speeds,
+)
+from collage.measure.worker.process import WorkerProcess, Workers
+from collage.measure.worker.protocol import MeasuredSpeeds
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.measure_speeds import _best_size, measure_speeds
-from collage.measure_db.process import WorkerProcess, Workers
-from collage.measure_db.protocol import MeasuredSpeeds
-from collage.measure_db.quiet import Machine, use_machine
-from collage.measure_db.speeds import MACHINE_SPEEDS, machine_speeds, read_speeds, speeds_key, write_speeds
 from collage.native import LaunchList, Step, core_problem, team_of
 from collage.native.speed import Memory, Sampled, _task, arithmetic, can_measure, transfer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from collage.measure_db.spent import BUILD, CHECK, spent, taken
+from collage.check.spent import BUILD, CHECK, spent, taken
 
 
 def test_work_inside_other_work_counts_once() -> None:

@@ -14,16 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.kernel.kernel import Call
-from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.timing import (
-    Enough,
-    Timing,
-    median_interval,
-    noise,
-    sample_calls,
-    summary,
-    undisturbed,
-)
+from collage.measure.timing.calls import Enough, median_interval, noise, sample_calls, summary, undisturbed
+from collage.measure.timing.switch_cost import switch_cost_us
+from collage.measure_db.results import Timing
 from tests.measure_db.fake_clock import FakeClock
 
 

@@ -12,14 +12,14 @@ from collage.backends.base import UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.worker.protocol import Request
+from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, KernelKey
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
 from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
 from tests.backends_for_tests import NumpyBackend
 
 ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))

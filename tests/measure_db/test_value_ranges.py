@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from collage.check.value_ranges import value_ranges
 from collage.frontend.model import Model, import_model
 from collage.graph.ranges import Range
-from collage.measure_db.value_ranges import value_ranges
 from tests.models import make_model
 
 SHAPE = (1, 8, 64, 64)

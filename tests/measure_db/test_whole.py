@@ -16,18 +16,18 @@ from onnx import TensorProto, helper
 from collage.backends.base import Availability
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
+from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven, is_random
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
-from collage.measure_db import whole
+from collage.measure import whole
+from collage.measure.timing.effort import QUICK
+from collage.measure.whole import WholeMeasurer, WholeSettings
+from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.process import Workers
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.effort import QUICK
 from collage.measure_db.keys import Fact
-from collage.measure_db.process import Workers
-from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import EngineTrial
-from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, forgiven, is_random
 from tests.backends_for_tests import onnx_model
 
 FLOATS = ((2, 3), TensorProto.FLOAT)

@@ -14,18 +14,18 @@ import pytest
 
 from collage.backends.registry import builtin_registry
 from collage.core.forked_process import ForkedProcess, ForkServers
-from collage.measure_db.process import _OF_MODELS, WorkerProcess
+from collage.measure.worker.process import _OF_MODELS, WorkerProcess
 
 _SCRIPT = """
 import os, sys
 with open(sys.argv[1] + "/starts", "a") as starts:
     starts.write("x")
 from collage.measure_db.database import Database
-from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
-from collage.measure_db.session import WorkerSession
-from collage.measure_db.settings import Limits, MeasureSettings
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
+from collage.measure.worker.session import WorkerSession
+from collage.measure.settings import Limits, MeasureSettings
 from collage.backends.base import BuildOptions
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
@@ -124,8 +124,8 @@ def test_a_worker_stuck_with_pythons_lock_ends_by_its_own_alarm(tmp_path: Path) 
 def test_ctrl_c_shows_no_traceback_of_the_worker(tmp_path: Path) -> None:
     parent, worker, session = _start(tmp_path, "hang")
     time.sleep(0.3)
+    os.kill(worker, signal.SIGINT)  # before its parent may end it
     parent.send_signal(signal.SIGINT)
-    os.kill(worker, signal.SIGINT)
     _, errors = parent.communicate(timeout=10)
     assert errors.count("Traceback") == 1  # the script's own
     assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from collage.errors import InputError
 from collage.frontend.session import reference_run
 from collage.kernel.buffers import aligned_copy
 from collage.runtime.suffix import SuffixExecutor
-from tests.models import make_model
+from tests.models import elementwise_net, make_model
 
 SHAPE = (2, 8, 6, 6)
 
@@ -169,3 +170,31 @@ def test_arrays_that_do_not_fit_are_refused(whole: collage.CompiledModule) -> No
     shared = aligned_copy(np.zeros(SHAPE, np.float32))
     with pytest.raises(InputError, match="overlaps"):
         whole.bind({"x": shared}, {"c": shared})
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "tvm"])
+def test_a_bound_call_begins_with_zeros(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip(backend)
+    dirty = [np.full(4 * 64, np.nan, np.float32) for _ in range(1000)]
+    del dirty  # its memory is given again
+    module = collage.compile(
+        elementwise_net(), backends=[backend], db=tmp_path / "db.sqlite", progress=False, quick=True
+    )
+    assert isinstance(module, collage.CompiledModule)
+    call = module.bind()
+    assert not any(array.any() for array in (*call.inputs.values(), *call.outputs.values()))
+    call()
+    np.testing.assert_array_equal(call.outputs["y"], 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0)], ids=str)
+def test_arrays_without_elements(shape: tuple[int, int], tmp_path: Path) -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": shape}, {"y": shape})
+    module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, quick=True)
+    assert isinstance(module, collage.CompiledModule)
+    given = np.zeros(shape, np.float32)
+    for each in (module, module.clone()):
+        assert each(given).shape == shape
+        call = each.bind(inputs={"x": given})
+        call()
+        assert call.outputs["y"].shape == each.bind().inputs["x"].shape == shape

@@ -25,9 +25,9 @@ from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db import jobs, measurer
-from collage.measure_db.crew import Worker
-from collage.measure_db.protocol import Measure
+from collage.measure import jobs, measurer
+from collage.measure.crew import Worker
+from collage.measure.worker.protocol import Measure
 from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
@@ -92,7 +92,7 @@ def finite_only() -> Iterator[None]:
         return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collage.measure_db.measurer.ask_fairly", ask_fairly)
+        patch.setattr("collage.measure.measurer.ask_fairly", ask_fairly)
         yield
 
 

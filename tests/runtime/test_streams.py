@@ -18,7 +18,7 @@ from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db.launch_times import NotedRuns, begins, run_in_turns
+from collage.measure.timing.launch_times import NotedRuns, begins, run_in_turns
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
 from collage.runtime import careful as runtime_careful

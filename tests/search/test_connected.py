@@ -9,7 +9,7 @@ from onnx import helper
 from collage.frontend.model import Model, import_model
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16
 from collage.kernel.options import ALL_PLAIN, Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.connected import connected
 from tests.models import make_model
 

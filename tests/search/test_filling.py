@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.candidates import Offer
 from collage.search.filling import filling
 from tests.compiler.null import imported

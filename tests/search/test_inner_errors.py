@@ -11,7 +11,7 @@ from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
 from collage.graph.storage import PLAIN, narrowed
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.search.candidates import Offer, candidates_of
 from collage.search.errors import ErrorModel

@@ -7,7 +7,7 @@ import pytest
 
 from collage.graph.storage import CHANNELS_LAST, PLAIN
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_costs import UNCALIBRATED

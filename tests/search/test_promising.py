@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.kernel.options import Variant
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.search.candidates import Offer
 from collage.search.promising import promising
 

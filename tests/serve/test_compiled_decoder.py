@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from collage.serve.decoder.memory import has_room_for_own
 from collage.serve.model import open_runner
 from collage.serve.parallel.options import Parallelism
 from collage.serve.runner import Slice
+from tests.cli.helpers import json_of
 from tests.serve.served import served
 
 build = pytest.importorskip("collage.serve.decoder.build", reason="this checkout has no compiled decoders")
@@ -137,6 +139,32 @@ def test_the_server_gives_the_tokens_of_onnx_runtime(original: Any, file: Path) 
             status, _, found = server.ask("POST", "/v1/completions", body)
             assert status == 200, found
             assert found["choices"][0]["token_ids"] == list(alone(original, prompt, 20))
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_a_folder_tells_how_many_positions_there_are_and_what_ends_an_answer(
+    original: Any, tmp_path: Path
+) -> None:
+    """Neither is in the ONNX file of a decoder with rotary positions. A link leads to the file, as in caches."""
+    ends = alone(original, (1, 2, 3), 9)
+    folder, other = tmp_path / "qwen2", tmp_path / "other"
+    (folder / "onnx").mkdir(parents=True)
+    other.mkdir()
+    onnx.save_model(original, str(tmp_path / "blob"))
+    (folder / "onnx/model.onnx").symlink_to(tmp_path / "blob")
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "eos_token_id": 255}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [254, ends[5]]}))
+    options = ("--buckets", "1,8", "--threads", "2", "--quick", "--db", tmp_path / "db")
+    about = json_of("compile-decoder", folder, "-o", other / "it.collage", *options, "--json")
+    assert about["max_length"] == 64
+    with served(other / "it.collage") as server:
+        assert server.ask("GET", "/v1/models/m")[2]["max_model_len"] == 64
+        asked = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 0}
+        (choice,) = server.ask("POST", "/v1/completions", asked)[2]["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["token_ids"] == list(ends[: ends.index(ends[5]) + 1])
+        status, _, found = server.ask("POST", "/v1/completions", asked | {"max_tokens": 62})
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_a_cache_in_8_bits_with_preemption_and_shared_prefixes(file: Path) -> None:

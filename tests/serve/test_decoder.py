@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,10 +22,12 @@ from collage.errors import InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
 from collage.serve.decoder.buckets import fastest_buckets
 from collage.serve.decoder.build import compile_decoder
-from collage.serve.decoder.compile import DecoderOptions
+from collage.serve.decoder.compile import DEFAULT_LENGTH, DecoderOptions, longest_sequence
 from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.config import read_config
 from collage.serve.decoder.file import load_decoder, save_decoder
 from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.model import blocks_of_one
 from collage.serve.parallel.options import Parallelism
@@ -308,6 +311,82 @@ def test_the_longest_sequence_is_bounded_by_learned_positions(tmp_path: Path) ->
     options = DecoderOptions((8,), db=tmp_path / "db.sqlite", quick=True, max_length=300)
     with pytest.raises(UsageError, match="at most 256"):
         compile_decoder(MODELS["gpt2_124m"], options, default_registry(), quiet)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ((), "there is no *.onnx in"),
+        (("b.onnx", "a.onnx", "onnx/c.onnx"), "several ONNX files (a.onnx, b.onnx): give the path of one"),
+        (("onnx/b.onnx", "onnx/a.onnx"), "several ONNX files (onnx/a.onnx, onnx/b.onnx)"),
+    ],
+)
+def test_a_folder_must_have_one_file(files: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    for each in files:
+        (tmp_path / each).touch()
+    with pytest.raises(ModelError) as caught:
+        compile_decoder(tmp_path, DecoderOptions((8,)), default_registry(), quiet)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"n_positions": 1024, "n_ctx": 512}, 1024),
+        ({"max_position_embeddings": 131072}, 131072),
+        ({"text_config": {"max_position_embeddings": 2048}}, 2048),
+        ({"max_seq_len": 2048, "rope_scaling": None}, 2048),
+        ({"max_position_embeddings": "many"}, None),
+        ({"max_position_embeddings": 0}, None),
+        ({}, None),
+        # The angles of longer sequences are others, which no file has.
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]},
+            },
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_parameters": {"rope_type": "dynamic", "original_max_position_embeddings": 2048},
+            },
+            2048,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
+    ],
+    ids=str,
+)
+def test_positions_that_a_config_names(config: dict[str, Any], positions: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path / "it.onnx").positions == positions
+    assert read_config(tmp_path / "onnx/it.onnx").positions == positions
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "wanted", "longest"),
+    [
+        ("gpt2_124m", 128, None, 128),
+        ("gpt2_124m", 512, None, 256),
+        ("gpt2_124m", 128, 200, 200),
+        ("qwen2_like", 1024, None, 1024),
+        ("qwen2_like", 131072, None, DEFAULT_LENGTH),
+        ("qwen2_like", 1024, 5000, 5000),
+        ("qwen2_like", None, None, DEFAULT_LENGTH),
+    ],
+)
+def test_the_longest_sequence(name: str, positions: int | None, wanted: int | None, longest: int) -> None:
+    decoder, _ = recognise(MODELS[name], name)
+    assert longest_sequence(decoder, wanted, name, positions) == longest
 
 
 def test_command(database: Path, tmp_path: Path) -> None:

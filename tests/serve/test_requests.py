@@ -66,9 +66,9 @@ def test_values_that_change_nothing_are_taken_in_one_kind_of_request() -> None:
     chat(tools=[], tool_choice="auto", parallel_tool_calls=True, store=False, metadata={"a": "b"})
     chat(tools=None, tool_choice="none", service_tier="auto", modalities=["text"], safety_identifier="x")
     chat(prompt_cache_key="x", verbosity=None, reasoning_effort=None, response_format={"type": "text"})
-    said = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": [], "annotations": []}
+    answer = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": [], "annotations": []}
     more = {"function_call": None, "audio": None, "reasoning_content": ""}
-    assert chat(messages=[{**said, **more}]).messages[0].for_template() == {
+    assert chat(messages=[{**answer, **more}]).messages[0].for_template() == {
         "role": "assistant",
         "content": "y",
     }
@@ -111,6 +111,84 @@ def test_other_values_are_refused_by_name(
         parse(kind, json.dumps({**usual, **fields}).encode())
     assert (caught.value.status, caught.value.param) == (400, param)
     assert words in caught.value.message
+
+
+def said(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": each} for each in content]}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+TEXTS = "must be a text or a list of text parts"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "words"),
+    [
+        (ChatBody, {"messages": []}, "messages", "messages is empty"),
+        (ChatBody, {"messages": None}, "messages", "messages must be a list"),
+        (ChatBody, {"messages": ["x"]}, "messages", "messages.0 must be an object"),
+        (ChatBody, said("x", [PICTURE]), "messages", "messages.1.content.0 is no text: this model takes"),
+        (
+            ChatBody,
+            said([{"type": "text", "text": "x"}, SOUND]),
+            "messages",
+            "this model takes text parts only",
+        ),
+        (ChatBody, said(None), "messages", f"messages.0.content {TEXTS}"),
+        (ChatBody, said({"type": "text", "text": "x"}), "messages", f"messages.0.content {TEXTS}"),
+        (ChatBody, said(["x"]), "messages", "messages.0.content.0 must be an object"),
+        (ChatBody, said([{"type": "text"}]), "messages", "messages.0.content.0.text is missing"),
+        (ChatBody, {"messages": [{"content": "x"}]}, "messages", "messages.0.role is missing"),
+        (
+            ChatBody,
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+            "messages",
+            "messages.0.role must be 'system', 'developer', 'user' or 'assistant'",
+        ),
+        (ChatBody, {"max_completion_tokens": -1}, "max_completion_tokens", "max_completion_tokens is -1"),
+        (ChatBody, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
+        (ChatBody, {"logprobs": 1}, "logprobs", "logprobs must be true or false"),
+        (ChatBody, {"model": None}, "model", "model must be a text"),
+        (CompletionBody, {"prompt": ""}, "prompt", "the prompt is empty"),
+        (CompletionBody, {"prompt": []}, "prompt", "the prompt is empty"),
+        (CompletionBody, {"prompt": [1.5]}, "prompt", "prompt must be a text, texts, token ids, or lists"),
+        (CompletionBody, {"prompt": [1000]}, "prompt", "the prompt has the token 1000"),
+        (CompletionBody, {"n": 0}, "n", "n is 0"),
+        (CompletionBody, {"n": 1.5}, "n", "n must be a whole number"),
+        (CompletionBody, {"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
+        (CompletionBody, {"max_tokens": 1e300}, "max_tokens", "max_tokens must be a whole number"),
+        (CompletionBody, {"temperature": "hot"}, "temperature", "temperature must be a number"),
+        (CompletionBody, {"top_p": 2}, "top_p", "top_p is 2"),
+        (CompletionBody, {"stop": 5}, "stop", "stop must be a text or a list of texts"),
+        (CompletionBody, {"stop": [5]}, "stop", "stop.0 must be a text"),
+        (CompletionBody, {"stop": [""]}, "stop", "stop has an empty text"),
+        (CompletionBody, {"stop_token_ids": 5}, "stop_token_ids", "stop_token_ids must be a list"),
+        (CompletionBody, {"stop_token_ids": [1000]}, "stop_token_ids", "there is no token 1000"),
+        (CompletionBody, {"logit_bias": []}, "logit_bias", "logit_bias must be an object"),
+        (CompletionBody, {"logit_bias": {"1": 101}}, "logit_bias", "a bias of logit_bias is 101"),
+    ],
+    ids=lambda found: json.dumps(found)[:60] if isinstance(found, dict) else None,
+)
+def test_what_is_wrong_is_named_in_plain_words(
+    service: Service, kind: type[CommonBody], fields: dict[str, Any], param: str, words: str
+) -> None:
+    usual = CHAT if kind is ChatBody else COMPLETION
+
+    async def ask() -> None:
+        body = parse(kind, json.dumps({**usual, **fields}).encode())
+        if isinstance(body, ChatBody):
+            assert body.given_messages
+            await service.job(body, [(1,)], body.most_tokens, body.most_logprobs)
+        else:
+            assert isinstance(body, CompletionBody)
+            await service.job(body, body.prompts, body.max_tokens, body.logprobs)
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(ask())
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert words in caught.value.message
+    assert "nput should" not in caught.value.message
 
 
 @pytest.mark.parametrize(

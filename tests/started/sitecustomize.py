@@ -42,7 +42,7 @@ def _lean(load: _Load, module: Any) -> None:
 
 
 _WAYS: Mapping[str, Callable[[_Load, Any], None]] = {
-    "collage.measure_db.effort": _with_little_effort,
+    "collage.measure.timing.effort": _with_little_effort,
     _RACE: _with_little_effort,
     "tvm": _lean,
     "tvm_ffi": _lean,

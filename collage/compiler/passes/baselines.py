@@ -17,7 +17,7 @@ from collage.compiler.events import Considered
 from collage.compiler.plan import Plan, form_label
 from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_plans import whole_plan, whole_requests
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor

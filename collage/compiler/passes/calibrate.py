@@ -76,7 +76,12 @@ class Calibrate:
         best = rounds[0] if rounds else compilation.placed
         # Rounds before all offers were measured know of fewer candidates.
         latest = compilation.placed
-        best = replace(best, candidates=latest.candidates, transforms_us=latest.transforms_us)
+        best = replace(
+            best,
+            candidates=latest.candidates,
+            transforms_us=latest.transforms_us,
+            corrections=calibration.corrections,
+        )
         limit_us = self.close * best.mix_us
         close = [each.mix for each in rounds[1:] if each.mix is not None and each.mix_us < limit_us]
         close = close[: self.most_close]

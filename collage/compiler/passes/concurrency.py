@@ -21,7 +21,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.schedule.dag import Dag
 from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule

@@ -19,7 +19,7 @@ from collage.frontend.importer import DataDependentError
 from collage.frontend.original import AsLoaded
 from collage.frontend.simplify import simplify
 from collage.frontend.split import split
-from collage.measure_db.effort import QUICK
+from collage.measure.timing.effort import QUICK
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_trials import on_likely_numbers
 from collage.errors import ModelError
-from collage.measure_db.effort import FIRST
+from collage.measure.timing.effort import FIRST
 from collage.report.words import as_written
 
 log = logging.getLogger(__name__)

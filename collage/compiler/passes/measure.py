@@ -11,7 +11,7 @@ from collage.backends.base import BackendKind
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import HOST
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
 from collage.search.cuts import Nodes, needless_cuts

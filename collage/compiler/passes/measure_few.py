@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import PLAIN
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Outcome
 from collage.search.candidates import Offer
 from collage.search.promising import promising

@@ -19,8 +19,8 @@ from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure.measurer import Measurer
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection, RejectionKind
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer

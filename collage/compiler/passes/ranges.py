@@ -16,6 +16,7 @@ from typing import Any
 
 import onnxruntime
 
+from collage.check.value_ranges import value_ranges
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.metrics import MetricError
 from collage.compiler.state import Compilation, Context
@@ -28,7 +29,6 @@ from collage.graph.ranges import Range, shared
 from collage.graph.storage import INT8
 from collage.measure_db.database import Json
 from collage.measure_db.keys import Fact
-from collage.measure_db.value_ranges import value_ranges
 
 log = logging.getLogger(__name__)
 

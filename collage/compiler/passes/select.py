@@ -20,9 +20,9 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
-from collage.measure_db.interleave import ties
+from collage.measure.timing.interleave import ties
 from collage.measure_db.keys import Raced
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.schedule.program import Program
 from collage.schedule.schedule import makespan_us
 from collage.search.errors import of_outputs

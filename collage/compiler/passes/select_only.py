@@ -16,7 +16,7 @@ from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.errors import NoPlacementError
-from collage.measure_db.timing import Timing
+from collage.measure_db.results import Timing
 from collage.search.errors import of_outputs
 
 _NOTE = "a quick compile: few candidates, few samples, no comparison of whole networks"

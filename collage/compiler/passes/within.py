@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from collage.check.compare import of_shared_digits
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.events import Bounded, Noted
 from collage.compiler.metrics import MetricError
@@ -23,7 +24,6 @@ from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.steering import Steering
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.measure_db.compare import of_shared_digits
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.placement import Placement

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from collage.compiler.by_known import least_by_known, placed_by_known
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
-from collage.measure_db.protocol import Request
+from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Outcome
 
 log = logging.getLogger(__name__)

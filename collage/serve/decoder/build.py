@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from collage.backends.registry import Registry
 from collage.core.progress import Progress
@@ -14,6 +15,7 @@ from collage.serve.decoder.buckets import MOST_REQUESTS
 from collage.serve.decoder.check import check, error_of
 from collage.serve.decoder.compile import DecoderOptions, compile_parts, name_of, with_costs
 from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.config import DecoderConfig, decoder_file, read_config
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.decoder.normal_form import in_normal_form
 from collage.serve.decoder.original import OriginalDecoder
@@ -29,11 +31,12 @@ _CHECK_BLOCKS = 8 * MOST_REQUESTS
 def compile_decoder(
     source: ModelSource, options: DecoderOptions, registry: Registry, progress: Callable[[Progress], None]
 ) -> CompiledDecoder:
-    """Compile a decoder for serving.
+    """Compile a decoder for serving: a model, its file, or a folder that has one.
 
-    Each segment is measured and placed for each bucket, the whole is compared with ONNX Runtime on the original model,
-    and the time of an iteration is measured for each bucket. Raises ModelError for a model that cannot be served, which
-    names the node, UsageError for options that do not fit each other, and what ``collage.compile`` raises.
+    ``config.json`` beside the file tells how many positions there are, and which tokens end an answer. Each segment is
+    measured and placed for each bucket, the whole is compared with ONNX Runtime on the original model, and the time of
+    an iteration is measured for each bucket. Raises ModelError for a model that cannot be served, which names the node,
+    UsageError for options that do not fit each other, and what ``collage.compile`` raises.
     """
 
     def runner_of(parts: Sequence[CompiledDecoder]) -> DecoderRunner:
@@ -69,10 +72,14 @@ def _checked(
 ) -> tuple[CompiledDecoder, ...]:
     """The parts of a decoder, whose logits were compared with ONNX Runtime's."""
     check_options(options)
+    config = DecoderConfig()
+    if isinstance(source, (str, Path)):
+        source = decoder_file(Path(source))
+        config = read_config(source)
     model, name = in_normal_form(source), name_of(source) or "model"
 
     def compile_at(chosen: DecoderOptions) -> Sequence[CompiledDecoder]:
-        return compile_parts(model, chosen, registry, progress, name)
+        return compile_parts(model, chosen, registry, progress, name, config)
 
     def error(parts: Sequence[CompiledDecoder], exact: bool) -> float:
         first = parts[0]

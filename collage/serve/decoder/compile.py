@@ -20,14 +20,15 @@ from collage.frontend.apart import moved_out
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.weights import WeightFiles
 from collage.kernel.target import host
+from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
-from collage.measure_db.effort import FULL, QUICK
-from collage.measure_db.process import Workers
 from collage.runtime.parts import Parts
 from collage.serve.attention import attention_problem
 from collage.serve.decoder.angles import attention_of, tables_of_angles
 from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.decoder.config import DecoderConfig
 from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
@@ -42,7 +43,7 @@ from collage.serve.decoder.sliced_tables import read_decoder
 _MORE = ("onednn", "onnxruntime")
 """Backends that take part where those that share their weights have no kernels for a segment."""
 DEFAULT_LENGTH = 4096
-"""The longest sequence where no table of positions limits it."""
+"""The longest sequence if no table of positions limits it. It is shorter if ``config.json`` names fewer positions."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class DecoderOptions:
 
     ``backends`` are names; by default the operator libraries and compilers that read their weights where the module
     file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
-    sequence (by default what the model's positions allow). ``threads``, ``db`` and ``quick`` are those of
+    sequence (see ``longest_sequence``). ``threads``, ``db`` and ``quick`` are those of
     ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
 
     ``tolerance`` is the largest error of a logit, as a share of the largest one of its row, for which weights may be
@@ -75,25 +76,27 @@ def compile_parts(
     registry: Registry,
     progress: Callable[[Progress], None],
     name: str = "model",
+    config: DecoderConfig | None = None,
 ) -> tuple[CompiledDecoder, ...]:
     """Compile the segments of a decoder for each process. The whole is not checked, nor are its costs measured yet.
 
-    ``name`` is the decoder's, where the source is no file. Here ``options.tolerance`` is the largest error of each
-    segment's outputs, as ``collage.compile`` has it.
+    ``name`` is the decoder's, if the source is no file, and ``config`` what is known of it besides. Here
+    ``options.tolerance`` is the largest error of each segment's outputs, as ``collage.compile`` has it.
 
     Raises ModelError for a model that is no decoder, and what ``collage.compile`` raises.
     """
     if problem := attention_problem():
         raise CollageError(problem)
-    name = name_of(source) or name
+    name, config = name_of(source) or name, config or DecoderConfig()
     buckets = checked_buckets(options.buckets)
     progress(Progress("recognise", 0, 1, name))
     with ExitStack() as stack:
         files = stack.enter_context(WeightFiles())  # segments refer to them, and are copied often
         model = moved_out(with_fixed_shapes(as_written(source), PROBE), files)
-        decoder, graph = recognise(model, name, options.max_length)
+        known = None if config.positions is None else min(config.positions, DEFAULT_LENGTH)
+        decoder, graph = recognise(model, name, options.max_length or known)
         refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
-        length = _longest(decoder, options.max_length, name)
+        length = longest_sequence(decoder, options.max_length, name, config.positions)
         rotations = tables_of_angles(graph, decoder, length, name)
         decoder = with_masks(model, graph, decoder, length)
         threads = options.threads or host().threads
@@ -147,6 +150,7 @@ def compile_parts(
             {bucket: parts[bucket, first + last] for bucket in ends},
             processes=options.processes,
             after=each.after if options.processes > 1 else (),
+            end_tokens=config.end_tokens,
         )
         for first, each in zip(range(0, len(ranks) * (last + 1), last + 1), ranks, strict=True)
     )
@@ -238,13 +242,17 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def _longest(decoder: Decoder, wanted: int | None, name: str) -> int:
-    """The longest sequence. Raises UsageError for one that is longer than the tables of positions."""
+def longest_sequence(decoder: Decoder, wanted: int | None, name: str, positions: int | None) -> int:
+    """The longest sequence, by default one of ``positions`` at most.
+
+    Raises UsageError for one that is longer than the tables of positions.
+    """
     limit = decoder.max_length
     if wanted is not None and (wanted < 1 or (limit is not None and wanted > limit)):
         most = "" if limit is None else f", and at most {limit}, the rows of its table of positions"
         raise UsageError(f"the longest sequence of {name} must be at least 1{most}, not {wanted}.")
-    return wanted or limit or DEFAULT_LENGTH
+    default = DEFAULT_LENGTH if limit is None else limit
+    return wanted or min(default, positions or default)
 
 
 def with_costs(

@@ -37,7 +37,7 @@ class CompiledDecoder:
     a chunk of one prompt, without logits.
 
     ``error`` is the largest error of a logit that was seen in the check, as a share of the largest one of its row, and
-    ``tolerance`` what is allowed of it for weights in bfloat16.
+    ``tolerance`` what is allowed of it for weights in bfloat16. ``end_tokens`` end an answer.
 
     Where ``processes`` are several, this is the part of one of them, with some of the heads, and ``after`` has what
     follows each segment but the last one.
@@ -57,6 +57,7 @@ class CompiledDecoder:
     error: float = 0.0
     tolerance: float = 0.0
     body_ms: Mapping[int, float] = field(default_factory=dict)
+    end_tokens: tuple[int, ...] = ()
 
     @property
     def heads(self) -> Heads:

@@ -75,6 +75,7 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
                     "body_ms": {str(n): cost for n, cost in compiled.body_ms.items()},
                     "error": compiled.error,
                     "tolerance": compiled.tolerance,
+                    "end_tokens": list(compiled.end_tokens),
                 },
             }
         )
@@ -122,6 +123,7 @@ def load_decoder(path: Path, registry: Registry, *, share: bool = True, rank: in
             typed(float, about["error"]),
             typed(float, about["tolerance"]),
             {int(n): typed(float, cost) for n, cost in about.get("body_ms", {}).items()},
+            tuple(typed(list[int], about.get("end_tokens", []))),
         )
 
 

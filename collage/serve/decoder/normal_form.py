@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
 from onnx import TensorProto, helper
 
+from collage.core.printable import printable
+from collage.errors import ModelError
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.widen import computes_in, widen
 from collage.serve.decoder.onnx_graph import attribute
@@ -23,14 +25,34 @@ def in_normal_form(source: ModelSource) -> ModelSource:
     A decoder in float16 or bfloat16 keeps its weights, and the one that is made rounds values to float32 only. Of a
     merged decoder the branch with a cache is taken, which may be empty. Where the order of the largest elements is left
     open, as in DeepSeek-V3's choice of experts, they are sorted, as kernels expect it. Raises ModelError for what is no
-    ONNX model.
+    ONNX model, and for operators that are none of ONNX's, such as the contrib operators of ONNX Runtime.
     """
     model = as_written(source)
-    changed = [_without_branch(model), _with_nodes_in_order(model), _with_sorted_choices(model)]
+    without_branch = _without_branch(model)
+    _refuse_foreign(model.graph.node)
+    changed = [without_branch, _with_nodes_in_order(model), _with_sorted_choices(model)]
     if computes_in(model, _NARROW):
         widen(model, _NARROW, TensorProto.FLOAT)
         changed.append(True)
     return model if any(changed) else source
+
+
+def _refuse_foreign(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Raise ModelError for operators that ONNX does not have: of these, nothing is known but their names."""
+    foreign = [
+        node
+        for node in nodes
+        if not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+    ]
+    if not foreign:
+        return
+    first, *others = dict.fromkeys(f"{node.domain}.{node.op_type}".lstrip(".") for node in foreign)
+    more = f" (there are also {printable(', '.join(others))})" if others else ""
+    raise ModelError(
+        f"node {printable(foreign[0].name or foreign[0].output[0])} ({printable(first)}) cannot be served: it is no "
+        f"operator of ONNX{more}. Served are decoders without contrib operators, as optimum-onnx and torch.onnx export "
+        "them; the builder of ONNX Runtime GenAI and ONNX Runtime's optimizer write such operators."
+    )
 
 
 def _without_branch(model: onnx.ModelProto) -> bool:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from collage.check.reference import PartSession
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.measure_db.reference import PartSession
 from collage.serve.decoder.description import Rotation
 from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute, described
 

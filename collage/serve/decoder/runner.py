@@ -52,6 +52,7 @@ class DecoderRunner:
         self.max_tokens = compiled.buckets[-1]
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary
+        self.end_tokens = compiled.end_tokens
         self.threads = compiled.threads
         self._batch = Batch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,11 +35,12 @@ All streams wait while a body is read, and one of 16 MiB took seconds.
 _GONE = 499  # nobody reads it
 
 
-def make_app(service: Service) -> Starlette:
-    """The application, with errors in OpenAI's form."""
+def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
+    """The application, with errors in OpenAI's form. Browsers let pages of ``allow_origins`` use it."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
@@ -87,10 +88,20 @@ def make_app(service: Service) -> Starlette:
     async def chat(request: Request) -> Response | _EventStream:
         body = parse(ChatBody, await _body(request))
         service.check_model(body.model)
-        text = await service.chat_prompt(body.messages)
+        text = await service.chat_prompt(body.given_messages)
         job = await service.job(body, [text], body.most_tokens, body.most_logprobs, special=False)
         return await _answer(service, request, job, ChatShape(service), body)
 
+    middleware = [Middleware(RequestIds)]
+    if allow_origins:
+        cross_origin = Middleware(
+            CORSMiddleware,
+            allow_origins=allow_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
+        )
+        middleware.insert(0, cross_origin)
     return Starlette(
         routes=[
             Route("/health", health),
@@ -100,7 +111,7 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ],
-        middleware=[Middleware(RequestIds)],
+        middleware=middleware,
         exception_handlers={ApiError: failed, HTTPException: no_route, Exception: broken},
     )
 

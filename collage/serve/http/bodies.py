@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
+from collage.errors import UsageError
 from collage.serve.http.errors import ApiError, bad_request
 from collage.serve.http.neutral import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, Neutral, check_neutral
 from collage.serve.sampling import Sampling
@@ -17,6 +19,24 @@ Item = TypeVar("Item")
 
 _MAX_N = 128
 _MAX_SALT = 256
+
+_WANTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "an object",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
+"""What a value must be, by the type of pydantic's error."""
+_CHOICES = {
+    "prompt": "a text, texts, token ids, or lists of token ids",
+    "stop": "a text or a list of texts",
+    "content": "a text or a list of text parts",
+}
+"""What the fields of several types must be."""
 
 
 class _FailFast:
@@ -81,6 +101,18 @@ class CommonBody(Part):
     priority: int | None = None
     timeout_s: float | None = None
     cache_salt: str | None = None
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The fields of the request that have other names in ``Sampling``, by these."""
+        return {}
+
+    def explained(self, error: UsageError) -> ApiError:
+        """The error for a value that is out of range, with the first field that the message names."""
+        message = re.sub(r"\w+", lambda word: self.renamed.get(word[0], word[0]), str(error))
+        places = {**{each.name: each.name for each in fields(self)}, "prompt": self.prompt_field}
+        named = (places[word] for word in re.findall(r"\w+", message) if word in places)
+        return bad_request(message, next(named, None))
 
     @property
     def answers(self) -> int:
@@ -201,6 +233,21 @@ class ChatBody(CommonBody):
     top_logprobs: int | None = None
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """The names of the number of log probabilities, and of the most tokens if it is given by the newer one."""
+        found = {"logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            found["max_tokens"] = "max_completion_tokens"
+        return found
+
+    @property
+    def given_messages(self) -> tuple[Message, ...]:
+        """The messages, of which there is at least one."""
+        if not self.messages:
+            raise bad_request("messages is empty; give at least one message.", "messages")
+        return self.messages
+
+    @property
     def most_tokens(self) -> int | None:
         """The most tokens of the answer, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -229,7 +276,7 @@ def parse(kind: type[Body], data: bytes) -> Body:
     try:
         found: Body = _adapter(cast(Hashable, kind)).validate_json(data, strict=True)
     except ValidationError as error:
-        raise _explained(error.errors(include_url=False, include_input=False)[0]) from error
+        raise _explained(error.errors(include_url=False, include_input=False)) from error
     _check(found)
     return found
 
@@ -257,16 +304,29 @@ def _names(kind: Any) -> frozenset[str]:
     return frozenset(each.name for each in fields(kind))
 
 
-def _explained(first: Any) -> ApiError:
-    """The error for the first thing that is wrong."""
-    place = [str(each) for each in first["loc"]]
+def _explained(errors: Sequence[Any]) -> ApiError:
+    """The error for the first field that is wrong: of the errors for its several types, the one that goes deepest."""
+    field = errors[0]["loc"][:1]
+    found = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
+    kind, place = found["type"], [str(each) for each in found["loc"]]
     if not place:
-        return bad_request(f"the body is no JSON object of this kind: {first['msg']}.")
-    field = place[0]
-    if field == "prompt" and len(place) > 1:
-        return bad_request("prompt must be a text, texts, token ids, or lists of token ids.", field)
-    where = ".".join(each for each in place if each.isidentifier() or each.isdigit())
-    return bad_request(f"{where}: {first['msg']}.", field)
+        reason = f": {found['ctx']['error']}" if kind == "json_invalid" else ""
+        return bad_request(f"the body is no JSON object{reason}.")
+    # If a field may have several types, the name of one follows the field's.
+    names = [each for each in place if (each.isidentifier() and each != "str") or each.isdigit()]
+    if names[0] == "prompt":
+        names = names[:1]
+    path, wanted = ".".join(names), _WANTED.get(kind)
+    if kind == "missing":
+        return bad_request(f"{path} is missing.", names[0])
+    if kind == "literal_error":
+        if names[-1] == "type":
+            part = path.removesuffix(".type")
+            return bad_request(f"{part} is no text: this model takes text parts only.", names[0])
+        wanted = found["ctx"]["expected"]
+    if place[-1] != names[-1]:
+        wanted = _CHOICES[names[-1]]
+    return bad_request(f"{path} must be {wanted}." if wanted else f"{path}: {found['msg']}.", names[0])
 
 
 def _bias(name: str, value: object) -> tuple[int, float]:

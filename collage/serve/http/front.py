@@ -69,7 +69,7 @@ class Front:
     @property
     def app(self) -> Starlette:
         """Make the routes."""
-        return make_app(self.service)
+        return make_app(self.service, self._options.allow_origins)
 
     async def start(self) -> Ready:
         """Start the engine, and wait until the model is loaded. Raises CollageError."""

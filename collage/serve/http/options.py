@@ -14,7 +14,8 @@ class ServerOptions:
     """The options of a server. ``port`` 0 takes any free one.
 
     ``drain_s`` bounds the time from SIGTERM on, and ``stall_s`` that in which an engine with requests does nothing.
-    ``own_weights`` is as in ``collage.serve.model.open_runner``.
+    ``own_weights`` is as in ``collage.serve.model.open_runner``. Browsers let pages of ``allow_origins`` use the
+    server, of all origins if "*" is one of them.
     """
 
     model: Path
@@ -30,6 +31,7 @@ class ServerOptions:
     trace: Path | None = None
     parallelism: Parallelism | None = None
     own_weights: bool | None = None
+    allow_origins: tuple[str, ...] = ()
 
     @property
     def shown_name(self) -> str:

@@ -39,11 +39,13 @@ def bound(host: str, port: int) -> socket.socket:
     in use.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "this is no name of a host"
         raise UsageError(f"there is no address {host}: {reason}. Give another one with --host.") from error
-    listener = socket.socket(family, kind)
+    family, kind, protocol, _, address = found[0]
+    # Event loops set TCP_NODELAY only on sockets that name their protocol; small answers wait for an ACK without it.
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -96,7 +96,7 @@ class Service:
             sampling = body.sampling(logprobs)
             found = [self._requests(body, each, sampling, max_tokens) for each in prompts]
         except UsageError as error:
-            raise bad_request(str(error)) from error
+            raise body.explained(error) from error
         return Job(self, [each for requests in found for each in requests])
 
     def _requests(

@@ -71,6 +71,7 @@ class ParallelRunner:
         self.max_tokens = self.buckets[-1]
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary
+        self.end_tokens = compiled.end_tokens
         self._costs: dict[int, float] = {}
         self._setup = Setup(parallelism, 0, model, each, cache, Path(), ())
         self._crew: Crew | None = None

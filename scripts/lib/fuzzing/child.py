@@ -151,8 +151,8 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     from collage.cli.arrays import fill_inputs
     from collage.compiler.compile import compile_model
     from collage.compiler.options import CompileOptions
-    from collage.measure_db.effort import QUICK
-    from collage.measure_db.process import Workers
+    from collage.measure.timing.effort import QUICK
+    from collage.measure.worker.process import Workers
 
     workers = Workers()
     options: dict[str, Any] = {

@@ -13,11 +13,11 @@ import onnx
 import onnxruntime as ort
 
 import collage
+from collage.check.compare import difference, dtypes_of, region_tolerance
+from collage.check.nearby import as_good_as_can_be, nearby_outputs
+from collage.check.precise import precise_run
 from collage.frontend.ort_session import session_options
 from collage.frontend.session import reference_run
-from collage.measure_db.compare import difference, dtypes_of, region_tolerance
-from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
-from collage.measure_db.precise import precise_run
 from scripts.lib.realmodels.cases import Case
 
 Values = dict[str, Any]

@@ -1,0 +1,130 @@
+"""A candidate's kernel: tuned, compiled, loaded, and bound to buffers that hold its reference inputs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import onnx
+
+from collage.backends.base import Backend
+from collage.backends.engine import artifact_for, as_engine
+from collage.backends.tuner import Tuner
+from collage.check.samples import Sample, Samples
+from collage.check.stages import RejectedError, stage
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array, TensorType
+from collage.graph.storage import PLAIN, Storage, stored_type
+from collage.kernel.device_array import copy_on, empty_on
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
+from collage.measure_db.results import Rejection, RejectionKind
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """What a kernel is built from.
+
+    ``original`` is the model as its author wrote it. Where it is given the backend compiles it instead of the subgraph,
+    which is all of the model then. ``ready`` is the artifact where it was built ahead.
+    """
+
+    subgraph: Subgraph
+    backend: Backend
+    options: BuildOptions
+    original: onnx.ModelProto | None = None
+    ready: bytes | None = None
+
+    def tuned(self) -> KernelSource:
+        """The source with the record of tuning in its options, where there are trials. Raises RejectedError."""
+        if not self.options.tune_trials or not isinstance(self.backend, Tuner):
+            return self
+        with stage("tune"):
+            tuning = self.backend.tune(self.subgraph, self.options)
+        return replace(self, options=replace(self.options, tuning=tuning))
+
+    def compiled(self) -> bytes:
+        """The artifact that the backend makes. Raises RejectedError."""
+        if self.ready is not None:
+            return self.ready
+        with stage("codegen"):
+            if self.original is None:
+                return self.backend.codegen(self.subgraph, self.options)
+            return artifact_for(as_engine(self.backend), self.original, self.options)
+
+
+@dataclass(frozen=True)
+class KernelBuffers:
+    """Aligned arrays for the inputs and outputs of a subgraph, in order, each in the storage of the variant."""
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    input_storages: tuple[Storage, ...]
+    output_storages: tuple[Storage, ...]
+
+    @staticmethod
+    def of(source: KernelSource, samples: Samples) -> KernelBuffers:
+        """Buffers that hold the subgraph's usual inputs. Raises RejectedError where no reference values are known."""
+        subgraph, variant = source.subgraph, source.options.variant
+        input_storages = variant.inputs or (PLAIN,) * len(subgraph.inputs)
+        output_storages = variant.outputs or (PLAIN,) * len(subgraph.outputs)
+        usual = usual_sample(subgraph, samples)
+        types = zip(subgraph.output_types, output_storages, strict=True)
+        return KernelBuffers(
+            tuple(
+                copy_on(storage.device, usual.stored(at, storage))
+                for at, storage in enumerate(input_storages)
+            ),
+            tuple(_empty_on(storage, stored_type(kind, storage)) for kind, storage in types),
+            input_storages,
+            output_storages,
+        )
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """A kernel that is loaded and bound, which took ``load_s`` seconds. ``call`` runs it on the buffers."""
+
+    source: KernelSource
+    artifact: bytes
+    buffers: KernelBuffers
+    kernel: Kernel
+    call: Call
+    load_s: float
+
+    def another(self) -> BoundKernel:
+        """One more instance, with weights of its own, on the same buffers. Raises RejectedError."""
+        return _bind(self.source, self.artifact, self.buffers)
+
+
+def build(source: KernelSource, samples: Samples) -> BoundKernel:
+    """Compile, load and bind the candidate. Raises RejectedError."""
+    return load(source, source.compiled(), samples)
+
+
+def load(source: KernelSource, artifact: bytes, samples: Samples) -> BoundKernel:
+    """Load and bind what was compiled. Raises RejectedError."""
+    return _bind(source, artifact, KernelBuffers.of(source, samples))
+
+
+def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:
+    """The subgraph in the model's reference run. Raises RejectedError where a value is not known."""
+    try:
+        return samples.usual(subgraph)
+    except KeyError as missing:
+        name = subgraph.model.graph.values[missing.args[0]].name
+        text = f"no reference value for {name or 'a value inside an ONNX node'}"
+        raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, text)) from missing
+
+
+def _empty_on(storage: Storage, kind: TensorType) -> Array:
+    return empty_on(storage.device, kind.shape, kind.dtype)
+
+
+def _bind(source: KernelSource, artifact: bytes, buffers: KernelBuffers) -> BoundKernel:
+    start = time.perf_counter()
+    with stage("load"):
+        loaded = source.backend.load(artifact, source.options)
+    with stage("bind"):
+        call = loaded.bind(buffers.inputs, buffers.outputs)
+    return BoundKernel(source, artifact, buffers, loaded, call, time.perf_counter() - start)

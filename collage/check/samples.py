@@ -1,0 +1,295 @@
+"""Inputs and expected outputs of regions: the reference values of the model, and changed ones for each region.
+
+A network that NaN is put into ends as NaN everywhere, which would test little. So the inputs of each region are changed
+where it stands (see ``input_kinds``), and ONNX Runtime without optimisations tells what the region makes of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.check.compare import Expected
+from collage.check.input_kinds import KINDS, InputKind, free_integers
+from collage.check.nearby import as_good_as_can_be, nearby_outputs
+from collage.check.precise import precise_run
+from collage.check.reference import PartSession
+from collage.check.spent import REFERENCE, spent
+from collage.check.store import ValueStore
+from collage.core.library_text import library_text
+from collage.frontend.apart import has_files
+from collage.frontend.op_kinds import is_convolution, rounds
+from collage.frontend.random_inputs import indexed_rows
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.graph.storage import PLAIN, Storage, to_layout
+
+log = logging.getLogger(__name__)
+
+USUAL = "usual"
+_BUDGET_S, _SHARE = 15.0, 0.25
+"""Seconds for the reference runs of one region on changed inputs, and the most of them as a share of the limit of the
+candidate that waits for them. Kinds of inputs that come too late are left out."""
+_LARGEST_BYTES = 1 << 30
+"""A region with larger constants gets no changed inputs, unless they are in files: ONNX Runtime needs the constants in
+one protobuf."""
+_ROUNDING = 0.05
+"""Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
+_NOTE = ".trying"
+_CONTROL_FLOW = frozenset(("onnx.Loop", "onnx.If"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Plain inputs of a region in order, and the outputs that ONNX Runtime makes of them.
+
+    ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``.
+    """
+
+    kind: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    ordinary: bool
+    rounded: bool
+    channels_first: bool
+    _stored: dict[tuple[int, Storage], Array] = field(default_factory=dict, repr=False)
+    _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
+    _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, repr=False)
+    _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
+
+    def stored(self, position: int, layout: Storage) -> Array:
+        """An input as kernels read it, in the storage ``layout``."""
+        if layout == PLAIN:
+            return self.inputs[position]
+        key = position, layout
+        if key not in self._stored:
+            self._stored[key] = to_layout(self.inputs[position], layout)
+        return self._stored[key]
+
+    def expected(self, position: int, layout: Storage) -> Expected:
+        """What is expected of an output in the storage ``layout``."""
+        key = position, layout
+        if key not in self._expected:
+            self._expected[key] = Expected.of(
+                self.outputs[position],
+                rounded=self.rounded,
+                channels_first=self.channels_first,
+                layout=layout,
+                lenient=self.ordinary and self.kind != USUAL,
+            )
+        return self._expected[key]
+
+    def is_doubtful(self, position: int, error: float) -> bool:
+        """Whether an error may be one of rounding: a small one, or an integer that a comparison of floats decides."""
+        return error <= _ROUNDING or self.outputs[position].dtype.kind in "iub"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The kinds of extraordinary inputs that would change a region's inputs, and that no sample is of.
+
+    There was no time for those that are ``late``, or ONNX Runtime did not survive them. Those that are ``refused``
+    cannot be tried at all: ONNX Runtime gives no answer for the region, or none of its shapes.
+    """
+
+    late: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def fatal_samples(folder: Path) -> set[Path]:
+    """The notes in a folder of reference values. Each is about inputs that were tried when the process ended."""
+    return set(folder.glob(f"*{_NOTE}"))
+
+
+class Samples:
+    """The samples of a model's regions; those of the region that was asked for last are kept.
+
+    ``store`` has the model's reference values. Its folder also takes notes of what is being tried: a kind of inputs
+    that ends the process in ONNX Runtime is left out by the next one.
+    """
+
+    def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
+        """A reference run that judges a kernel's outputs may take ``limit_s`` seconds."""
+        self.store = store
+        self._limit_s = limit_s
+        self._budget_s = _BUDGET_S
+        self._nodes: tuple[int, ...] | None = None
+        self._usual: Sample | None = None
+        self._changed: list[Sample] | None = None
+        self._left_out = LeftOut()
+        self._model: onnx.ModelProto | None = None
+        self._session: PartSession | None = None
+
+    def keep_within(self, limit_s: float) -> None:
+        """Take a part of the seconds of a candidate that waits for the samples, so that it has the others itself."""
+        self._budget_s = min(_BUDGET_S, _SHARE * limit_s)
+
+    def usual(self, subgraph: Subgraph) -> Sample:
+        """The region in the model's reference run. Raises KeyError (value id) for a value without one."""
+        self._turn_to(subgraph)
+        if self._usual is None:
+            graph = subgraph.model.graph
+            load = {v: self.store.load(v, graph.type_of(v)) for v in (*subgraph.inputs, *subgraph.outputs)}
+            inputs, outputs = (tuple(load[v] for v in side) for side in (subgraph.inputs, subgraph.outputs))
+            self._usual = self._sample(USUAL, True, subgraph, inputs, outputs)
+        return self._usual
+
+    def changed(self, subgraph: Subgraph) -> Sequence[Sample]:
+        """The region on changed inputs. There are none where it has no ONNX form, or ONNX Runtime refuses them."""
+        self._turn_to(subgraph)
+        if self._changed is None:
+            with spent(REFERENCE):
+                usual = self.usual(subgraph).inputs
+                indices = [indexed_rows(subgraph.model, value) is not None for value in subgraph.inputs]
+                free = free_integers(subgraph.model.graph, subgraph.inputs, subgraph.nodes, indices)
+                kinds = [kind for kind in KINDS if kind.applies(usual, free)]
+                late: list[str] = []
+                found = list(self._make(subgraph, kinds, free, late))
+            known = {*late, *(sample.kind for sample in found)}
+            wanted = [kind.name for kind in kinds if not kind.ordinary]
+            self._left_out = LeftOut(
+                tuple(name for name in wanted if name in late),
+                tuple(name for name in wanted if name not in known),
+            )
+            self._changed = found
+        return self._changed
+
+    def left_out(self, subgraph: Subgraph) -> LeftOut:
+        """The kinds of inputs that ``changed`` has no samples of."""
+        self.changed(subgraph)
+        return self._left_out
+
+    def tolerates(
+        self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float, precision: str
+    ) -> bool:
+        """Whether a plain output that is off by more than ``allowed`` is still ``as_good_as_can_be``.
+
+        ``precision`` is that of the kernel which made it. False where the region has no ONNX form.
+        """
+        self._turn_to(subgraph)
+        names = [f"v{value}" for value in subgraph.inputs]
+        try:
+            if precision not in sample._nearby:
+                sample._nearby[precision] = self._near(subgraph, sample, precision)
+        except Exception as error:  # ORT's exceptions share no base class but Exception
+            log.debug("%s: %s", subgraph, error)
+            return False
+        nearby = [outputs[position] for outputs in sample._nearby[precision]]
+
+        def precise() -> Any:
+            if not sample._precise:
+                model = self._model or subgraph.to_onnx()
+                sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
+            (outputs,) = sample._precise
+            return None if outputs is None else outputs[position]
+
+        return as_good_as_can_be(
+            *(actual, sample.outputs[position], allowed, nearby, precise),
+            channels_first=sample.channels_first,
+            precision=precision,
+        )
+
+    def _near(self, subgraph: Subgraph, sample: Sample, precision: str) -> list[list[Array]]:
+        session = self._reference(subgraph)
+        model = self._model
+        assert model is not None
+
+        def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
+            return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
+
+        names = (f"v{value}" for value in subgraph.inputs)
+        feeds = dict(zip(names, sample.inputs, strict=True))
+        # Digits that outliers cost are no excuse: only what a kernel does to the usual inputs is charged.
+        return list(nearby_outputs(model, feeds, run, precision, steps=sample.kind == USUAL))
+
+    def _reference(self, subgraph: Subgraph) -> PartSession:
+        if self._session is None:
+            self._model = subgraph.to_onnx(apart=True)
+            self._session = PartSession(self._model)
+        return self._session
+
+    def _turn_to(self, subgraph: Subgraph) -> None:
+        if self._nodes != subgraph.nodes:
+            self._nodes = subgraph.nodes
+            self._usual = self._changed = self._model = self._session = None
+
+    def _sample(
+        self, kind: str, ordinary: bool, subgraph: Subgraph, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> Sample:
+        ops = [node.op for node in subgraph.operators]
+        return Sample(
+            kind,
+            tuple(inputs),
+            tuple(outputs),
+            ordinary,
+            any(map(rounds, ops)),
+            any(map(is_convolution, ops)),
+        )
+
+    def _make(
+        self, subgraph: Subgraph, kinds: Sequence[InputKind], free: Sequence[bool], late: list[str]
+    ) -> Iterator[Sample]:
+        """The samples of these kinds; the names of those that come too late are added to ``late``."""
+        model, usual = subgraph.model, self.usual(subgraph)
+        constants = sum(array.nbytes for array in subgraph.weights.values())
+        if constants > _LARGEST_BYTES and not has_files(model.onnx):
+            return
+        inner = model.inner_operators
+        if any(n.op in _CONTROL_FLOW or "Loop" in inner.get(n.id, ()) for n in subgraph.operators):
+            return  # a changed number of iterations may be one that never ends
+        names = [f"v{value}" for value in subgraph.inputs]
+        end = time.monotonic() + self._budget_s
+        for kind in kinds:
+            if time.monotonic() > end:
+                log.info("%s: no time is left for %s", subgraph, kind.name)
+                late.append(kind.name)
+                continue
+            rng = np.random.default_rng([len(kind.name), int(subgraph.digest[:12], 16)])
+            inputs = kind.inputs(usual.inputs, free, rng)
+            assert inputs is not None
+            try:
+                with self._noted(subgraph, kind) as again:
+                    if not again:
+                        late.append(kind.name)
+                        continue
+                    feeds = dict(zip(names, inputs, strict=True))
+                    outputs = self._reference(subgraph).run(feeds, self._budget_s)
+            except TimeoutError as error:
+                log.info("%s on %s: %s", subgraph, kind.name, error)
+                late.append(kind.name)
+                continue
+            except Exception as error:  # ORT's exceptions share no base class but Exception
+                log.debug("%s on %s: %s", subgraph, kind.name, library_text(error))
+                if self._session is None:
+                    return
+                continue
+            if all(a.shape == t.shape for a, t in zip(outputs, subgraph.output_types, strict=True)):
+                yield self._sample(kind.name, kind.ordinary, subgraph, inputs, outputs)
+
+    @contextmanager
+    def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
+        """Whether to try that kind of inputs, which is noted in a file inside the block.
+
+        It is not tried again where an earlier process ended inside the block.
+        """
+        about = hashlib.sha256(json.dumps([subgraph.nodes, kind.name]).encode()).hexdigest()[:24]
+        note: Path = self.store.folder / f"{about}{_NOTE}"
+        if note.exists():
+            log.warning("%s: ONNX Runtime does not survive %s", subgraph, kind.name)
+            yield False
+            return
+        note.touch()
+        try:
+            yield True
+        finally:
+            note.unlink(missing_ok=True)

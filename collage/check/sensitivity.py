@@ -1,0 +1,213 @@
+"""Sensitivities: how much of an error in a value inside the model is left in its outputs.
+
+ONNX Runtime runs the model with noise added to values, as large in each element's scale as errors of kernels are (see
+``scales``), and the outputs are compared with those of a run without noise. There is one run for each group of values
+that follow each other, and not one for each value: neighbours are about as sensitive, and noises are independent, so
+that they add up in quadrature. The last values have runs of their own: where the outputs depend on few numbers most,
+their errors count many times as much as those of their neighbours.
+
+There are two kinds of noise. That of products is about as large in all elements of a scale. That of rounding is largest
+in the largest elements, which often count most: the likeliest class has the largest score.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.check.scales import scales
+from collage.core.deadline import Check, endless
+from collage.frontend.model import Model
+from collage.frontend.session import unoptimised_session
+from collage.graph.dataflow import Array
+
+log = logging.getLogger(__name__)
+
+NOISE = 4e-3
+"""The largest noise of an element, in its scale: half of the last bit of a bfloat16 number."""
+GROUPS = 24
+"""The most groups of values."""
+_ALONE = 0.25
+"""The share of the groups that are the last values, one at a time."""
+_RUNS = 4
+"""The least number of runs with noise for each group, by turns of both kinds."""
+BATCH_BYTES = 256 * 2**20
+"""The most bytes of values that are held at a time."""
+
+_EXACT = "/before noise"
+_NOISE = "/noise"
+
+Compare = Callable[[Sequence[Array], Sequence[Array]], float]
+"""The error of outputs (first) in units of their scale, given what is expected of them (second)."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A value of the graph that has a name in the ONNX model, and the values that have its sensitivity."""
+
+    value: int
+    name: str
+    alike: tuple[int, ...]
+
+
+def sensitivities(
+    model: Model,
+    values: Collection[int],
+    samples: Sequence[Sequence[Array]],
+    compare: Compare,
+    check: Check = endless,
+) -> dict[int, float]:
+    """The outputs' error for each unit of error in the values, by value; the largest one of the samples.
+
+    ``samples`` are inputs in the model's order. A value that is inside an ONNX node has the sensitivity of what the
+    node makes of it. Values about which nothing can be found out are left out. Raises whatever ONNX Runtime raises, and
+    what ``check`` raises, which is called before each run.
+    """
+    named = _named(model, values)
+    if not named:
+        return {}
+    noisy = _NoisyModel(model, named)
+    batches = [*_batches(model, _groups(named))]
+    found: dict[int, float] = {}
+    for number in range(max(_RUNS, len(samples)) if samples else 0):
+        inputs, make = samples[number % len(samples)], _KINDS[number % len(_KINDS)]
+        feeds = dict(zip(model.input_names, inputs, strict=True))
+        check()
+        expected = noisy.run(feeds, {})
+        rng = np.random.default_rng(number)
+        for groups in batches:
+            check()
+            exact = noisy.values(feeds, [each for group in groups for each in group])
+            for group in groups:
+                check()
+                noise = {each.name: make(exact.pop(each.name), rng) for each in group}
+                error = compare(noisy.run(feeds, noise), expected)
+                if not math.isfinite(error):
+                    continue
+                share = error / (NOISE * math.sqrt(len(group)))
+                for value in (v for each in group for v in each.alike):
+                    found[value] = max(share, found.get(value, 0.0))
+    return found
+
+
+def _of_products(array: Array, rng: np.random.Generator) -> Array:
+    """Normal noise in each element's scale, whose largest one is ``NOISE``."""
+    drawn = rng.standard_normal(array.shape, np.float32)
+    most = float(np.abs(drawn).max(initial=0.0))
+    noise: Array = (drawn * scales(array) * (NOISE / most if most > 0 else 0.0)).astype(np.float32)
+    return noise
+
+
+def _of_rounding(array: Array, rng: np.random.Generator) -> Array:
+    """Even noise of at most ``NOISE`` times the element itself."""
+    drawn: Any = rng.uniform(-NOISE, NOISE, array.shape)
+    noise: Array = (drawn * array).astype(np.float32)
+    return noise
+
+
+_KINDS = (_of_products, _of_rounding)
+
+
+def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
+    """At most ``GROUPS`` groups of neighbours, of about equal size, and the last values alone."""
+    alone = int(_ALONE * GROUPS) if len(named) > GROUPS else 0
+    together = len(named) - alone
+    count = min(GROUPS - alone, together)
+    bounds = [round(k * together / count) for k in range(count + 1)]
+    for begin, end in pairwise([*bounds, *range(together + 1, len(named) + 1)]):
+        yield named[begin:end]
+
+
+def _batches(model: Model, groups: Iterable[Sequence[_Named]]) -> Iterator[list[Sequence[_Named]]]:
+    """The groups, as many at a time as one run may give the values of."""
+    batch: list[Sequence[_Named]] = []
+    size = 0
+    for group in groups:
+        own = sum(model.graph.type_of(each.value).nbytes for each in group)
+        if batch and size + own > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(group)
+        size += own
+    if batch:
+        yield batch
+
+
+def _named(model: Model, values: Collection[int]) -> list[_Named]:
+    """The float32 values with names that stand for these values, in the order of their producers."""
+    graph = model.graph
+    names: dict[int, str] = {}
+    for node in model.onnx.graph.node:
+        for name in node.output:
+            value = model.onnx_values.get(name)
+            if value is not None and graph.type_of(value).dtype == "float32":
+                names.setdefault(value, name)
+    stands: dict[int, list[int]] = {}
+    for value in values:
+        found = _next_named(model, value, names)
+        if found is not None:
+            stands.setdefault(found, []).append(value)
+    order = sorted(stands, key=lambda value: graph.values[value].producer or 0)
+    return [_Named(value, names[value], tuple(stands[value])) for value in order]
+
+
+def _next_named(model: Model, value: int, names: Mapping[int, str]) -> int | None:
+    """The value itself where it has a name, or the first one with a name that is computed from it, or None."""
+    graph, seen, pending = model.graph, {value}, [value]
+    while pending:
+        current = pending.pop(0)
+        if current in names:
+            return current
+        for user in graph.users[current]:
+            new = [v for v in graph.nodes[user].outputs if v not in seen]
+            seen.update(new)
+            pending += new
+    return None
+
+
+class _NoisyModel:
+    """The model in ONNX Runtime, with an input for noise that is added to each of some values."""
+
+    def __init__(self, model: Model, named: Sequence[_Named]) -> None:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.onnx)
+        wanted = {each.name for each in named}
+        nodes = list(proto.graph.node)
+        del proto.graph.node[:]
+        for node in nodes:
+            made = [name for name in node.output if name in wanted]
+            for position, name in enumerate(node.output):
+                if name in wanted:
+                    node.output[position] = name + _EXACT
+            proto.graph.node.append(node)
+            for name in made:
+                proto.graph.node.append(
+                    onnx.helper.make_node("Add", [name + _EXACT, name + _NOISE], [name], name=name + _NOISE)
+                )
+        for name in sorted(wanted):
+            # The shape is left open: a single zero stands for no noise.
+            proto.graph.input.append(
+                onnx.helper.make_tensor_value_info(name + _NOISE, onnx.TensorProto.FLOAT, None)
+            )
+            proto.graph.output.append(onnx.ValueInfoProto(name=name + _EXACT))
+        self._outputs = list(model.output_names)
+        self._silence = {name + _NOISE: np.zeros((), np.float32) for name in wanted}
+        self._session = unoptimised_session(proto)
+
+    def run(self, feeds: Mapping[str, Any], noise: Mapping[str, Array]) -> list[Array]:
+        """The model's outputs, in order, with noise by the values' names."""
+        given = {name + _NOISE: array for name, array in noise.items()}
+        return list(self._session.run(self._outputs, {**feeds, **self._silence, **given}))
+
+    def values(self, feeds: Mapping[str, Any], named: Sequence[_Named]) -> dict[str, Array]:
+        """Values without noise, by name."""
+        names = [each.name for each in named]
+        found = self._session.run([name + _EXACT for name in names], {**feeds, **self._silence})
+        return dict(zip(names, found, strict=True))

@@ -1,0 +1,146 @@
+"""Ranges of values inside a model: what ONNX Runtime finds on samples, from the least number to the largest one.
+
+Two ranges are found of each value. One has all numbers, and one leaves out the largest magnitudes, 1 in 10,000 of
+them, so that steps of 8 bits are finer for the others. Which one is the better is seen on the samples, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.check.scales import scales
+from collage.frontend.model import Model
+from collage.frontend.session import unoptimised_session
+from collage.graph.dataflow import Array, TensorType
+from collage.graph.ranges import Range
+from collage.graph.storage import PLAIN
+
+QUANTILE = 0.9999
+"""The share of magnitudes that the narrower range has."""
+_CHECKED = 2
+"""So many samples tell which range is the better."""
+_AT_ONCE_BYTES = 1 << 28
+"""Values up to this are kept from one run; what is more takes runs of its own."""
+_LOOKED_AT = 1 << 16
+"""A quantile is taken of so many numbers of a sample."""
+
+
+def value_ranges(
+    model: Model,
+    samples: Sequence[Sequence[Array]],
+    *,
+    by_largest: bool = True,
+    check: Callable[[], None] = lambda: None,
+) -> dict[int, Range]:
+    """The ranges of float32 values with rows or channels that have names in the ONNX model.
+
+    Of the two ranges of a value the one with the smaller error in the first samples is taken: the smaller largest error
+    of an element in its scale where ``by_largest``, else the smaller root of the mean square. Raises whatever
+    ONNX Runtime raises.
+    """
+    names = _names(model)
+    whole: dict[int, Range] = {}
+    narrow: dict[int, Range] = {}
+    odd: set[int] = set()
+    run = _Run(model, names)
+    for inputs in samples:
+        check()
+        for value, array in run.values(inputs):
+            low, high = float(array.min()), float(array.max())
+            if not math.isfinite(high - low):
+                odd.add(value)
+                continue
+            cut, seen = _quantile(array), max(-low, high)
+            for found, each in (
+                (whole, Range(low, high)),
+                (narrow, Range(max(low, -cut), min(high, cut), seen)),
+            ):
+                found[value] = found[value].joined(each) if value in found else each
+    errors: dict[int, list[float]] = {value: [0.0, 0.0] for value in whole}
+    for inputs in samples[:_CHECKED]:
+        check()
+        for value, array in run.values(inputs):
+            if value in odd:
+                continue
+            for place, found in enumerate((whole, narrow)):
+                error = _error(array, found[value], by_largest)
+                errors[value][place] = max(errors[value][place], error)
+    return {
+        value: each if errors[value][0] <= errors[value][1] else narrow[value]
+        for value, each in whole.items()
+        if value not in odd
+    }
+
+
+def _quantile(array: Array) -> float:
+    """The magnitude that a share ``QUANTILE`` of a part of the numbers is not above."""
+    flat = np.abs(array.reshape(-1)[:: max(1, array.size // _LOOKED_AT)])
+    place = min(flat.size - 1, int(QUANTILE * flat.size))
+    return float(np.partition(flat, place)[place])
+
+
+def _error(array: Array, found: Range, by_largest: bool) -> float:
+    storage = found.storage(PLAIN)
+    if storage is None:
+        return math.inf
+    kind = TensorType(array.shape, array.dtype.name)
+    kept: Any = storage.format.restore(storage.format.store(array), kind)
+    relative = (kept - array) / scales(array, channels_first=True)
+    return float(np.abs(relative).max() if by_largest else np.sqrt(np.mean(np.square(relative))))
+
+
+def _names(model: Model) -> dict[int, str]:
+    """Names in the ONNX model of the float32 values with rows or channels."""
+    found: dict[int, str] = {}
+    made = (name for node in model.onnx.graph.node for name in node.output)
+    for name in (*model.input_names, *made):
+        value = model.onnx_values.get(name)
+        if value is None or model.graph.is_constant(value):
+            continue
+        kind = model.graph.type_of(value)
+        if kind.dtype == "float32" and kind.size and len(kind.shape) >= 2:
+            found.setdefault(value, name)
+    return found
+
+
+class _Run:
+    """The model in ONNX Runtime, with all values that have names among its outputs."""
+
+    def __init__(self, model: Model, names: Mapping[int, str]) -> None:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.onnx)
+        known = {each.name for each in (*proto.graph.input, *proto.graph.output)}
+        for name in names.values():
+            if name not in known:
+                proto.graph.output.append(onnx.ValueInfoProto(name=name))
+        self._inputs = dict(zip(model.graph.inputs, model.input_names, strict=True))
+        self._groups = [*_groups(model, {v: n for v, n in names.items() if v not in self._inputs})]
+        self._given = [value for value in names if value in self._inputs]
+        self._session = unoptimised_session(proto)
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[int, Array]]:
+        """The values, and what they are on a sample, whose inputs are in the model's order."""
+        feeds = dict(zip(self._inputs.values(), inputs, strict=True))
+        for value in self._given:
+            yield value, np.asarray(feeds[self._inputs[value]])
+        for group in self._groups:
+            yield from zip(group, self._session.run([*group.values()], feeds), strict=True)
+
+
+def _groups(model: Model, names: Mapping[int, str]) -> Iterator[dict[int, str]]:
+    """The names in groups of values that fit into memory at once."""
+    group: dict[int, str] = {}
+    nbytes = 0
+    for value, name in names.items():
+        nbytes += model.graph.type_of(value).nbytes
+        if group and nbytes > _AT_ONCE_BYTES:
+            yield group
+            group, nbytes = {}, model.graph.type_of(value).nbytes
+        group[value] = name
+    if group:
+        yield group

@@ -1,0 +1,112 @@
+"""Which engines are right about a whole model: their outputs are compared with those of a judge.
+
+The first judge is ONNX Runtime without optimisations. Where that cannot run the model, or an engine disagrees with it,
+onnx's own evaluator decides, which is the standard's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.check.compare import difference, dtypes_of, is_tolerable, region_tolerance, tolerance
+from collage.frontend.scopes import all_nodes
+
+JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
+_RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+
+_SINGLE = frozenset(
+    "Add BatchNormalization Clip HardSigmoid HardSwish LeakyRelu Mul Relu Sigmoid Tanh".split()
+)
+"""Operators after a convolution that leave an element where it is."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Errors of the engines that are right (as in Trial), what is wrong with the others, and notes."""
+
+    errors: Mapping[str, tuple[float, float]]
+    wrong: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @staticmethod
+    def unchecked(engines: Iterable[str], reason: str) -> Verdict:
+        """All engines count as right, since there is nothing to compare with."""
+        return Verdict(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
+
+
+def is_random(model: onnx.ModelProto) -> bool:
+    """Whether the model draws random numbers, so that no two runs agree."""
+    return any(node.op_type in _RANDOM for node in all_nodes(model.graph))
+
+
+def compared(
+    model: onnx.ModelProto,
+    inputs: Sequence[Any],
+    outputs: Mapping[str, Sequence[Any]],
+    expected: Sequence[Any],
+    judge: str,
+) -> Verdict:
+    """What a judge, who expects these outputs of the model for the inputs, says of each engine's outputs."""
+    errors = {name: difference(made, expected) for name, made in outputs.items()}
+    allowed = region_tolerance(dtypes_of([*inputs, *expected]))
+    notes = [] if judge == JUDGES[0] else [f"outputs are checked with {judge}"]
+    right = {name for name, error in errors.items() if error[1] <= allowed}
+    if not right and allowed == tolerance("float64"):  # it is better than nothing, and the note tells
+        right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
+        notes += ["computes in float32 what the model has in float64"] if right else []
+    if not right and any("Quantize" in node.op_type for node in all_nodes(model.graph)):
+        steps = {name: difference(made, expected, rounded=True) for name, made in outputs.items()}
+        right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
+        notes += ["rounds to integers another way"] if right else []
+        errors = {name: steps[name] if name in right else error for name, error in errors.items()}
+    wrong = {
+        name: f"inaccurate: differs from {judge} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
+        for name, error in errors.items()
+        if name not in right
+    }
+    return Verdict({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))
+
+
+def forgiven(
+    model: onnx.ModelProto,
+    found: Verdict,
+    outputs: Mapping[str, Sequence[Any]],
+    expected: Sequence[Any],
+    nearby: Sequence[Sequence[Any]],
+) -> Verdict:
+    """The verdict, with those engines right, too, whose outputs are as good as float arithmetic lets them be.
+
+    ``nearby`` are outputs for inputs that differ in their last bits. The last check of modules forgives as much: the
+    outputs of a detector for noise, for example, depend on the last bits of its inputs.
+    """
+    if not nearby or not all(isinstance(each, np.ndarray) for each in expected):
+        return found
+    allowed = region_tolerance(dtypes_of(expected))
+    of_channels = [_of_convolution(model.graph, info.name) for info in model.graph.output]
+
+    def is_good(position: int, made: Any) -> bool:
+        around = [each[position] for each in nearby]
+        return isinstance(made, np.ndarray) and is_tolerable(
+            made, expected[position], allowed, around, channels_first=of_channels[position]
+        )
+
+    good = {name for name in found.wrong if all(is_good(*each) for each in enumerate(outputs[name]))}
+    errors = {name: difference(list(outputs[name]), list(expected)) for name in good}
+    wrong = {name: text for name, text in found.wrong.items() if name not in good}
+    return Verdict({**found.errors, **errors}, wrong, found.notes)
+
+
+def _of_convolution(graph: onnx.GraphProto, output: str) -> bool:
+    """Whether a convolution makes the output, perhaps followed by functions of single elements."""
+    producers = {name: node for node in graph.node for name in node.output}
+    node = producers.get(output)
+    while node is not None and node.op_type in _SINGLE:
+        node = producers.get(node.input[0])
+    return node is not None and node.op_type in ("Conv", "ConvTranspose")

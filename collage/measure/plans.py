@@ -1,0 +1,206 @@
+"""The compiler's side of plans: whole networks run in the worker, and the kernel that brings it down is known."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from collage.graph.dataflow import Array
+from collage.measure.plan_kernels import PlanKernels
+from collage.measure.timing.effort import Effort
+from collage.measure.timing.interleave import FEWEST, SURE
+from collage.measure.worker.plan_protocol import (
+    ComparePlans,
+    NotePlan,
+    OpenPlan,
+    Plan,
+    PlanFailed,
+    PlanOpened,
+    PlanRan,
+    PlansCompared,
+    PlanTimes,
+    RunPlan,
+    TimePlan,
+)
+from collage.measure.worker.plan_trace import blame
+from collage.measure.worker.process import WorkerDiedError, WorkerProcess
+from collage.measure.worker.protocol import plan_folder
+from collage.measure.worker.session import WorkerSession
+from collage.measure_db.keys import Raced
+from collage.measure_db.results import Rejection, RejectionKind, Timing
+
+_SEARCH_S = 1.0
+"""Seconds of noted runs that find the launch which fails, when a plan has failed in runs without notes."""
+_LAUNCH_S = 1.0
+"""Seconds by which each kernel that is loaded raises the time limit."""
+_RUNS = 30
+"""The time limit of a message allows for this many runs of the network."""
+_OPEN = 3
+"""At most this many plans are open at once, since each holds the network's weights."""
+
+
+class PlanFailedError(Exception):
+    """A plan crashed, hung, raised or was wrong; ``launch`` is the one that is to blame, or None where it is not known.
+
+    ``by_itself`` tells that the kernel failed outside the plan, when it was built once more for the plan.
+    """
+
+    def __init__(
+        self, plan: Plan, launch: int | None, rejection: Rejection, *, by_itself: bool = False
+    ) -> None:
+        super().__init__(rejection.message)
+        self.plan = plan
+        self.launch = launch
+        self.rejection = rejection
+        self.by_itself = by_itself
+
+
+class Plans:
+    """Plans of one model. All methods raise PlanFailedError, and MeasurementError when no worker can be started.
+
+    A plan is checked each time that it is opened: each launch runs a few times, and is compared with the reference.
+    """
+
+    def __init__(self, session: WorkerSession, kernels: PlanKernels) -> None:
+        self._session = session
+        self._kernels = kernels
+        self._worker: WorkerProcess | None = None
+        self._opened: dict[str, float] = {}
+        """Seconds of a run by the plan's name, the one that was used last at the end."""
+        self._files = itertools.count()
+
+    def times(self, plan: Plan, seconds: float) -> PlanTimes:
+        """The microseconds that each launch takes in its place in the network, from runs for so many seconds."""
+        return self._times(plan, seconds, search=True)
+
+    def compare(
+        self,
+        plans: Mapping[str, Plan],
+        effort: Effort,
+        *,
+        early: int = FEWEST,
+        least: int = SURE,
+        noted: bool = False,
+        alike_us: float = 0.0,
+    ) -> dict[str, Raced]:
+        """Timings of the plans in one interleaved run, by label; see ``Effort.compare``.
+
+        With ``noted`` they have the microseconds of each launch, too.
+        """
+        every = list({plan.name: plan for plan in plans.values()}.values())
+        self._open(every)
+        runs_s = 12 * sum(self._opened[plan.name] for plan in every)
+        turns_s = 3 * len(every) * (effort.settle_s + 3 * effort.turn_s)
+        limit_s = self._session.settings.limits.time_s + 2 * effort.compare_s + runs_s + turns_s
+        names = tuple(plan.name for plan in every)
+        message = ComparePlans(names, effort, early, least, noted, alike_us, limit_s)
+        found: PlansCompared = self._ask(message, every)
+        by_name = dict(zip(names, map(Raced, found.timings, found.launches_us), strict=True))
+        return {label: by_name[plan.name] for label, plan in plans.items()}
+
+    def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
+        """The plan's outputs for inputs in the model's order, and whether guards made it a careful run."""
+        self._open([plan])
+        folder = plan_folder(self._session.folder)
+        number = next(self._files)
+        inputs_path, outputs_path = folder / f"inputs-{number}", folder / f"outputs-{number}"
+        try:
+            inputs_path.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
+            message = RunPlan(plan.name, str(inputs_path), str(outputs_path), self._limit_s(plan))
+            ran: PlanRan = self._ask(message, [plan])
+            return pickle.loads(outputs_path.read_bytes()), ran.careful
+        finally:
+            inputs_path.unlink(missing_ok=True)
+            outputs_path.unlink(missing_ok=True)
+
+    def timing(self, plan: Plan, sample_s: float) -> Timing:
+        """The timing of the plan by itself, from samples for about ``sample_s`` seconds."""
+        self._open([plan])
+        found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
+        return found
+
+    def open_alone(self, plan: Plan) -> None:
+        """Open the plan as in the process that it is handed over to, with no kernel that was loaded for another plan.
+
+        A kernel may be right in one plan, and fail in the next one that it is loaded for.
+        """
+        self._make([plan])
+        message = OpenPlan(plan.name, plan, (), self._open_limit_s(plan), alone=True)
+        self._opened.clear()  # the worker may close all others
+        opened: PlanOpened = self._ask(message, [plan])
+        self._opened[plan.name] = opened.run_s
+
+    def _times(self, plan: Plan, seconds: float, *, search: bool) -> PlanTimes:
+        self._open([plan], search=search)
+        message = NotePlan(plan.name, seconds, self._limit_s(plan) + 2 * seconds)
+        found: PlanTimes = self._ask(message, [plan], search=search)
+        return found
+
+    def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
+        """Make the kernels that are missing, and have the worker open what is not open yet."""
+        self._make(plans)
+        names = [plan.name for plan in plans]
+        for plan in plans:
+            self._meet()
+            if plan.name in self._opened:
+                self._opened[plan.name] = self._opened.pop(plan.name)
+                continue
+            others = [name for name in self._opened if name not in names]
+            spare = max(0, _OPEN - len(names))
+            for name in others[: max(0, len(others) - spare)]:
+                del self._opened[name]
+            message = OpenPlan(plan.name, plan, tuple(self._opened), self._open_limit_s(plan))
+            opened: PlanOpened = self._ask(message, [plan], search=search)
+            self._opened[plan.name] = opened.run_s
+
+    def _make(self, plans: Sequence[Plan]) -> None:
+        """Make the kernels that are missing."""
+        for plan in plans:
+            for launch, kernel in enumerate(plan.kernels):
+                rejection = self._kernels.make(kernel)
+                if rejection is not None:
+                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
+            if plan.program.is_guarded:
+                self._kernels.keep_as_loaded()
+
+    def _open_limit_s(self, plan: Plan) -> float:
+        return self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
+
+    def _limit_s(self, plan: Plan) -> float:
+        predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
+        run_s = max(predicted_s, self._opened.get(plan.name, 0.0))
+        return self._session.settings.limits.time_s + _RUNS * run_s
+
+    def _meet(self) -> WorkerProcess:
+        """Return the worker that the plans are in. A new one has no plans open."""
+        worker = self._session.worker(self._session.settings.threads)
+        if worker is not self._worker:
+            self._worker = worker
+            self._opened.clear()
+        return worker
+
+    def _ask(self, message: Any, plans: Sequence[Plan], *, search: bool = True) -> Any:
+        try:
+            reply = self._meet().ask(message, message.limit_s)
+        except WorkerDiedError as died:
+            number, launch = blame(plan_folder(self._session.folder), plans)
+            reply = PlanFailed(died.rejection, launch, number)
+        if not isinstance(reply, PlanFailed):
+            return reply
+        plan = plans[reply.plan]
+        self._opened.pop(plan.name, None)
+        if reply.rejection.kind is RejectionKind.MEMORY:  # the plan's kernels share the blame
+            raise PlanFailedError(plan, None, reply.rejection)
+        if reply.launch is None and search:
+            self._find(plan)
+        raise PlanFailedError(plan, reply.launch, reply.rejection)
+
+    def _find(self, plan: Plan) -> None:
+        """Run the plan again with notes of each launch. Raises PlanFailedError where that shows which one fails."""
+        try:
+            self._times(plan, _SEARCH_S, search=False)
+        except PlanFailedError as failed:
+            if failed.launch is not None:
+                raise

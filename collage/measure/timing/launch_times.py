@@ -1,0 +1,96 @@
+"""How long each launch takes inside the network, with the caches as its neighbours leave them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call
+from collage.measure.timing.calls import no_gc
+from collage.measure.timing.effort import FULL
+from collage.measure.timing.interleave import take_turn
+from collage.runtime.executor import Executor
+from collage.schedule.schedule import TEAM, Ordered
+
+_LEAST_TURNS = 5
+_MIDDLE, _SHORTEST = 50, 10
+"""Percentiles of the runs."""
+
+
+class NotedRuns:
+    """Runs of a network that note when each launch ends. A call is one run, and the notes of all runs are kept."""
+
+    def __init__(self, executor: Executor, inputs: Sequence[Array], clock: Array | None = None) -> None:
+        """``clock`` (int64, an element for each launch) holds when each launch of a run ended, in ns, or 0 before."""
+        self._executor = executor
+        self._inputs = inputs
+        self._clock = np.zeros(len(executor.program.launches), np.int64) if clock is None else clock
+        self._calls = executor.bind(self._clock)
+        self._runs: list[tuple[int, Array, Array]] = []
+
+    def __call__(self) -> None:
+        self._executor.set_inputs(self._inputs)  # their buffers serve other values after their last use
+        self._clock.fill(0)
+        begin = time.monotonic_ns()
+        for call in self._calls:
+            call()
+        self._runs.append((begin, self._clock.copy(), self._executor.device_ns.copy()))
+
+    def forget(self) -> None:
+        """Drop the notes of all runs so far."""
+        self._runs.clear()
+
+    @property
+    def longest_s(self) -> float:
+        """The time of the longest run in seconds."""
+        return max((int(clock.max(initial=begin)) - begin for begin, clock, _ in self._runs), default=0) / 1e9
+
+    def launches_us(self, *, disturbed: bool = False) -> list[float]:
+        """Medians in microseconds, in launch order; where others disturbed the runs, the shortest tenths.
+
+        A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
+        waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
+        that without streams the times add up to the whole. A launch on a GPU takes its time there.
+        """
+        ordered = self._executor.program.ordered
+        rows = []
+        for begin, clock, on_device in self._runs:
+            ends = [int(each) for each in clock]
+            times = zip(ends, begins(ordered, ends, begin), on_device, strict=True)
+            rows.append([end - at if ns < 0 else int(ns) for end, at, ns in times])
+        share = _SHORTEST if disturbed else _MIDDLE
+        return [float(each) for each in np.percentile(np.array(rows), share, axis=0) / 1e3]
+
+
+def run_in_turns(noted: Call, limit_s: float) -> None:
+    """Run in turns like those in which whole networks are compared, at least five, for ``limit_s`` seconds."""
+    start = time.monotonic()
+    turns = 0
+    with no_gc():
+        while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
+            take_turn(noted, FULL.settle_s, FULL.turn_s)
+            turns += 1
+
+
+def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
+    """When each launch could begin, given when each ended, in any unit."""
+    waits: dict[int, list[int]] = {}
+    for u, v in ordered.events:
+        waits.setdefault(v, []).append(u)
+    found = [begin] * len(ends)
+    last: dict[int, int] = {}
+    met = latest = begin
+    for v in ordered.schedule.order:
+        stream = ordered.schedule.streams[v]
+        if stream == TEAM:
+            found[v] = latest
+            last.clear()
+            met = latest = ends[v]
+        else:
+            found[v] = max([last.get(stream, met), *(ends[u] for u in waits.get(v, ()))])
+            last[stream] = ends[v]
+            latest = max(latest, ends[v])
+    return found

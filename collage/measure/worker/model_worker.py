@@ -1,0 +1,281 @@
+"""The worker's side of measuring: one model, its reference values, and the candidates that are built and timed."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import Backend
+from collage.check.bound_kernel import BoundKernel, KernelSource, build, load
+from collage.check.extraordinary import extraordinary
+from collage.check.reference import evaluate
+from collage.check.samples import Samples
+from collage.check.spent import BUILD, NETWORKS, REFERENCE, SWITCHES, TRANSFORMS, spent, taken
+from collage.check.stages import RejectedError
+from collage.check.store import ValueStore
+from collage.core.child_process import Failure
+from collage.core.library_text import library_text
+from collage.errors import MeasurementError
+from collage.frontend.apart import load_model
+from collage.frontend.model import Model, from_simplified
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.subgraph import Subgraph
+from collage.frontend.weights import forget_borrowed
+from collage.kernel.kernel import Call
+from collage.kernel.options import BuildOptions
+from collage.measure.artifacts import Artifacts
+from collage.measure.machine.free_memory import with_free_memory
+from collage.measure.machine.quiet import quiet_machine
+from collage.measure.timing.switch_cost import switch_cost_us
+from collage.measure.worker.candidate import measure_candidate
+from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel, Stage
+from collage.measure.worker.plan_trace import WorkerPosition
+from collage.measure.worker.plan_worker import PlanWorker
+from collage.measure.worker.protocol import (
+    ORIGINAL_FILE,
+    VALUES,
+    Evaluate,
+    Evaluated,
+    Init,
+    Measure,
+    MeasureSwitch,
+    MeasureTransform,
+    Request,
+    Spent,
+    SwitchCost,
+    TellSpent,
+    ahead_folder,
+    artifact_folder,
+    plan_folder,
+)
+from collage.measure.worker.transform import measure_transform
+from collage.measure_db.fingerprint import fingerprint
+from collage.measure_db.results import Outcome, Rejection
+from collage.native import beside_team
+
+_SEED = 0
+
+
+class _Backends:
+    """Backends by name, recreated on first use."""
+
+    def __init__(self, get: Callable[[str], Backend]) -> None:
+        self._get = get
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._get(name)
+
+
+class ModelWorker:
+    """Answers messages about one model. Raises CollageError where no candidate is to blame."""
+
+    def __init__(self, init: Init) -> None:
+        forget_borrowed()  # the files of the model before this one
+        self._init = init
+        self._backends: dict[str, Backend] = {}
+        self._store = ValueStore(Path(init.folder) / VALUES)
+        self._samples = Samples(self._store)
+        self._place = WorkerPosition(plan_folder(init.folder))
+        self._alike: dict[tuple[str, str, BuildOptions], PlanKernel] = {}
+        """The kernels that regions without constants share, by the region's digest, backend and options."""
+
+    @cached_property
+    def model(self) -> Model:
+        """The model, imported on first use. Raises MeasurementError where it differs from the compiler's."""
+        sent = self._init.model
+        simple = load_model(Path(self._init.folder) / "model.onnx")
+        model = from_simplified(simple, sent.name, sent.opaque, sent.example_inputs)
+        if fingerprint(model.graph) != sent.fingerprint:
+            raise MeasurementError("the worker's import of the model differs from the compiler's")
+        return model
+
+    @cached_property
+    def _artifacts(self) -> Artifacts:
+        return Artifacts(artifact_folder(self._init.folder), self.model.graph.constants)
+
+    @cached_property
+    def _ahead(self) -> Artifacts:
+        """What was built ahead by another process, and nobody has measured yet."""
+        return Artifacts(ahead_folder(self._init.folder), self.model.graph.constants, sharing=False)
+
+    @cached_property
+    def _plans(self) -> PlanWorker:
+        return PlanWorker(
+            plan_folder(self._init.folder),
+            self.model,
+            _Backends(self._backend),
+            self._artifacts,
+            self._samples,
+        )
+
+    def answer(self, message: Any) -> object:
+        """The reply to a message of the protocol."""
+        if isinstance(message, Measure):
+            return self._measure(message)
+        if isinstance(message, Make):
+            return self._make(message)
+        if isinstance(message, BuildAhead):
+            return self._build_ahead(message.kernel)
+        if isinstance(message, MeasureTransform):
+            with spent(TRANSFORMS):
+                return self._measure_transform(message)
+        if isinstance(message, MeasureSwitch):
+            with spent(SWITCHES):
+                return self._switch(message)
+        if isinstance(message, Evaluate):
+            with spent(REFERENCE):
+                return self._evaluate(message.node_limit_s)
+        if isinstance(message, TellSpent):
+            return Spent(taken())
+        with spent(NETWORKS):
+            reply = self._plans.answer(message)
+        return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
+
+    def _evaluate(self, node_limit_s: float) -> Evaluated:
+        wrong = self._store.complete()
+        if wrong is None:
+            inputs = random_inputs(self.model, np.random.default_rng(_SEED))
+            wrong = evaluate(self.model, inputs, self._store, node_limit_s)
+            self._store.mark_complete(wrong)
+        return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
+
+    def _measure(self, message: Measure) -> Outcome:
+        request = message.request
+        source = self._source(request, message.options)
+        ready = self._ahead.take(PlanKernel(request, message.options).key)
+        self._samples.keep_within(message.limit_s)
+
+        def keep(options: BuildOptions, artifact: bytes) -> None:
+            with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
+                self._keep(PlanKernel(request, options), artifact)
+
+        def measured() -> Outcome:
+            return measure_candidate(
+                replace(source, ready=ready),
+                self._samples,
+                sample_s=message.sample_s,
+                enough=message.enough,
+                rival_us=message.rival_us,
+                keep=keep,
+            )
+
+        return with_free_memory(self._backend(request.backend), measured)
+
+    def _measure_transform(self, message: MeasureTransform) -> Outcome:
+        kernel = PlanKernel(message.transform, message.options)
+
+        def keep(artifact: bytes) -> None:
+            with suppress(MeasurementError):  # a full disk, which is not the backend's fault
+                self._artifacts.keep(kernel.key, artifact)
+
+        backend = self._backend(message.backend)
+        return with_free_memory(
+            backend,
+            lambda: measure_transform(message.transform, backend, message.options, message.sample_s, keep),
+        )
+
+    def _make(self, message: Make) -> Made | Rejection:
+        request, options = message.kernel.what, message.kernel.options
+        assert isinstance(request, Request)
+        alike = self._alike.get(self._kind(request, options))
+
+        def made() -> Made | Rejection:
+            with spent(BUILD):
+                try:
+                    artifact = (
+                        self._source(request, options).compiled()
+                        if alike is None
+                        else self._artifacts.load(alike.key)
+                    )
+                except RejectedError as rejected:
+                    return rejected.rejection
+            self._keep(message.kernel, artifact)
+            return Made()
+
+        return with_free_memory(self._backend(request.backend), made)
+
+    def _build_ahead(self, kernel: PlanKernel) -> BuiltAhead | Rejection:
+        request = kernel.what
+        assert isinstance(request, Request)
+        began = time.perf_counter()
+        try:
+            artifact = self._source(request, kernel.options).compiled()
+        except RejectedError as rejected:
+            return rejected.rejection
+        self._ahead.keep(kernel.key, artifact, Subgraph(self.model, request.nodes).constants)
+        return BuiltAhead(time.perf_counter() - began)
+
+    def _source(self, request: Request, options: BuildOptions) -> KernelSource:
+        """What the request's kernel is built from."""
+        original = load_model(Path(self._init.folder) / ORIGINAL_FILE) if request.original else None
+        subgraph = Subgraph(self.model, request.nodes)
+        return KernelSource(subgraph, self._backend(request.backend), options, original)
+
+    def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
+        assert isinstance(kernel.what, Request)
+        constants = Subgraph(self.model, kernel.what.nodes).constants
+        self._artifacts.keep(kernel.key, artifact, constants)
+        if not constants and not kernel.what.original:
+            self._alike[self._kind(kernel.what, kernel.options)] = kernel
+
+    def _kind(self, request: Request, options: BuildOptions) -> tuple[str, str, BuildOptions]:
+        """What the artifact of a region without constants depends on."""
+        return Subgraph(self.model, request.nodes).digest, request.backend, options
+
+    def _switch(self, message: MeasureSwitch) -> SwitchCost:
+        kernels, calls, switches = [], [], 0
+        for number, request in enumerate(message.requests):
+            try:
+                self._place.enter(Stage.SWITCH, launch=number)
+                options = replace(message.options, variant=request.variant)
+                kernel = self._kept(request, options)
+            except RejectedError:
+                continue
+            kernels.append(kernel)  # the calls use its buffers, so it must live as long as they do
+            call = self._marked(number, kernel.call)
+            if self._backend(request.backend).on_team():
+                calls.append(call)
+            else:
+                calls.append(beside_team(call, message.options.threads))
+                switches += 1
+        with quiet_machine() as watch:
+            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s, disturbed=watch.disturbed)
+        return SwitchCost(cost_us, watch.busy)
+
+    def _marked(self, number: int, call: Call) -> Call:
+        """The call, with a mark before it that tells which of the requests runs."""
+        mark = self._place.mark
+
+        def marked() -> None:
+            mark(number)
+            call()
+
+        return marked
+
+    def _kept(self, request: Request, options: BuildOptions) -> BoundKernel:
+        """The kernel that was measured, or where an earlier compile did that, one that is built again.
+
+        Raises RejectedError.
+        """
+        source = self._source(request, options)
+        key = PlanKernel(request, options).key
+        if key in self._artifacts:
+            return load(source, self._artifacts.load(key), self._samples)
+        return build(source, self._samples)
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            try:
+                self._backends[name] = pickle.loads(self._init.backends[name])
+            except Exception as error:  # unpickling runs the backend's own code, which may raise anything
+                text = f"{type(error).__name__}: {library_text(error)}"
+                raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
+        return self._backends[name]

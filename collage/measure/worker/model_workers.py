@@ -1,0 +1,93 @@
+"""Worker processes of one model, one for each number of threads, which all know its reference values."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from collage.check.samples import fatal_samples
+from collage.core.deadline import BudgetOverError
+from collage.errors import MeasurementError
+from collage.measure.machine.quiet import busy_now
+from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
+from collage.measure.worker.protocol import VALUES, Evaluate, Evaluated, Init, TellSpent
+from collage.measure_db.results import RejectionKind
+
+log = logging.getLogger(__name__)
+
+_EVALUATE_LIMIT_S = 1800.0
+_LEAST_EVALUATE_S = 60.0
+"""The longest and the shortest limit of a model's reference run. Between them each operator has a candidate's limit."""
+
+
+class ModelWorkers:
+    """Starts workers of a model when they are needed, on the machine that has the folder of ``init``.
+
+    Workers come from ``workers`` and go back there. Methods raise MeasurementError when a worker cannot be started.
+    """
+
+    def __init__(self, init: Init, workers: Workers, nodes: int, node_limit_s: float) -> None:
+        """The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run."""
+        self.init = init
+        self.evaluated = Evaluated({})
+        """What the reference run has found."""
+        self._workers = workers
+        self._nodes = nodes
+        self._node_limit_s = node_limit_s
+        self._running: dict[int, WorkerProcess] = {}
+
+    def release(self) -> None:
+        """Give the workers back. A second call does nothing."""
+        while self._running:
+            threads, worker = self._running.popitem()
+            self._workers.release(worker, threads)
+
+    def worker(self, threads: int) -> WorkerProcess:
+        """A worker on that many threads that has imported the model and computed the reference values."""
+        known = self._running.get(threads)
+        if known is not None and known.alive:
+            return known
+        worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
+        limit_s = min(_LEAST_EVALUATE_S + self._node_limit_s * self._nodes, _EVALUATE_LIMIT_S)
+        try:
+            self.evaluated = worker.ask(Evaluate(self._node_limit_s), limit_s)
+        except WorkerDiedError as died:
+            raise MeasurementError(
+                f"computing reference values with ONNX Runtime: {died.rejection.message}"
+            ) from died
+        except BudgetOverError:
+            worker.kill()  # the next one computes what this one has not
+            raise
+        return worker
+
+    def ask(self, message: Any, what: str, threads: int) -> Any:
+        """The reply of the worker on that many threads, or the Rejection that its death means.
+
+        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. Where that was over,
+        the rejection tells how busy the machine is.
+        """
+        try:
+            return self.worker(threads).ask(message, message.limit_s)
+        except WorkerDiedError as died:
+            log.info("%s: %s", what, died.rejection)
+            if died.rejection.kind is not RejectionKind.TIMEOUT:
+                return died.rejection
+            return replace(died.rejection, busy=busy_now(self._workers.calibration_us))
+
+    def spent(self) -> Mapping[str, float]:
+        """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""
+        found: Counter[str] = Counter()
+        for worker in self._running.values():
+            if worker.alive:
+                with suppress(WorkerDiedError, MeasurementError, BudgetOverError):
+                    found.update(worker.ask(TellSpent(), TellSpent().limit_s).seconds)
+        return found
+
+    def fatal_samples(self) -> set[Path]:
+        """The notes of inputs that ended a worker while it computed reference values for them."""
+        return fatal_samples(Path(self.init.folder) / VALUES)

@@ -1,0 +1,234 @@
+"""The worker's side of plans: networks of kernels that were measured are loaded, checked, timed and run on inputs.
+
+A kernel that is right and fast by itself may crash, hang or err among others. Here that costs the worker only, and the
+files that it leaves (``plan_trace``) tell which kernel it was.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import VIEW
+from collage.check.samples import Samples
+from collage.check.stages import RejectedError, stage
+from collage.frontend.model import Model
+from collage.frontend.model_artifacts import artifact_in
+from collage.graph.dataflow import Array
+from collage.kernel.frames import Artifact
+from collage.kernel.kernel import Call, Kernel
+from collage.measure.artifacts import Artifacts
+from collage.measure.machine.quiet import quiet_machine, timed_quietly
+from collage.measure.timing.calls import sample_calls
+from collage.measure.timing.launch_times import NotedRuns, run_in_turns
+from collage.measure.worker.plan_check import PlanCheck
+from collage.measure.worker.plan_protocol import (
+    ComparePlans,
+    NotePlan,
+    OpenPlan,
+    Plan,
+    PlanFailed,
+    PlanOpened,
+    PlanRan,
+    PlansCompared,
+    PlanTimes,
+    RunPlan,
+    Stage,
+    TimePlan,
+)
+from collage.measure.worker.plan_trace import WorkerPosition, blame, clock_of
+from collage.measure.worker.protocol import AS_LOADED
+from collage.measure_db.busy import is_busy
+from collage.runtime.careful import Careful
+from collage.runtime.executor import Executor
+from collage.runtime.parts import Backends, Loaded, load_kernels
+from collage.schedule.program import Program
+
+_NOTED_RUNS = 4
+_PLAIN_RUNS = 3
+"""A plan that may be handed over runs so many times without notes. A kernel may fail in its second call."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A plan that is loaded. Some of its kernels are ``shared`` where another plan was loaded with them before."""
+
+    plan: Plan
+    executor: Executor
+    noted: NotedRuns
+    inputs: Sequence[Array]
+    shared: bool
+
+
+class PlanWorker:
+    """The plans of one model; ``backends`` has all that their kernels need."""
+
+    def __init__(
+        self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, samples: Samples
+    ) -> None:
+        self._folder = folder
+        self._model = model
+        self._backends = backends
+        self._artifacts = artifacts
+        self._samples = samples
+        self._place = WorkerPosition(folder)
+        self._plans: dict[str, _Open] = {}
+        self._artifact_of: dict[str, Artifact] = {}
+        self._loaded: Loaded = {}
+
+    def answer(self, message: Any) -> object | None:
+        """The reply to a message about plans, or None for any other message."""
+        if isinstance(message, OpenPlan):
+            open_it = self._open_alone if message.alone else self._open
+            return self._guarded([message.plan], lambda: open_it(message))
+        if isinstance(message, ComparePlans):
+            return self._about(message.names, lambda: self._compare(message))
+        if isinstance(message, NotePlan):
+            return self._about([message.name], lambda: self._note(message))
+        if isinstance(message, RunPlan):
+            return self._about([message.name], lambda: self._run(message))
+        if isinstance(message, TimePlan):
+            call = self._timed(0, self._plans[message.name])
+            work = partial(timed_quietly, lambda _: sample_calls([call], limit_s=message.sample_s))
+            return self._about([message.name], work)
+        return None
+
+    def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
+        return self._guarded([self._plans[name].plan for name in names], work)
+
+    def _guarded(self, plans: Sequence[Plan], work: Callable[[], object]) -> object:
+        try:
+            with stage("run"):
+                return work()
+        except RejectedError as rejected:
+            number, launch = blame(self._folder, plans)
+            self._plans.pop(plans[number].name, None)
+            return PlanFailed(rejected.rejection, launch, number)
+        finally:
+            self._place.enter(Stage.IDLE)
+
+    def _open_alone(self, message: OpenPlan) -> PlanOpened:
+        """Open the plan, unless it is open with kernels that were loaded for it, and run it without notes."""
+        known = self._plans.get(message.name)
+        if known is None or known.shared:
+            self._plans.clear()
+            self._artifact_of.clear()
+            self._loaded.clear()
+            self._open(message)
+        opened = self._plans[message.name]
+        call = self._timed(0, opened)
+        for _ in range(_PLAIN_RUNS):
+            call()
+        return PlanOpened(opened.noted.longest_s)
+
+    def _open(self, message: OpenPlan) -> PlanOpened:
+        plan, graph, place = message.plan, self._model.graph, self._place
+        for name in self._plans.keys() - set(message.keep):
+            del self._plans[name]
+        place.enter(Stage.LOAD, launch=0)
+        artifacts = self._artifacts_for(plan)
+        before = set(map(id, self._loaded.values()))
+        loading = load_kernels(plan.program, artifacts, self._backends, self._loaded)
+        kernels: list[Kernel] = []
+        with stage("load"):
+            for launch in range(len(plan.kernels)):
+                place.enter(Stage.LOAD, launch=launch)
+                kernels.append(next(loading))
+        place.enter(Stage.BIND)
+        with stage("bind"):
+            constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+            executor = Executor(plan.program, kernels, constants, careful=self._careful(plan))
+            inputs = [np.array(self._samples.store.load(v, graph.type_of(v))) for v in graph.inputs]
+            noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
+        PlanCheck(plan, executor, self._model, self._samples).run(kernels, place)
+        opened = _Open(plan, executor, noted, inputs, any(id(kernel) in before for kernel in kernels))
+        call = self._noted(0, opened)
+        for _ in range(_NOTED_RUNS):
+            call()
+        self._plans[plan.name] = opened
+        return PlanOpened(noted.longest_s)
+
+    def _artifacts_for(self, plan: Plan) -> list[Artifact]:
+        """The artifacts of the plan's kernels. Open plans share them, and the kernels that were loaded from them."""
+        used = {
+            kernel.key for each in (plan, *(o.plan for o in self._plans.values())) for kernel in each.kernels
+        }
+        self._artifact_of = {key: found for key, found in self._artifact_of.items() if key in used}
+        kept = {id(artifact) for artifact in self._artifact_of.values()}
+        self._loaded = {key: kernel for key, kernel in self._loaded.items() if key[0] in kept}
+        for kernel in plan.kernels:
+            if kernel.key not in self._artifact_of:
+                self._artifact_of[kernel.key] = self._artifacts.open(kernel.key)
+        return [self._artifact_of[kernel.key] for kernel in plan.kernels]
+
+    def _careful(self, plan: Plan) -> Careful | None:
+        path = self._folder / AS_LOADED
+        if not plan.program.is_guarded or not path.exists():
+            return None
+        return Careful(artifact_in(path), plan.program.threads)
+
+    def _note(self, message: NotePlan) -> PlanTimes:
+        opened = self._plans[message.name]
+        opened.noted.forget()
+        with quiet_machine() as watch:
+            run_in_turns(self._noted(0, opened), message.seconds)
+        return PlanTimes(tuple(opened.noted.launches_us(disturbed=watch.disturbed)), watch.busy)
+
+    def _compare(self, message: ComparePlans) -> PlansCompared:
+        opened = {name: self._plans[name] for name in message.names}
+        for each in opened.values():
+            each.noted.forget()
+        numbered = list(enumerate(opened.items()))
+        timings = message.effort.compare(
+            {name: self._timed(number, each) for number, (name, each) in numbered},
+            early=message.early,
+            least=message.least,
+            after={name: self._noted(number, each) for number, (name, each) in numbered}
+            if message.noted
+            else None,
+            alike_us=message.alike_us,
+            pauses=any(has_own_threads(each.plan.program, self._backends) for each in opened.values()),
+        )
+        disturbed = any(is_busy(each.busy) for each in timings.values())
+        noted = [
+            tuple(each.noted.launches_us(disturbed=disturbed)) if message.noted else ()
+            for each in opened.values()
+        ]
+        return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
+
+    def _run(self, message: RunPlan) -> PlanRan:
+        inputs = pickle.loads(Path(message.inputs_path).read_bytes())
+        self._place.mark(0)
+        executor = self._plans[message.name].executor
+        before = executor.careful_runs
+        outputs = executor.run(inputs)
+        Path(message.outputs_path).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
+        return PlanRan(executor.careful_runs > before)
+
+    def _timed(self, number: int, opened: _Open) -> Call:
+        mark, run, inputs = self._place.mark, opened.executor.run, opened.inputs
+
+        def call() -> None:
+            mark(number)
+            run(inputs)
+
+        return call
+
+    def _noted(self, number: int, opened: _Open) -> Call:
+        def call() -> None:
+            self._place.enter(Stage.NOTED, number)
+            opened.noted()
+
+        return call
+
+
+def has_own_threads(program: Program, backends: Backends) -> bool:
+    """Whether a kernel of the program runs on other threads than the team's."""
+    names = {region.backend for region in program.executed} - {VIEW}
+    return any(backends[name].pays_switch() for name in names)

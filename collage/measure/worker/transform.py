@@ -1,0 +1,89 @@
+"""Measure a layout transform in this process: compare it with the formats' own functions, then time it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from collage.backends.base import Backend
+from collage.check.stages import RejectedError, stage
+from collage.graph.dataflow import Array, np_dtype
+from collage.graph.storage import CUDA, Storage, from_layout, steps_of, stored_type, to_layout
+from collage.kernel.buffers import as_bytes
+from collage.kernel.device_array import empty_on, lock_pages, poison, put, to_host
+from collage.kernel.device_call import DeviceCall
+from collage.kernel.device_clock import clocks_at_work, device_clocked
+from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
+from collage.measure.machine.quiet import timed_quietly
+from collage.measure.timing.calls import sample_calls, sample_clocked
+from collage.measure.worker.candidate import clocked
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.native import NativeKernel
+
+_VALUES = 251
+"""The number of different values in the array that is transformed. It is prime, so that no block of it repeats."""
+
+
+def measure_transform(
+    transform: LayoutTransform,
+    backend: Backend,
+    options: BuildOptions,
+    sample_s: float = 0.25,
+    keep: Callable[[bytes], None] | None = None,
+) -> Outcome:
+    """The transform's time in microseconds, or a rejection when it does not move every element to its place.
+
+    Samples are taken for about ``sample_s`` seconds. ``keep`` is called with the artifact that was measured.
+    """
+    kind, source, target = transform.kind, transform.source, transform.target
+    count = math.prod(kind.shape)
+    plain = (np.arange(count) % _VALUES).astype(np_dtype(kind.dtype)).reshape(kind.shape)
+    try:
+        with stage("codegen"):
+            artifact = backend.codegen_transform(transform, options)
+        with stage("load"):
+            stored, made = to_layout(plain, source), stored_type(kind, target)
+            if steps_of(source) is not None:
+                plain = from_layout(stored, source, kind)  # what is left of the numbers
+            source_array = empty_on(source.device, stored.shape, stored.dtype)
+            target_array = empty_on(target.device, made.shape, made.dtype)
+            put(source_array, stored)
+            between_devices = source.device != target.device
+            if between_devices and CUDA in (source.device, target.device):
+                lock_pages(source_array if target.device == CUDA else target_array)
+            kernel = backend.load_transform(artifact, options)
+        with stage("bind"):
+            call = kernel.bind([source_array], [target_array])
+        poison(target_array)
+        with stage("run"):
+            call()
+    except RejectedError as rejected:
+        return rejected.rejection
+    if not _is_right(to_host(target_array), plain, target):
+        return Rejection(RejectionKind.INACCURATE, str(transform))
+    if isinstance(kernel, NativeKernel):
+        calls = [clocked(kernel, [source_array], [target_array])]
+        timing = timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))
+    elif isinstance(call, DeviceCall) and not call.with_host:
+        on_gpu = [device_clocked(call)]
+        timing = timed_quietly(lambda patience: sample_clocked(on_gpu, limit_s=patience * sample_s))
+    else:
+        timing = timed_quietly(lambda patience: sample_calls([call], limit_s=patience * sample_s))
+    if keep is not None:
+        keep(artifact)
+    return Measurement(
+        *(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0),
+        busy=timing.busy,
+        clocks=clocks_at_work() if isinstance(call, DeviceCall) else None,
+    )
+
+
+def _is_right(made: Array, plain: Array, target: Storage) -> bool:
+    """Whether every element is in its place; between two steps of 8 bits either one will do."""
+    expected = to_layout(plain, target)
+    if steps_of(target) is None:
+        return np.array_equal(as_bytes(made), as_bytes(expected))
+    return bool(np.all(np.abs(made.astype(np.int64) - expected.astype(np.int64)) <= 1))

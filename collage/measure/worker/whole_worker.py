@@ -1,0 +1,174 @@
+"""The worker's side of models that engines run whole: they are loaded, run, and compared with each other."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.engine import Engine, as_engine, session_on
+from collage.check.compare import slightly_changed
+from collage.core.child_process import Failure
+from collage.core.library_text import library_text
+from collage.frontend.apart import filled, load_model, with_changed
+from collage.frontend.model_artifacts import artifact_in, in_one_piece
+from collage.frontend.shapes import model_inputs
+from collage.frontend.weights import WeightFiles, forget_borrowed
+from collage.kernel.frames import Framed
+from collage.kernel.kernel import Session
+from collage.kernel.options import BuildOptions
+from collage.measure.worker.whole_protocol import (
+    Compared,
+    CompareWhole,
+    InitWhole,
+    Opened,
+    OpenParts,
+    OpenWhole,
+    ReferWhole,
+    RunWhole,
+)
+from collage.runtime.executor import Executor
+from collage.runtime.parts import load_parts
+from collage.runtime.suffix import SuffixExecutor
+
+
+class WholeWorker:
+    """One model, the engines that have loaded it, and modules made of it."""
+
+    def __init__(self, init: InitWhole) -> None:
+        forget_borrowed()  # the files of the model before this one
+        self._init = init
+        self._path = Path(init.folder) / "model.onnx"
+        self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}
+        self._reference: _Reference | None = None
+        self._input_positions: dict[str, tuple[int, ...]] = {}
+
+    def answer(self, message: Any) -> object:
+        """The reply to a message of the protocol."""
+        if isinstance(message, OpenWhole):
+            return self._open(message.backend, message.unchecked)
+        if isinstance(message, OpenParts):
+            return self._open_parts(message)
+        if isinstance(message, ReferWhole):
+            return self._refer(message.standard)
+        if isinstance(message, RunWhole):
+            return self._other(message)
+        if isinstance(message, CompareWhole):
+            self._reference = None  # outputs were compared before, and its memory may be needed
+            calls = {name: partial(self._call, name) for name in message.backends}
+            return Compared(message.effort.compare(calls))
+        return Failure(f"unknown message {type(message).__name__}")
+
+    def _open(self, name: str, unchecked: bool) -> Opened:
+        """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run."""
+        try:
+            engine = as_engine(pickle.loads(self._init.backends[name]))
+            options = BuildOptions(threads=self._init.threads, exclusive=True)
+            model = artifact_in(self._path)
+            if not unchecked:
+                try:
+                    self._check(engine, model)
+                except UnsupportedError as refusal:
+                    return Opened(None, loaded=False, message=str(refusal), narrow=True)
+            self._sessions[name] = session_on(engine, model, options)
+        except BaseException as error:  # an engine may raise anything
+            return Opened(None, loaded=False, message=_one_line(error))
+        return self._ran(name)
+
+    def _check(self, engine: Engine, model: bytes | Framed) -> None:
+        """Raises what the engine says against the model."""
+        if isinstance(model, Framed) and engine.takes_apart:
+            engine.check_proto(load_model(self._path))
+        else:
+            engine.check_model(in_one_piece(model))
+
+    def _open_parts(self, message: OpenParts) -> Opened:
+        try:
+            parts = pickle.loads(Path(message.path).read_bytes())
+            names = {region.backend for region in parts.program.executed} & self._init.backends.keys()
+            backends = {name: pickle.loads(self._init.backends[name]) for name in names}
+            self._sessions[message.name] = load_parts(parts, backends)
+            self._input_positions[message.name] = message.inputs
+        except BaseException as error:  # backends may raise anything
+            return Opened(None, loaded=False, message=_one_line(error))
+        return self._ran(message.name)
+
+    def _ran(self, name: str) -> Opened:
+        try:
+            self._run(name)
+            return Opened(tuple(self._run(name)))
+        except BaseException as error:  # an engine may raise anything
+            return Opened(None, message=_one_line(error))
+
+    def _other(self, message: RunWhole) -> Opened:
+        name, inputs, seed = message.backend, message.inputs, message.weights_seed
+        try:
+            if name:
+                return Opened(tuple(self._sessions[name].run(inputs)))
+            if seed is not None:
+                return Opened(tuple(_with_changed_weights(self._path, inputs, seed)))
+            return Opened(tuple(self._onnx_runtime(inputs)))
+        except BaseException as error:  # an engine may raise anything
+            return Opened(None, message=_one_line(error))
+
+    def _call(self, name: str) -> None:
+        self._run(name)
+
+    def _run(self, name: str) -> list[Any]:
+        inputs = self._init.inputs
+        if name in self._input_positions:
+            inputs = tuple(inputs[position] for position in self._input_positions[name])
+        return self._sessions[name].run(inputs)
+
+    def _refer(self, standard: bool) -> Opened:
+        inputs = self._init.inputs
+        try:
+            return Opened(tuple(_standard(self._path, inputs) if standard else self._onnx_runtime(inputs)))
+        except BaseException as error:  # both references may raise anything
+            return Opened(None, loaded=False, message=_one_line(error))
+
+    def _onnx_runtime(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Outputs of ONNX Runtime without optimisations, which loads the model once for several inputs."""
+        if self._reference is None:
+            self._reference = _Reference(self._path)
+        return self._reference.run(inputs)
+
+
+class _Reference:
+    """A model in ONNX Runtime without optimisations, for inputs in the model's order."""
+
+    def __init__(self, file: Path) -> None:
+        from collage.frontend.session import Reference
+
+        model = load_model(file)
+        self._names = [info.name for info in model_inputs(model)]
+        self._session = Reference(model, file)
+
+    def run(self, inputs: tuple[Any, ...]) -> list[Any]:
+        return self._session.run(dict(zip(self._names, inputs, strict=True)))
+
+
+def _with_changed_weights(file: Path, inputs: tuple[Any, ...], seed: int) -> list[Any]:
+    from collage.frontend.session import Reference
+
+    rng, model = np.random.default_rng(seed), load_model(file)
+    names = [info.name for info in model_inputs(model)]
+    with WeightFiles() as files:
+        changed = with_changed(model, lambda array: slightly_changed(array, rng), files)
+        return Reference(changed).run(dict(zip(names, inputs, strict=True)))
+
+
+def _standard(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    model = filled(load_model(file))
+    names = [each.name for each in model_inputs(model)]
+    return list(ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True))))
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {library_text(error)}"
