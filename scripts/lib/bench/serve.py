@@ -80,7 +80,7 @@ def command(
       scripts/bench serve qwen2_like --against shortest-first --rounds 5 --json
       scripts/bench serve --quick
     """
-    from collage.errors import CollageError, unknown_names
+    from collage.errors import CollageError, UsageError, unknown_names
     from collage.kernel.target import usable_cores
     from scripts.lib.serving.contender import Setup
     from scripts.lib.serving.field import opened
@@ -93,6 +93,8 @@ def command(
     unknown = [name for name in others if name not in OTHERS]
     if unknown:
         raise unknown_names("contender", unknown, [*OTHERS, "none"])
+    if quick and precision != FLOAT32:
+        raise UsageError(f"--precision {precision} takes a full compile: leave --quick out.")
     course = QUICK if quick else Course()
     course = replace(
         course,

@@ -54,9 +54,8 @@ def prepared(name: str, folder: Path, *, threads: int, tiny: bool, precision: st
         write_folder(model.onnx, model.shape, model.folder)
     if not model.module.exists():
         say(f"{name}: compiling {model.module}")
-        buckets = ("--buckets", "1,8,64") if tiny else ()
-        quick = ("--quick",) if tiny and precision == FLOAT32 else ()
-        _compile(model, "--threads", str(threads), *OPTIONS[precision], *buckets, *quick)
+        options = ("--buckets", "1,8,64", "--quick") if tiny else OPTIONS[precision]
+        _compile(model, "--threads", str(threads), *options)
     return model
 
 
