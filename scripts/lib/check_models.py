@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +27,12 @@ from scripts.lib.light_models import FOLDER, reference_run
 TOLERANCE = 1e-4
 """The largest allowed error, relative to the output's largest absolute value."""
 
-
-@dataclass(frozen=True)
-class Case:
-    """A model with sets of inputs, and the outputs that they must give."""
-
-    path: Path
-    runs: list[tuple[dict[str, Any], list[Any]]]
+Runs = list[tuple[dict[str, Any], list[Any]]]
+"""Sets of inputs, and the outputs that they must give."""
 
 
-def light_models() -> Iterator[Case]:
-    """The networks inside the onnx package."""
-    for path in sorted(FOLDER.glob("light_*.onnx")):
-        yield Case(path, [reference_run(path)])
-
-
-def given_model(path: Path) -> Case:
-    """A model that the user names, with three random inputs and ONNX Runtime's outputs."""
+def reference_runs(path: Path) -> Runs:
+    """Three sets of random inputs, and ONNX Runtime's outputs."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     model = import_model(path)
     runs = []
@@ -53,26 +40,26 @@ def given_model(path: Path) -> Case:
         arrays = random_inputs(model, np.random.default_rng(100 + seed))
         inputs = dict(zip(model.input_names, arrays, strict=True))
         runs.append((inputs, session.run(None, inputs)))
-    return Case(path, runs)
+    return runs
 
 
-def check(case: Case, database: str | None, backends: list[str] | None) -> bool:
-    """Compile the model twice, run it, and compare. Returns one line of results."""
+def check(path: Path, runs: Runs, database: str | None, backends: list[str] | None) -> bool:
+    """Compile the model twice, run it, compare, and print one line of results."""
     started = time.perf_counter()
     options: dict[str, Any] = {"db": database, "backends": backends, "progress": False}
-    first = collage.compile(case.path, **options)
+    first = collage.compile(path, **options)
     seconds = time.perf_counter() - started
-    module = collage.compile(case.path, **options)
+    module = collage.compile(path, **options)
     worst = largest(
         scaled_error(actual, reference)
-        for inputs, expected in case.runs
+        for inputs, expected in runs
         for actual, reference in zip(module.run(inputs).values(), expected, strict=True)
     )
     report = module.report
     right = worst <= TOLERANCE and report.measurements_made == 0
     mix = Counter(region.backend for region in module.program.launches)
     print(
-        f"{'ok  ' if right else 'FAIL'} {case.path.stem:24} error {worst:8.1e}  "
+        f"{'ok  ' if right else 'FAIL'} {path.stem:24} error {worst:8.1e}  "
         f"measured {first.report.measurements_made:4} then {report.measurements_made}  "
         f"compile {seconds:6.1f} s then {report.compile_s:5.1f} s  search {report.search_s:5.2f} s  "
         f"{report.measured_us / 1000:8.2f} ms (predicted {report.predicted_us / 1000:.2f})  "
@@ -88,17 +75,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
-    parser.add_argument(
-        "--only", action="append", default=[], help="of the light models, those with this in the name"
-    )
+    parser.add_argument("--only", default="", help="of the light models, those with this in the name")
     parser.add_argument("--db", help="measurement database (default: in the user's cache folder)")
     parser.add_argument("--backends", help="comma-separated; default: all that are available")
-    arguments = parser.parse_args()
-    cases: Iterator[Case] = map(given_model, arguments.models) if arguments.models else light_models()
-    backends = arguments.backends.split(",") if arguments.backends else None
+    given = parser.parse_args()
+    backends = given.backends.split(",") if given.backends else None
+    light = [] if given.models else sorted(FOLDER.glob(f"light_*{given.only}*.onnx"))
     results = [
-        check(case, arguments.db, backends)
-        for case in cases
-        if arguments.models or not arguments.only or any(part in case.path.stem for part in arguments.only)
+        check(path, [reference_run(path)] if light else reference_runs(path), given.db, backends)
+        for path in light or given.models
     ]
     return 0 if results and all(results) else 1

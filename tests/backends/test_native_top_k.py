@@ -154,7 +154,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_router_runs_without_an_engine(tmp_path: Path) -> None:
-    """The choice of four numbers of 32 after a function that all kernels compute exactly: near numbers keep their order."""
+    """The choice of four of 32 numbers after Relu, which is exact in all kernels: near numbers keep their order."""
     nodes = [
         helper.make_node("Relu", ["x"], ["s"]),
         helper.make_node("TopK", ["s", "k"], ["v", "i"], axis=-1),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -13,13 +11,10 @@ import pytest
 from onnx import helper
 
 import collage
-from scripts.lib.realmodels import sound, text
-from scripts.lib.realmodels.cases import UnknownModelError, cases_of
-from scripts.lib.realmodels.files import NoModelsError, find_models
+from scripts.lib.realmodels import text
 from scripts.lib.realmodels.main import main
+from scripts.lib.realmodels.speech import windows
 from tests.models import make_model
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def which_way_up(seed: int = 0) -> onnx.ModelProto:
@@ -73,7 +68,7 @@ def test_models_that_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     table = capsys.readouterr().out
     assert "| reader/up | 1x3x48x192 |" in table
     assert "| voices/loud | 1x576, 2x1x128 |" in table
-    assert table.count("| 100.00% |") == table.count("| ok |") == 2
+    assert table.count("| ok |") == 2
 
 
 @pytest.mark.parametrize(("good", "bad"), [(which_way_up(), which_way_up(1)), (detector(), detector(0.89))])
@@ -87,31 +82,13 @@ def test_a_model_that_disagrees(
     assert main([str(tmp_path / "net.onnx"), *ARGUMENTS, str(tmp_path / "db.sqlite")]) == 1
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NoModelsError, match="no ONNX file in"):
-        find_models([tmp_path], ())
-    onnx.save(detector(), tmp_path / "net.onnx")
-    with pytest.raises(NoModelsError, match=f"there are {tmp_path.name}/net"):
-        find_models([tmp_path], ["nobody"])
-    other = make_model([helper.make_node("Relu", ["q"], ["y"])], {"q": [3]}, {"y": [3]})
-    with pytest.raises(UnknownModelError, match="a model of q"):
-        cases_of("other", other)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "check_real_models"), str(tmp_path / "none")],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no such file or folder" in done.stderr
-
-
 def test_windows_overlap() -> None:
     for rate, length in ((16000, 576), (8000, 288)):
-        windows = sound.windows(rate)
+        found = windows(rate, 100, seed=0)
         before = length // 9
-        assert windows.shape[1] == length
-        np.testing.assert_array_equal(windows[1:, :before], windows[:-1, -before:])
-        assert 0.3 < np.abs(windows).max() <= 1.5
+        assert found.shape == (100, length)
+        np.testing.assert_array_equal(found[1:, :before], found[:-1, -before:])
+        assert 0.2 < np.abs(found).max() <= 1.5
 
 
 def test_bytes_of_files() -> None:
@@ -120,4 +97,3 @@ def test_bytes_of_files() -> None:
     assert list(short) == [*digits, *[text.PADDING] * 12, *digits]
     long = text.features(b" ab" + bytes(9000) + b"cd  ", 4, 4)
     assert list(long) == [*b"ab\0\0", *b"\0\0cd"]
-    assert len(list(text.repository_files(SCRIPTS, 10))) >= 3

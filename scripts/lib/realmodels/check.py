@@ -18,12 +18,14 @@ from collage.check.nearby import as_good_as_can_be, nearby_outputs
 from collage.check.precise import precise_run
 from collage.frontend.ort_session import session_options
 from collage.frontend.session import reference_run
-from scripts.lib.realmodels.cases import TOP_1, Case
+from scripts.lib.realmodels.cases import Case
+
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a model did: which backends run it, the largest relative error, the share of equal decisions.
+    """The backends that run a model, its largest relative error, and the first ``problem``, if there is one.
 
     ``noise`` is how far ONNX Runtime is from itself without its optimisations: a probability of 3e-4 is off by as much
     as 2e-4 of that there, and nobody can be asked to be nearer.
@@ -35,14 +37,8 @@ class Result:
     runs: int = 0
     error: float = 0.0
     noise: float = 0.0
-    equal: float = 1.0
     compile_s: float = 0.0
     problem: str = ""
-
-    @property
-    def right(self) -> bool:
-        """Whether all outputs and decisions agree with ONNX Runtime's."""
-        return not self.problem
 
 
 def check(name: str, model: onnx.ModelProto, case: Case, options: Mapping[str, Any]) -> Result:
@@ -52,49 +48,39 @@ def check(name: str, model: onnx.ModelProto, case: Case, options: Mapping[str, A
     try:
         module = collage.compile(model, shapes=case.shapes, **options)
     except collage.CollageError as failure:
-        return replace(
-            result, compile_s=time.perf_counter() - started, problem=f"does not compile: {failure}"
-        )
-    regions = Counter(region.backend for region in module.program.regions)
-    mix = ", ".join(f"{count} {backend}" for backend, count in regions.most_common())
+        return replace(result, problem=f"does not compile: {failure}")
+    backends = Counter(region.backend for region in module.program.regions).most_common()
+    mix = ", ".join(f"{count} {backend}" for backend, count in backends)
     result = replace(result, mix=mix, compile_s=time.perf_counter() - started)
-    session, unoptimised = _session(model), _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    levels = ort.GraphOptimizationLevel
+    session, plain = (_session(model, each) for each in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL))
     names = [each.name for each in session.get_outputs()]
-    mine: dict[str, Any] = {}
-    theirs: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    shares: list[float] = []
+    mine: Values = {}
+    theirs: Values = {}
+    others: Values = {}
     for number, run in enumerate(case.runs):
         expected = dict(zip(names, session.run(None, {**run, **theirs}), strict=True))
-        again = dict(zip(names, unoptimised.run(None, {**run, **others}), strict=True))
+        again = dict(zip(names, plain.run(None, {**run, **others}), strict=True))
         try:
             found = module.run({**run, **mine})
         except collage.CollageError as failure:
             return replace(result, runs=number, problem=f"run {number}: {failure}")
         for output, reference in expected.items():
             _, noise = difference(again[output], reference)
-            allowed = region_tolerance(dtypes_of([reference])) + noise
             _, error = difference(found[output], reference)
-            result = replace(
-                result,
-                error=max(result.error, error),
-                noise=max(result.noise, noise),
-                runs=number + 1,
-            )
+            allowed = region_tolerance(dtypes_of([reference])) + noise
+            problem = result.problem
             if not error <= allowed and not _as_good(
                 model, {**run, **theirs}, output, found[output], reference
             ):
-                text = f"run {number}: {output} is off by {error:.1e} of its scale ({allowed:.0e} allowed)"
-                result = replace(result, problem=result.problem or text)
-            if output in case.decides:
-                shares.append(_equal(found[output], reference, case.decides[output]))
-        mine = {taken: found[given] for given, taken in case.state.items()}
-        theirs = {taken: expected[given] for given, taken in case.state.items()}
-        others = {taken: again[given] for given, taken in case.state.items()}
-    equal = float(np.mean(shares)) if shares else 1.0
-    if equal < 1:
-        result = replace(result, problem=result.problem or f"{1 - equal:.2%} of its decisions differ")
-    return replace(result, equal=equal)
+                problem = problem or f"run {number}: {output} is off by {error:.1e} ({allowed:.0e} allowed)"
+            worst = max(result.error, error), max(result.noise, noise)
+            result = replace(result, error=worst[0], noise=worst[1], runs=number + 1, problem=problem)
+        mine, theirs, others = (
+            {taken: outputs[given] for given, taken in case.state.items()}
+            for outputs in (found, expected, again)
+        )
+    return result
 
 
 def _as_good(
@@ -113,24 +99,11 @@ def _as_good(
 
     nearby = [each[position] for each in nearby_outputs(model, feeds, reference_run)]
     allowed = region_tolerance(dtypes_of([reference]))
-    return as_good_as_can_be(
-        np.asarray(found), np.asarray(reference), allowed, nearby, precise, channels_first=False
-    )
+    arrays = np.asarray(found), np.asarray(reference)
+    return as_good_as_can_be(*arrays, allowed, nearby, precise, channels_first=False)
 
 
-def _session(
-    model: onnx.ModelProto, level: Any = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-) -> ort.InferenceSession:
+def _session(model: onnx.ModelProto, level: Any) -> ort.InferenceSession:
     options = session_options()
     options.graph_optimization_level = level
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _equal(found: Any, expected: Any, above: float | None) -> float:
-    """The share of equal decisions. Numbers that are almost equal to the best, or to the bound, are no decisions."""
-    margin = region_tolerance(dtypes_of([expected])) * float(np.abs(expected).max())
-    if above is TOP_1:
-        chosen = np.take_along_axis(expected, found.argmax(-1)[..., np.newaxis], -1)[..., 0]
-        return float(np.mean(chosen >= expected.max(-1) - margin))
-    same = ((found > above) == (expected > above)) | (np.abs(expected - above) <= margin)
-    return float(np.mean(same))

@@ -17,7 +17,7 @@ HINT = (
 )
 
 
-class NoModelsError(Exception):
+class NoModelsError(CollageError):
     """The search has found no model to check. The message is one line for the user."""
 
 
@@ -29,8 +29,11 @@ class ModelFile:
     data: bytes
 
 
-def find_models(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
-    """The models in files, folders and wheels, or in the installed packages; those with ``only`` in their names."""
+def networks(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
+    """The models in files, folders and wheels, or in the installed packages; those with ``only`` in their names.
+
+    Raises NoModelsError if there is none.
+    """
     found = [*_given(paths)] if paths else [*_installed()]
     if not found:
         raise NoModelsError(f"no ONNX file in {', '.join(map(str, paths))}" if paths else HINT)
@@ -63,11 +66,3 @@ def _installed() -> Iterator[ModelFile]:
         for each in listed:
             if each.suffix == ".onnx":
                 yield ModelFile(f"{package.replace('-', '_')}/{each.stem}", each.read_binary())
-
-
-def networks(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
-    """The same as ``find_models``. Raises CollageError where there is none."""
-    try:
-        return find_models(paths, only)
-    except NoModelsError as error:
-        raise CollageError(str(error)) from error

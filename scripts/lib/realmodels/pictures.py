@@ -62,16 +62,6 @@ def sentence(rng: np.random.Generator) -> str:
     return " ".join(found).capitalize() if rng.random() < 0.5 else " ".join(found)
 
 
-def lines(batch: int, height: int, width: int, *, upside_down: bool) -> Floats:
-    """Pictures of several lines of text. With ``upside_down`` every second one is rotated by 180 degrees."""
-    return np.stack(
-        [
-            line(height, width, LINES[i % len(LINES)], upside_down=upside_down and i % 2 == 1)
-            for i in range(batch)
-        ]
-    )
-
-
 def _scaled(picture: Image.Image) -> Floats:
     array = np.asarray(picture, np.float32).transpose(2, 0, 1)
     return np.ascontiguousarray((array / 255 - 0.5) / 0.5)

@@ -20,6 +20,13 @@ _WIDTHS = (80.0, 110.0, 160.0)
 """Widths of the formants in Hz."""
 
 
+def windows(rate: int, count: int, seed: int) -> Floats:
+    """Windows of 32 ms, each after the last 4 ms of the one before: (count, 576) at 16 kHz, (count, 288) at 8 kHz."""
+    length, before = rate * 32 // 1000, rate * 4 // 1000
+    sound = np.concatenate([np.zeros(before, np.float32), speech_and_noise(rate, count * 0.032 + 0.1, seed)])
+    return np.stack([sound[i * length : i * length + before + length] for i in range(count)])
+
+
 def speech_and_noise(rate: int, seconds: float, seed: int) -> Floats:
     """Stretches of one to three seconds in turn: a sentence, or something else. Half of the sentences are noisy."""
     rng = np.random.default_rng([seed, rate])

@@ -11,27 +11,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Setup
+from scripts.lib.serving.contender import CONTENDERS, Contender, MissingError, Setup
 from scripts.lib.serving.trace import from_message
-
-CONTENDERS: Mapping[str, str] = {
-    "collage": "collage_engine",
-    "request-level": "collage_engine",
-    "whole-batches": "collage_engine",
-    "shortest-first": "collage_engine",
-    "openvino-genai": "openvino_genai",
-    "llama.cpp": "llama_cpp",
-    "ctranslate2": "ctranslate2",
-    "vllm": "vllm",
-}
-"""The contenders, and the module of ``scripts.lib.serving.contenders`` that has each."""
 
 
 def main() -> None:
     """Answer messages until there are none. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    contender: Contender | None = None
+    contender: Any = None
     for line in sys.stdin:
         message = json.loads(line)
         try:
@@ -39,7 +27,6 @@ def main() -> None:
                 contender = _open(message)
                 answer: Mapping[str, Any] = {"facts": contender.facts()}
             elif message["do"] == "serve":
-                assert contender is not None
                 answer = _serve(contender, message)
             else:
                 answer = getattr(contender, message["do"])(message)
@@ -52,16 +39,9 @@ def main() -> None:
 
 
 def _open(message: Mapping[str, Any]) -> Contender:
-    name = message["name"]
+    name, given = message["name"], message["setup"]
     module = import_module(f"scripts.lib.serving.contenders.{CONTENDERS[name]}")
-    setup = Setup(
-        Path(message["folder"]),
-        Path(message["module"]),
-        message["threads"],
-        message["running"],
-        message["precision"],
-        message["defaults"],
-    )
+    setup = Setup(**{**given, "folder": Path(given["folder"]), "module": Path(given["module"])})
     found: Contender = module.open_contender(name, setup)
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +11,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from collage.errors import CollageError
@@ -22,7 +23,7 @@ from scripts.lib.serving.contender import MissingError, Setup
 from scripts.lib.serving.record import Served
 from scripts.lib.serving.trace import Arrival, as_message
 
-_OPEN_S = 3600.0
+_OPEN_S, LIMIT_S = 3600.0, 1800.0
 _TAIL = 400
 
 
@@ -33,19 +34,17 @@ class ContenderError(CollageError):
 class ContenderProcess:
     """A contender in a process of its own, which is stopped by a signal while it is not asked."""
 
-    def __init__(self, name: str, python: Path, setup: Setup) -> None:
+    def __init__(self, name: str, setup: Setup) -> None:
         """Start the process and open the model. Raises MissingError and ContenderError."""
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-        # Packages on this process's path are for its own interpreter, and not for that of a peer.
-        paths = [str(ROOT), *(sys.path if python == Path(sys.executable) else [])]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path])),
             "OMP_NUM_THREADS": str(setup.threads),
-            "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         self._process = subprocess.Popen(
-            [str(python), "-m", "scripts.lib.serving.child"],
+            [sys.executable, "-m", "scripts.lib.serving.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -53,45 +52,45 @@ class ContenderProcess:
             cwd=ROOT,
             start_new_session=True,
         )
-        self._rest = b""
+        plain = {**asdict(setup), "folder": str(setup.folder), "module": str(setup.module)}
         try:
-            self.facts: Mapping[str, Any] = self.ask(
-                {
-                    "do": "open",
-                    "name": name,
-                    "folder": str(setup.folder),
-                    "module": str(setup.module),
-                    "threads": setup.threads,
-                    "running": setup.running,
-                    "precision": setup.precision,
-                    "defaults": setup.defaults,
-                },
-                _OPEN_S,
-            )["facts"]
+            opened = self.ask({"do": "open", "name": name, "setup": plain}, _OPEN_S)
         except BaseException:
             self.close()
             raise
+        self.facts: Mapping[str, Any] = opened["facts"]
 
-    def ask(self, message: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
+    def ask(self, message: Mapping[str, Any], limit_s: float = LIMIT_S) -> Mapping[str, Any]:
         """Let the process run until it has answered. Raises MissingError and ContenderError."""
-        assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        end_s = time.monotonic() + limit_s
+        limit = Timer(limit_s, self._signal, [signal.SIGKILL])
+        limit.start()
+        line = b""
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-            answer: Mapping[str, Any] = json.loads(self._line(time.monotonic() + limit_s))
-        except (BrokenPipeError, EOFError) as error:
-            raise ContenderError(f"{self.name}: its process has ended: {self._said()}") from error
-        self._signal(signal.SIGSTOP)
+            self._signal(signal.SIGCONT)
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            self._signal(signal.SIGSTOP)
+        finally:
+            limit.cancel()
+        if not line.endswith(b"\n"):
+            late = time.monotonic() >= end_s
+            raise ContenderError(
+                f"{self.name}: {'it took too long' if late else f'its process has ended: {self._said()}'}"
+            )
+        answer: Mapping[str, Any] = json.loads(line)
         if "missing" in answer:
             raise MissingError(f"{self.name}: {answer['missing']}")
         if "error" in answer:
             raise ContenderError(f"{self.name}: {' '.join(answer['error'].split())[:_TAIL]}")
         return answer
 
-    def serve(self, arrivals: Sequence[Arrival], limit_s: float) -> list[Served]:
+    def serve(self, arrivals: Sequence[Arrival]) -> list[Served]:
         """Serve a trace. Raises ContenderError, also for answers that do not have the tokens asked for."""
-        answer = self.ask({"do": "serve", "arrivals": as_message(arrivals)}, limit_s)
+        answer = self.ask({"do": "serve", "arrivals": as_message(arrivals)})
         found = [
             Served(arrival, tuple(tokens), tuple(times))
             for arrival, tokens, times in zip(arrivals, answer["tokens"], answer["token_s"], strict=True)
@@ -110,21 +109,6 @@ class ContenderProcess:
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-    def _line(self, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._rest:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                self.close()
-                raise ContenderError(f"{self.name}: it took too long")
-            chunk = os.read(descriptor, 1 << 20)
-            if not chunk:
-                raise EOFError
-            self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
 
     def _said(self) -> str:
         self._errors.seek(0)

@@ -47,11 +47,6 @@ class Figures:
     seconds: float
 
 
-def figures(served: Sequence[Served]) -> Figures:
-    """The figures of all requests of one run, or of several runs in which each began at 0."""
-    return pooled([served])
-
-
 def pooled(runs: Sequence[Sequence[Served]]) -> Figures:
     """The figures of several runs of the same rate: rates over their times together, latencies over all requests."""
     served = [each for run in runs for each in run]

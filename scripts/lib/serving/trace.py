@@ -1,4 +1,4 @@
-"""Requests and when they arrive: the trace of Orca's evaluation, and others of the same kind."""
+"""Requests and when they arrive, as in the trace of Orca's evaluation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ MOST_TOKENS = 640
 def poisson_trace(
     count: int, rate: float, vocabulary: int, lengths: Lengths = ORCA, seed: int = 0
 ) -> list[Arrival]:
-    """Requests that arrive as a Poisson process of ``rate`` a second, or all at once where that is infinite.
+    """Requests that arrive as a Poisson process of ``rate`` a second, or all at once if that is infinite.
 
     The n-th request of a seed is the same at every rate.
     """
@@ -52,20 +53,11 @@ def poisson_trace(
     return found
 
 
-def fixed_batch(batch: int, inputs: int, outputs: int, vocabulary: int, seed: int = 0) -> list[Arrival]:
-    """Requests of one length that are there at once, as in Orca's microbenchmark."""
-    return poisson_trace(batch, math.inf, vocabulary, Lengths((inputs, inputs), (outputs, outputs)), seed)
-
-
-def as_message(arrivals: Sequence[Arrival]) -> list[list[object]]:
+def as_message(arrivals: Sequence[Arrival]) -> list[list[Any]]:
     """The requests as values for JSON."""
     return [[list(each.prompt), each.tokens, each.at_s] for each in arrivals]
 
 
-def from_message(rows: Sequence[Sequence[object]]) -> list[Arrival]:
+def from_message(rows: Sequence[Sequence[Any]]) -> list[Arrival]:
     """The inverse of ``as_message``."""
-    found = []
-    for prompt, tokens, at_s in rows:
-        assert isinstance(prompt, list) and isinstance(tokens, int) and isinstance(at_s, (int, float))
-        found.append(Arrival(tuple(prompt), tokens, float(at_s)))
-    return found
+    return [Arrival(tuple(prompt), tokens, at_s) for prompt, tokens, at_s in rows]

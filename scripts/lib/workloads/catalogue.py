@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from .workload import Workload
 
-HERE = Path(__file__).parent
-
 
 @dataclass(frozen=True)
 class Entry:
-    """One workload: its name, the module beside this one that builds it, and a line for `--list`.
-
-    `skeleton` is the module that it shares with other workloads, if any. `paper` tells whether it is one of the
-    Collage paper's five, which stand for all of them where no name is given.
-    """
+    """One workload: its name, the module beside this one that builds it, and a line for `--list`."""
 
     name: str
     module: str
     summary: str
-    skeleton: str | None = None
-    paper: bool = True
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        """The files of its own that its network depends on."""
-        return tuple(HERE / f"{name}.py" for name in (self.module, self.skeleton) if name)
 
     def build(self, *, batch: int, small: bool) -> Workload:
         """The network with seeded random weights, in inference mode (imports torch)."""
@@ -42,42 +28,20 @@ ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry("bert_base", "bert", "BERT-base encoder, 64 tokens (Devlin et al. 2019)"),
-        Entry(
-            "bert_large",
-            "bert_large",
-            "BERT-large encoder, 64 tokens, 1.3 GB (Devlin et al. 2019)",
-            "bert",
-            paper=False,
-        ),
-        Entry(
-            "bilstm_tagger",
-            "bilstm",
-            "Bidirectional LSTM of two layers, 64 words (Huang et al. 2015)",
-            paper=False,
-        ),
+        Entry("bert_large", "bert_large", "BERT-large encoder, 64 tokens, 1.3 GB (Devlin et al. 2019)"),
+        Entry("bilstm_tagger", "bilstm", "Bidirectional LSTM of two layers, 64 words (Huang et al. 2015)"),
         Entry("dcgan", "dcgan", "DCGAN generator, 3x64x64 (Radford et al. 2016)"),
-        Entry(
-            "googlenet", "googlenet", "GoogLeNet, 3x224x224 (Szegedy et al. 2015)", "branches", paper=False
-        ),
-        Entry("gpt2_half", "gpt2", "GPT-2 of half the size, 64 tokens (Radford et al. 2019)", paper=False),
-        Entry(
-            "inception_v3",
-            "inception",
-            "Inception-v3, 3x299x299 (Szegedy et al. 2016)",
-            "branches",
-            paper=False,
-        ),
+        Entry("inception_v3", "inception", "Inception-v3, 3x299x299 (Szegedy et al. 2016)"),
         Entry("nasnet_a_mobile", "nasnet", "NASNet-A 4@1056, 3x224x224 (Zoph et al. 2018)"),
-        Entry("resnet18_int8", "resnet_int8", "ResNet-18 in 8 bits, 3x224x224 (He et al. 2016)", paper=False),
-        Entry("resnet50_3d", "resnet3d", "3D ResNet-50, 3x16x112x112 (Hara et al. 2018)", "residual"),
-        Entry("resnext50_32x4d", "resnext", "ResNeXt-50 32x4d, 3x224x224 (Xie et al. 2017)", "residual"),
-        Entry(
-            "ssd_mobilenet", "ssd", "SSD on a MobileNet, 3x256x256, with NMS (Liu et al. 2016)", paper=False
-        ),
-        Entry("t5_small", "t5", "T5-small, 64 tokens in and 64 out (Raffel et al. 2020)", paper=False),
-        Entry("unet", "unet", "U-Net, pictures of any size (Ronneberger et al. 2015)", paper=False),
-        Entry("vit_tiny", "vit", "ViT-Ti/16, 3x224x224 (Dosovitskiy et al. 2021)", paper=False),
+        Entry("resnet18_int8", "resnet_int8", "ResNet-18 in 8 bits, 3x224x224 (He et al. 2016)"),
+        Entry("resnet50_3d", "resnet3d", "3D ResNet-50, 3x16x112x112 (Hara et al. 2018)"),
+        Entry("resnext50_32x4d", "resnext", "ResNeXt-50 32x4d, 3x224x224 (Xie et al. 2017)"),
+        Entry("ssd_mobilenet", "ssd", "SSD on a MobileNet, 3x256x256, with NMS (Liu et al. 2016)"),
+        Entry("t5_small", "t5", "T5-small, 64 tokens in and 64 out (Raffel et al. 2020)"),
+        Entry("unet", "unet", "U-Net, pictures of any size (Ronneberger et al. 2015)"),
+        Entry("vit_tiny", "vit", "ViT-Ti/16, 3x224x224 (Dosovitskiy et al. 2021)"),
     )
 }
 
-PAPER = tuple(entry.name for entry in ENTRIES.values() if entry.paper)
+PAPER = ("bert_base", "dcgan", "nasnet_a_mobile", "resnet50_3d", "resnext50_32x4d")
+"""The Collage paper's five, which stand for all of them where no name is given."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,46 +10,20 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from collage.errors import CollageError
+
 from .workload import Workload
 
 HEALTHY_STD = (1e-3, 1e3)
-SENSITIVITY = 1e-2  # least change between two inputs, as a share of the output's spread
+SENSITIVITY = 1e-2  # least RMS change between two inputs, as a share of the output's spread
 
 
-class CheckError(Exception):
+class CheckError(CollageError):
     """The file differs from the network, or the network's values are not sensible."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One output on one random input: the distance of ONNX Runtime from torch, and whether the values are sensible."""
-
-    output: str
-    max_abs_error: float
-    scale: float  # greatest magnitude
-    std: float
-    sensitivity: float | None  # RMS change from one input to another, over std; None where there is none
-    tolerance: float
-
-    def __str__(self) -> str:
-        sensitivity = "none" if self.sensitivity is None else f"{self.sensitivity:.2g}"
-        return (
-            f"{self.output}: max abs error {self.max_abs_error:.1e} (scale {self.scale:.2g}),"
-            f" std {self.std:.2g}, sensitivity {sensitivity}"
-        )
-
-    def problem(self) -> str | None:
-        if not self.max_abs_error <= self.tolerance * self.scale:
-            return f"error is over {self.tolerance:g} of the scale"
-        if not HEALTHY_STD[0] <= self.std <= HEALTHY_STD[1]:
-            return f"std is outside {HEALTHY_STD[0]:g} to {HEALTHY_STD[1]:g}"
-        if self.sensitivity is not None and not self.sensitivity >= SENSITIVITY:
-            return f"sensitivity is under {SENSITIVITY:g}: the output hardly depends on the input"
-        return None
-
-
-def check(workload: Workload, path: Path) -> list[Comparison]:
-    """Compare every output of the file at `path` with `workload`; raises `CheckError`."""
+def check(workload: Workload, path: Path) -> list[str]:
+    """Compare every output of the file at `path` with `workload`: a line for each. Raises `CheckError`."""
     try:
         onnx.checker.check_model(path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -59,29 +32,29 @@ def check(workload: Workload, path: Path) -> list[Comparison]:
     inputs, others = workload.sample(1), workload.sample(2)
     feeds = {name: value.numpy() for name, value in zip(workload.input_names, inputs, strict=True)}
     actual = session.run(list(workload.output_names), feeds)
-    expected, elsewhere = _run(workload, inputs), _run(workload, others)
+    outputs = zip(workload.output_names, actual, _run(workload, inputs), _run(workload, others), strict=True)
+    return [_compared(name, got, want, other, workload.tolerance) for name, got, want, other in outputs]
 
-    comparisons = []
-    for name, got, want, other in zip(workload.output_names, actual, expected, elsewhere, strict=True):
-        if got.shape != want.shape:
-            raise CheckError(f"{name} has shape {got.shape}, not {want.shape}")
-        std = float(want.std())
-        change = None  # integers say little: a detector's classes may well be the same for two pictures
-        if want.shape == other.shape and want.dtype.kind == "f":
-            change = float(np.sqrt(np.square(want - other).mean())) / std
-        comparison = Comparison(
-            output=name,
-            max_abs_error=float(np.abs(got - want).max()),
-            scale=float(np.abs(want).max()),
-            std=std,
-            sensitivity=change,
-            tolerance=workload.tolerance,
-        )
-        problem = comparison.problem()
-        if problem is not None:
-            raise CheckError(f"{problem} ({comparison})")
-        comparisons.append(comparison)
-    return comparisons
+
+def _compared(name: str, got: np.ndarray, want: np.ndarray, other: np.ndarray, tolerance: float) -> str:
+    """A line on one output: its error, and whether its values are sensible. ``other`` is that of other inputs."""
+    if got.shape != want.shape:
+        raise CheckError(f"{name} has shape {got.shape}, not {want.shape}")
+    error, scale, std = float(np.abs(got - want).max()), float(np.abs(want).max()), float(want.std())
+    change = None  # integers say little: a detector's classes may well be the same for two pictures
+    if want.shape == other.shape and want.dtype.kind == "f":
+        change = float(np.sqrt(np.square(want - other).mean())) / std
+    line = (
+        f"{name}: max abs error {error:.1e} (scale {scale:.2g}), std {std:.2g}, "
+        f"sensitivity {'none' if change is None else f'{change:.2g}'}"
+    )
+    if not error <= tolerance * scale:
+        raise CheckError(f"error is over {tolerance:g} of the scale ({line})")
+    if not HEALTHY_STD[0] <= std <= HEALTHY_STD[1]:
+        raise CheckError(f"std is outside {HEALTHY_STD[0]:g} to {HEALTHY_STD[1]:g} ({line})")
+    if change is not None and not change >= SENSITIVITY:
+        raise CheckError(f"the output hardly depends on the input ({line})")
+    return line
 
 
 @torch.no_grad()

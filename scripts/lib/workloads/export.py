@@ -13,19 +13,18 @@ from pathlib import Path
 import onnx
 import torch
 
-from .catalogue import HERE, Entry
+from .catalogue import Entry
 from .fold import fold_constants, quantize_weights
 from .recipe import RECIPE, Recipe
 from .workload import Workload
 
 OPSET = 17  # the first with LayerNormalization; the exporter writes GELU as Erf below opset 20
-SHARED = ("export.py", "fold.py", "weights.py", "workload.py")  # sources that every file depends on
 
 
 def recipe(entry: Entry, *, batch: int, small: bool) -> Recipe:
     """The recipe that a workload's file would have now."""
     digest = hashlib.sha256()
-    for source in (*entry.sources, *(HERE / name for name in SHARED)):
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return Recipe(entry.name, small, batch, version("torch"), digest.hexdigest()[:16])
 
@@ -42,9 +41,8 @@ def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "Constant folding", UserWarning)  # `fold_constants` does the rest
         warnings.filterwarnings("ignore", ".*variable length with LSTM", UserWarning)  # the batch is fixed
-        warnings.filterwarnings(
-            "ignore", category=torch.jit.TracerWarning
-        )  # of suppression, one node in the file
+        # Of suppression, one node in the file.
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
         torch.onnx.export(
             workload.model,
             workload.sample(0),

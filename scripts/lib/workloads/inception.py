@@ -6,14 +6,46 @@ The widths are those of the authors' code, which torchvision has, too: 23,834,56
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .branches import Branches, Conv, Size, head
 from .weights import randomize
 from .workload import Workload, gaussian_inputs
+
+EPSILON = 1e-3  # of every BatchNorm
+
+Size: TypeAlias = "int | tuple[int, int]"
+
+
+class Conv(nn.Module):
+    """Convolution, BatchNorm, ReLU: [N, inputs, H, W] -> [N, outputs, H', W']; ``same`` keeps H and W."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: Size = 1, *, stride: int = 1, same: bool = True
+    ) -> None:
+        super().__init__()
+        window = (kernel, kernel) if isinstance(kernel, int) else kernel
+        around = (window[0] // 2, window[1] // 2) if same else (0, 0)
+        self.conv = nn.Conv2d(inputs, outputs, window, stride=stride, padding=around, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=EPSILON)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+class Branches(nn.Module):
+    """Branches that read the same picture, concatenated: [N, C, H, W] -> [N, sum of their channels, H', W']."""
+
+    def __init__(self, branches: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
 @dataclass(frozen=True)
@@ -105,9 +137,7 @@ def network(shape: Shape) -> nn.Sequential:
         nn.MaxPool2d(3, stride=2),
     ]
     for pool in (32, 64, 64):  # figure 5
-        layers.append(
-            build.module([[(64, 1)], [(48, 1), (64, 5)], [(64, 1), (96, 3), (96, 3)]], pool),
-        )
+        layers.append(build.module([[(64, 1)], [(48, 1), (64, 5)], [(64, 1), (96, 3), (96, 3)]], pool))
     layers.append(build.reduction([[(384, 3)], [(64, 1), (96, 3), (96, 3)]]))
     for w in shape.factored:  # figure 6
         once = [(w, 1), (w, ROW), (192, COLUMN)]
@@ -116,7 +146,8 @@ def network(shape: Shape) -> nn.Sequential:
     layers.append(build.reduction([[(192, 1), (320, 3)], [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]]))
     for _ in range(2):  # figure 7
         layers.append(build.module([[(320, 1)], [(384, 1)], [(448, 1), (384, 3)]], 192, ((1, 3), (3, 1))))
-    return nn.Sequential(*layers, head(build.channels, shape.classes))
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(build.channels, shape.classes)
+    return nn.Sequential(*layers, nn.Sequential(*head))
 
 
 def build(*, batch: int, small: bool) -> Workload:

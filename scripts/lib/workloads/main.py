@@ -1,7 +1,7 @@
 """Write the five networks of the Collage paper (PACT'22, section 2.5.1), and others by name, as ONNX files.
 
     scripts/models --out DIR                    the five, at true size (about 760 MB)
-    scripts/models inception_v3 --out DIR       one; --list has them all
+    scripts/models vit_tiny --out DIR           one; --list has them all
     scripts/models gpt2_124m --out DIR          a decoder with a K/V cache, to be served; it needs no torch
     scripts/models --small --out DIR            the same architectures made tiny, for tests
 
@@ -15,47 +15,37 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from collage.errors import CollageError
 from scripts.lib.decoders.shape import SUMMARIES as DECODERS
 from scripts.lib.workloads.catalogue import ENTRIES, PAPER, Entry
 
-if TYPE_CHECKING:
-    from scripts.lib.workloads.workload import Workload
-
-
-class WorkError(Exception):
-    """The work failed. The message is one line for the user."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status."""
     options = _parse(arguments)
     if options.list:
         summaries = {**{entry.name: entry.summary for entry in ENTRIES.values()}, **DECODERS}
-        width = max(map(len, summaries))
         for name, summary in summaries.items():
-            print(f"{name:{width}}  {summary}")
+            print(f"{name:{max(map(len, summaries))}}  {summary}")
         return 0
-    names = list(dict.fromkeys(options.names or PAPER))
-    try:
-        _require(*([] if DECODERS.keys() >= {*names} else ["torch"]), "onnx")
-        _require(*(["onnxruntime"] if options.check else []))
-        _make_folder(options.out)
-    except WorkError as failure:
-        _say(f"error: {failure}")
-        return 1
-
     failures = 0
-    for name in names:
+    for name in dict.fromkeys(options.names or PAPER):
         try:
-            path = _make_decoder(name, options) if name in DECODERS else _make(ENTRIES[name], options)
-        except WorkError as failure:
+            options.out.mkdir(parents=True, exist_ok=True)
+            print(
+                _make_decoder(name, options) if name in DECODERS else _make(ENTRIES[name], options),
+                flush=True,
+            )
+        except ModuleNotFoundError as error:
             failures += 1
-            _say(f"error: {name}: {failure}")
-        else:
-            print(path, flush=True)
+            _say(
+                f"error: {name}: {error.name} is not installed; pip install '.[models]' brings what is missing"
+            )
+        except (CollageError, OSError) as error:
+            failures += 1
+            _say(f"error: {name}: {error}")
     return 1 if failures else 0
 
 
@@ -92,27 +82,11 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _require(*packages: str) -> None:
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise WorkError(f"{', '.join(missing)} not installed; pip install '.[models]' brings what is missing")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkError(f"cannot make {folder}: {error.strerror}") from error
-
-
 def _make_decoder(name: str, options: argparse.Namespace) -> Path:
     from scripts.lib.decoders.write import write_decoder
 
     began = time.monotonic()
-    try:
-        path = write_decoder(name, options.out, options.small)
-    except OSError as error:
-        raise WorkError(f"cannot write {name}: {error.strerror}") from error
+    path = write_decoder(name, options.out, options.small)
     _say(f"{name}: {time.monotonic() - began:.1f} s")
     return path
 
@@ -126,37 +100,23 @@ def _make(entry: Entry, options: argparse.Namespace) -> Path:
     began = time.monotonic()
     recipe = export.recipe(entry, batch=options.batch, small=options.small)
     fresh = not options.force and read_recipe(path) == recipe
-    if fresh and not options.check:
-        _say(f"{entry.name}: up to date")
-        return path
-
-    workload = entry.build(batch=options.batch, small=options.small)
     if fresh:
         _say(f"{entry.name}: up to date")
-    else:
+        if not options.check:
+            return path
+    workload = entry.build(batch=options.batch, small=options.small)
+    if not fresh:
         _say(f"{entry.name}: exporting {workload.parameters / 1e6:.2f} M parameters")
         model = export.to_onnx(workload, name=entry.name, recipe=recipe)
-        try:
-            export.write(model, path)
-        except OSError as error:
-            raise WorkError(f"cannot write {path}: {error.strerror}") from error
-        megabytes = path.stat().st_size / 1e6
-        seconds = time.monotonic() - began
+        export.write(model, path)
+        megabytes, seconds = path.stat().st_size / 1e6, time.monotonic() - began
         _say(f"{entry.name}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s")
     if options.check:
-        _check(entry, path, workload)
+        from scripts.lib.workloads.check import check
+
+        for line in check(workload, path):
+            _say(f"{entry.name}: {line}")
     return path
-
-
-def _check(entry: Entry, path: Path, workload: Workload) -> None:
-    from scripts.lib.workloads.check import CheckError, check
-
-    try:
-        comparisons = check(workload, path)
-    except CheckError as error:
-        raise WorkError(f"check failed: {error}") from error
-    for comparison in comparisons:
-        _say(f"{entry.name}: {comparison}")
 
 
 def _say(line: str) -> None:

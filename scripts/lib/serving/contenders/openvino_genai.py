@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.lib.serving.contender import (
     BFLOAT16,
+    DEFAULTS,
     FLOAT32,
     INT8,
     Contender,
     MissingError,
     Note,
     Setup,
-    cache_precision,
-    convert,
-    serve_stepwise,
 )
 from scripts.lib.serving.trace import Arrival
 
@@ -26,9 +26,9 @@ _NAMES = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
 
 class OpenVinoGenAi:
-    """A pipeline that is asked for one iteration after another."""
+    """A pipeline that is asked for one iteration after another. At its ``defaults`` it chooses its own precision."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, defaults: bool) -> None:
         try:
             import openvino_genai as library
         except ImportError as error:
@@ -41,8 +41,8 @@ class OpenVinoGenAi:
         config.dynamic_split_fuse = True
         config.enable_prefix_caching = False
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": setup.threads}
-        if not setup.defaults:
-            precision = _NAMES[cache_precision(setup.precision)]
+        if not defaults:
+            precision = _NAMES[setup.cache]
             properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
             if setup.precision != INT8:
                 properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
@@ -50,20 +50,35 @@ class OpenVinoGenAi:
         self._pipeline = library.ContinuousBatchingPipeline(
             str(_exported(setup.folder, setup.precision)), config, "CPU", properties, {}
         )
-        self._handles: dict[int, Any] = {}
-        self._next = 0
-        self._numbers: dict[int, int] = {}
+        self._requests = 0
 
     def facts(self) -> Mapping[str, Any]:
         """The version and the settings."""
         return {"version": self._library.__version__, **self._settings}
 
     def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
-        """Serve the requests."""
-        serve_stepwise(self, arrivals, note)
+        """Serve the requests with iterations in this thread; requests are taken in between."""
+        start = time.monotonic()
+        waiting = list(enumerate(arrivals))
+        running: dict[int, Any] = {}
+        while waiting or running:
+            now = time.monotonic() - start
+            while waiting and waiting[0][1].at_s <= now:
+                number, arrival = waiting.pop(0)
+                running[number] = self._add(arrival)
+            if not running:
+                time.sleep(max(0.0, waiting[0][1].at_s - now))
+                continue
+            self._pipeline.step()
+            for number, handle in list(running.items()):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        for token in output.generated_ids:
+                            note(number, int(token))
+                if handle.get_status() == self._library.GenerationStatus.FINISHED:
+                    del running[number]
 
-    def add(self, number: int, arrival: Arrival) -> None:
-        """Take a request in."""
+    def _add(self, arrival: Arrival) -> Any:
         import numpy as np
         import openvino
 
@@ -71,37 +86,32 @@ class OpenVinoGenAi:
         config.max_new_tokens = arrival.tokens
         config.ignore_eos = True
         config.do_sample = False
+        self._requests += 1
         ids = openvino.Tensor(np.array([arrival.prompt], np.int64))
-        self._handles[number] = self._pipeline.add_request(self._next, ids, config)
-        self._next += 1
-
-    def step(self) -> list[tuple[int, int]]:
-        """Run an iteration."""
-        self._pipeline.step()
-        found = []
-        for number, handle in list(self._handles.items()):
-            while handle.can_read():
-                for output in handle.read().values():
-                    found += [(number, int(token)) for token in output.generated_ids]
-            if handle.get_status() == self._library.GenerationStatus.FINISHED:
-                del self._handles[number]
-        return found
+        return self._pipeline.add_request(self._requests, ids, config)
 
 
 def open_contender(name: str, setup: Setup) -> Contender:
     """The pipeline. Raises MissingError."""
-    return OpenVinoGenAi(setup)
+    return OpenVinoGenAi(setup, defaults=name == DEFAULTS)
 
 
 def _exported(folder: Path, precision: str) -> Path:
-    """The model in OpenVINO's form, which is made once: with weights in 8 bits, or in float32."""
+    """The model in OpenVINO's form, which is made once: with weights in 8 bits, or in float32. Raises MissingError."""
     narrow = precision == INT8
     found = folder / ("openvino-int8" if narrow else "openvino")
     if (found / "openvino_model.xml").exists():
         return found
+    if not (folder / "config.json").exists():
+        raise MissingError("this model is not written in its format")
     command = [
         "optimum-cli", "export", "openvino", "--model", str(folder), "--task", "text-generation-with-past",
         "--weight-format", "int8" if narrow else "fp32", str(found),
     ]  # fmt: skip
-    convert(command)
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise MissingError("optimum-cli, which converts the model, is not installed") from error
+    except subprocess.CalledProcessError as error:
+        raise MissingError(f"optimum-cli cannot convert the model: {error.stderr.strip()[-300:]}") from error
     return found

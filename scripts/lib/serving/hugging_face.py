@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
 from scripts.lib.decoders.build import EPSILON, SHARPNESS, TIED
 from scripts.lib.decoders.shape import GPT2, DecoderShape
-from scripts.lib.serving.formats.tensor_file import Array, write_tensors
+
+Array = npt.NDArray[np.float32]
 
 
 def write_folder(model: Path, shape: DecoderShape, folder: Path) -> None:
     """Write config.json, the weights of the ONNX file ``model``, and a tokenizer whose words are ids in decimal."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = _weights(model)
+    weights = {each.name: numpy_helper.to_array(each) for each in onnx.load(str(model)).graph.initializer}
     gpt2 = shape.family == GPT2
     tensors = dict((_gpt2 if gpt2 else _qwen2)(shape, weights.__getitem__))
-    write_tensors(folder / "model.safetensors", tensors)
-    config = {**(_gpt2_config(shape) if gpt2 else _qwen2_config(shape)), "dtype": "float32"}
+    _write_tensors(folder / "model.safetensors", tensors)
+    end = shape.vocabulary - 1
+    config = {
+        **(_gpt2_config(shape) if gpt2 else _qwen2_config(shape)),
+        **{"dtype": "float32", "vocab_size": shape.vocabulary, "bos_token_id": end, "eos_token_id": end},
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "generation_config.json").write_text("{}")
     _write_tokenizer(folder, shape.vocabulary)
-
-
-def _weights(model: Path) -> dict[str, Array]:
-    proto = onnx.load(str(model))
-    return {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
 
 
 Weight = Callable[[str], Array]
@@ -64,21 +66,11 @@ def _gpt2(shape: DecoderShape, weight: Weight) -> Iterator[tuple[str, Array]]:
 
 def _gpt2_config(shape: DecoderShape) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": EPSILON,
-        "n_ctx": shape.positions,
-        "n_embd": shape.width,
-        "n_head": shape.heads,
-        "n_inner": shape.inner,
-        "n_layer": shape.layers,
-        "n_positions": shape.positions,
-        "vocab_size": shape.vocabulary,
-        "bos_token_id": shape.vocabulary - 1,
-        "eos_token_id": shape.vocabulary - 1,
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+        "layer_norm_epsilon": EPSILON, "n_ctx": shape.positions, "n_positions": shape.positions,
+        "n_embd": shape.width, "n_head": shape.heads, "n_inner": shape.inner, "n_layer": shape.layers,
         "tie_word_embeddings": True,
-    }
+    }  # fmt: skip
 
 
 def _qwen2(shape: DecoderShape, weight: Weight) -> Iterator[tuple[str, Array]]:
@@ -100,53 +92,45 @@ def _qwen2(shape: DecoderShape, weight: Weight) -> Iterator[tuple[str, Array]]:
 
 def _qwen2_config(shape: DecoderShape) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_act": "silu",
-        "hidden_size": shape.width,
-        "intermediate_size": shape.inner,
-        "max_position_embeddings": shape.positions,
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "num_key_value_heads": shape.kv_heads,
-        "rms_norm_eps": EPSILON,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "use_sliding_window": False,
-        "vocab_size": shape.vocabulary,
-        "bos_token_id": shape.vocabulary - 2,
-        "eos_token_id": shape.vocabulary - 1,
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+        "rms_norm_eps": EPSILON, "max_position_embeddings": shape.positions, "hidden_size": shape.width,
+        "intermediate_size": shape.inner, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "use_sliding_window": False,
         "tie_word_embeddings": False,
-    }
+    }  # fmt: skip
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     """A tokenizer for converters that want one: a word for each id, which is the id in decimal."""
-    model = {
-        "type": "WordLevel",
-        "vocab": {str(each): each for each in range(vocabulary)},
-        "unk_token": "0",
-    }
-    found: dict[str, Any] = {
+    model = {"type": "WordLevel", "vocab": {str(each): each for each in range(vocabulary)}, "unk_token": "0"}
+    text: dict[str, Any] = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": [],
-        "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": model,
     }
-    (folder / "tokenizer.json").write_text(json.dumps(found))
+    text |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    (folder / "tokenizer.json").write_text(json.dumps({**text, "model": model}))
     end = str(vocabulary - 1)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "unk_token": "0",
-                "bos_token": end,
-                "eos_token": end,
-            }
-        )
-    )
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "0",
+        "bos_token": end,
+        "eos_token": end,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write float32 tensors in the format safetensors: a header in JSON, and the tensors behind it."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for array in tensors.values():
+            stream.write(np.ascontiguousarray(array, np.float32).data)

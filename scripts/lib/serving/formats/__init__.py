@@ -1,1 +1,0 @@
-"""The seeded decoders of ``scripts/models`` in the forms that other systems read."""
