@@ -30,6 +30,11 @@ def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
     return memory[skip : skip + size]
 
 
+def is_aligned(array: Array) -> bool:
+    """Whether kernels can be bound to the array: it starts at a 64-byte boundary, or has no elements."""
+    return not array.size or array.ctypes.data % ALIGNMENT == 0
+
+
 def aligned_array(found: TensorType) -> Array:
     """An uninitialised aligned array of that type."""
     return aligned_empty(found.shape, found.dtype)

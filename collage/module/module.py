@@ -107,11 +107,11 @@ class CompiledModule:
         It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs a dynamic
         suffix, or makes outputs of unknown shapes, a ``BoundSuffix``.
 
-        Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
-        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make outputs
-        take inputs at any place, and raise it for what they could not read in place: nested lists, and strings in other
-        arrays than those of Python strings (dtype object). Raises UsageError for outputs that an engine makes during
-        the call: those of a dynamic suffix, and of unknown shapes.
+        Arrays that are not given are made, of zeros. Raises InputError for an array of a wrong name, dtype or shape,
+        and for one that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make
+        outputs take inputs at any place, and raise it for what they could not read in place: nested lists, and strings
+        in other arrays than those of Python strings (dtype object). Raises UsageError for outputs that an engine makes
+        during the call: those of a dynamic suffix, and of unknown shapes.
         """
         from collage.runtime.bound import bind
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.errors import InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
-from collage.kernel.buffers import ALIGNMENT, aligned_array, as_bytes
+from collage.kernel.buffers import ALIGNMENT, aligned_array, as_bytes, is_aligned
 from collage.kernel.kernel import Call
 from collage.native import LaunchList
 from collage.runtime.executor import Executor
@@ -101,7 +101,7 @@ def bound_arrays(
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The arrays of all inputs and outputs by name; those that are not given are made.
+    """The arrays of all inputs and outputs by name; those that are not given are made, of zeros.
 
     Raises InputError for arrays that do not fit.
     """
@@ -117,16 +117,14 @@ def _arrays(
     unknown = set(given) - {port.name for port in ports}
     if unknown:
         raise InputError(str(unknown_names(what, unknown, [port.name for port in ports])))
-    found = {
-        port.name: given[port.name] if port.name in given else aligned_array(port.type) for port in ports
-    }
+    found = {port.name: given[port.name] if port.name in given else _zeros(port) for port in ports}
     for port in ports:
         array, wanted = found[port.name], port.type
         if not isinstance(array, np.ndarray):
             raise InputError(f"{what} {port.name} is no numpy array: a bound call reads and writes in place.")
         if array.shape != wanted.shape or array.dtype != np_dtype(wanted.dtype):
             raise InputError(f"{what} {port.name} is {array.dtype}{array.shape}, not {wanted}.")
-        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+        if not array.flags.c_contiguous or not is_aligned(array):
             raise InputError(
                 f"{what} {port.name} must be contiguous and start at a multiple of {ALIGNMENT} bytes: "
                 "leave it out, and fill the array that `bind` makes."
@@ -134,6 +132,12 @@ def _arrays(
         if writable and not array.flags.writeable:
             raise InputError(f"{what} {port.name} is read-only.")
     return found
+
+
+def _zeros(port: Port) -> Array:
+    array = aligned_array(port.type)
+    array.fill(0)
+    return array
 
 
 def _refuse_overlap(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:

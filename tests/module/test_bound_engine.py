@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -64,6 +65,44 @@ def test_arrays_that_the_engine_has_the_addresses_of_cannot_be_replaced(
         call.inputs["x"] = drawn(0)["x"]  # type: ignore[index]
     with pytest.raises(AttributeError):
         call.outputs.pop("c")  # type: ignore[attr-defined]
+
+
+def test_arrays_are_zeros_until_they_are_filled(whole: collage.CompiledModule) -> None:
+    call = whole.bind()
+    for array in (*call.inputs.values(), *call.outputs.values()):
+        array.fill(np.nan)
+    del call, array  # others get their memory
+    call = whole.bind()
+    assert not any(array.any() for array in (*call.inputs.values(), *call.outputs.values()))
+    call()
+    zeros = {name: np.zeros(SHAPE, np.float32) for name in "xy"}
+    for found, wanted in zip(call.outputs.values(), expected(zeros), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_empty_arrays_need_no_alignment(backend: str, rows: int, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["y"]),
+        helper.make_node("Slice", ["y", "zero", "zero"], ["none"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((4, 5)).astype(np.float32), "zero": np.zeros(1, np.int64)}
+    model = make_model(nodes, {"x": [rows, 4]}, {"y": [rows, 5], "none": [0, 5]}, weights)
+    options = {"backends": [backend], "budget_s": 0.01, "db": tmp_path / "db", "progress": False}
+    module = collage.compile(model, **options)  # type: ignore[arg-type]
+    x = aligned_copy(rng.standard_normal((rows, 4)).astype(np.float32))
+    for call in (
+        module.bind(),
+        module.bind({"x": x}),
+        module.clone().bind({}, {"none": np.zeros((0, 5), "f4")}),
+    ):
+        call.inputs["x"][...] = x
+        call()
+        for name, wanted in zip(call.outputs, reference_run(model, {"x": x}), strict=True):
+            np.testing.assert_allclose(call.outputs[name], wanted, rtol=1e-5)
 
 
 def test_a_bound_call_reads_and_writes_its_arrays(whole: collage.CompiledModule) -> None:

@@ -26,6 +26,7 @@ from collage.backends.tvm_codegen.link import is_parallel, link
 from collage.backends.tvm_codegen.mapped import LAUNCH, instruction_sets, map_image
 from collage.core.temporary import TemporaryFolder
 from collage.kernel import frames
+from collage.kernel.buffers import is_aligned
 from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
@@ -180,7 +181,7 @@ def _check(array: Array, spec: TensorSpec, what: str, *, writable: bool) -> None
         raise ValueError(f"{what} is {array.dtype}{array.shape}, expected {spec.dtype}{spec.shape}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{what} is not C-contiguous (strides {array.strides})")
-    if array.ctypes.data % ALIGNMENT:
+    if not is_aligned(array):
         raise ValueError(
             f"{what} starts {array.ctypes.data % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary"
         )
