@@ -7,11 +7,11 @@ with ``collage.add_backend_pattern`` and ``collage.add_backend_pattern_rule``.
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from collage._version import __version__
+from collage.core.surroundings import prepare
 from collage.errors import CollageError
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from collage.runtime.bound_engine import BoundEngine
     from collage.runtime.bound_suffix import BoundSuffix
 
-# Unless this is set before ONNX Runtime is imported, ONNX Runtime reports which models it is given, and writes an id
-# and a database for that. Child processes inherit the setting. A value that the user has set is kept.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+prepare()
 
 _HOMES = {
     "collage.api": (

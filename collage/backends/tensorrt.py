@@ -18,6 +18,7 @@ from collage.backends.cuda_engine import CudaEngine
 from collage.backends.cuda_kernels.copies import CopiesOnDevice
 from collage.backends.onnx_engine import OnnxEngine
 from collage.core.cuda import gpu
+from collage.core.surroundings import cache_folder
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
@@ -220,10 +221,8 @@ def _logger(trt: Any, said: list[str]) -> Any:
 
 def _timing_cache_path(version: str) -> Path:
     """Where kernels' timings are kept between builds: a file for each version and GPU, in the user's cache folder."""
-    import platformdirs
-
     name = "".join(each if each.isalnum() else "-" for each in gpu().name)
-    return platformdirs.user_cache_path("collage") / f"tensorrt-{version}-{name}.timings"
+    return cache_folder() / f"tensorrt-{version}-{name}.timings"
 
 
 def _read_timings(config: Any, file: Path) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from collage.core import lean_imports
+from collage.core import lean_imports, surroundings
 from collage.core.cpuinfo import ARITHMETIC, precisions_of
 from collage.errors import CollageError, DatabaseLockedError
 from collage.kernel.target import cores, flags, host, usable_cores
@@ -151,8 +151,13 @@ def library_check(needed: Requirement) -> Check:
 
 def _import_trouble(module: str) -> str:
     """The reason why the module cannot be imported, or ""; another process tries it, since the library may crash."""
-    lean = f"with runpy.run_path({lean_imports.__file__!r})['lean_imports'](of_tvm=False):"
-    command = [sys.executable, "-c", f"import runpy\n{lean}\n    import {module}"]
+    code = (
+        "import runpy\n"
+        f"runpy.run_path({surroundings.__file__!r})['prepare']()\n"
+        f"with runpy.run_path({lean_imports.__file__!r})['lean_imports'](of_tvm=False):\n"
+        f"    import {module}"
+    )
+    command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:

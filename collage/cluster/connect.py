@@ -20,9 +20,9 @@ from collage.errors import ClusterError
 _ANSWER_LIMIT_S = 5.0
 _TRIAL_LIMIT_S = 30.0
 _WAY_OUT = "Start Ray there with `ray start --head`, or give the address of a cluster that runs."
-_OF_LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""The environment of a cluster that is started here, unless it is set otherwise. Ray would report its use to its
-makers, and run workers at the lowest priority, where other programs delay what they time."""
+_OF_LOCAL = {"RAY_worker_niceness": "0"}
+"""The environment of a cluster that is started here, unless it is set otherwise. Ray would run workers at the lowest
+priority, where other programs delay what they time."""
 
 
 def import_ray() -> ModuleType:

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-import platformdirs
-
+from collage.core.surroundings import cache_folder
 from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
 
@@ -29,10 +28,10 @@ _WAITS = (5, 6)
 
 
 def default_path() -> Path:
-    """``measurements.sqlite`` in the user's cache folder. Raises DatabaseError where the user has no home."""
+    """``measurements.sqlite`` in the cache folder. Raises DatabaseError if there is none."""
     try:
-        return platformdirs.user_cache_path("collage") / "measurements.sqlite"
-    except RuntimeError as error:
+        return cache_folder() / "measurements.sqlite"
+    except (OSError, RuntimeError) as error:
         raise DatabaseError(
             f"there is no folder for the measurement database ({error}). Set HOME, or give a file with --db."
         ) from error

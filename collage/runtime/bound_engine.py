@@ -89,7 +89,7 @@ def bind_engine(
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
 ) -> BoundEngine:
-    """Bind the engine of a whole model that ``has_buffers`` to arrays; those that are not given are made.
+    """Bind the engine of a whole model that ``has_buffers`` to arrays; those that are not given are made, of zeros.
 
     An engine that does not take them itself gets and gives copies. Raises InputError for arrays that do not fit.
     """

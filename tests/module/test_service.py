@@ -268,6 +268,18 @@ def test_outputs_that_are_inputs_or_constants_are_copied(tmp_path: Path) -> None
 
 
 @needs_onednn
+def test_buffers_are_zeros_until_they_are_filled(module: collage.CompiledModule) -> None:
+    call = module.bind()
+    for array in (*call.inputs.values(), *call.outputs.values()):
+        array.fill(np.nan)
+    del call, array  # others get their memory
+    call = module.bind()
+    assert not any(array.any() for array in (*call.inputs.values(), *call.outputs.values()))
+    call()
+    np.testing.assert_allclose(call.outputs["v10"], module(np.zeros_like(call.inputs["v0"])), rtol=1e-5)
+
+
+@needs_onednn
 def test_buffers_that_do_not_fit_are_refused(module: collage.CompiledModule) -> None:
     good = aligned_copy(image(0))
     shifted = aligned_copy(np.zeros(good.size + 16, np.float32))[1 : good.size + 1].reshape(good.shape)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -107,12 +107,18 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *options: str, limit_s: float = 60) -> Iterator[Served]:
-    """Start ``collage serve`` on a free port, which takes ``limit_s`` seconds at most, and end it."""
+def served(folder: Path, *options: str, limit_s: float = 60, before: Sequence[str] = ()) -> Iterator[Served]:
+    """Start ``collage serve`` on a free port, which takes ``limit_s`` seconds at most, and end it.
+
+    ``before`` is a command that becomes the server.
+    """
     log = folder.parent / f"{folder.name}-{time.monotonic_ns()}.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "collage", "serve", str(folder), "--port", "0", "--name", "m", *options],
+            [
+                *(*before, sys.executable, "-m", "collage", "serve", str(folder), "--port", "0"),
+                *("--name", "m", *options),
+            ],
             stderr=stream,
             text=True,
             cwd=ROOT,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from collage.backends.base import UnsupportedError
+from collage.core.surroundings import cache_folder
 
 __all__ = ["NvrtcError", "compile_cubin"]
 
@@ -98,10 +99,8 @@ def _include_paths(nvrtc: Any, source: str) -> list[str]:
     """
     if not _HALF_HEADERS.search(source):
         return []
-    import platformdirs
-
     major, minor = _version(nvrtc)
-    folder = platformdirs.user_cache_path("collage") / f"nvrtc-{major}.{minor}"
+    folder = cache_folder() / f"nvrtc-{major}.{minor}"
     # The bindings may be newer than the library: PyTorch brings one of its own.
     if (major, minor) < _BUNDLED or not hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
         if (toolkit := _toolkit_headers()) is not None:
