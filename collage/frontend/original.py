@@ -12,6 +12,7 @@ import onnx
 from collage.frontend.apart import save_model
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_of
+from collage.frontend.proto_size import elements, itemsize
 from collage.frontend.shapes import model_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
@@ -68,7 +69,8 @@ def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     """The original with its inputs and outputs in the order of the graph's. It is copied where they have to change.
 
     Nodes and weights stay as they are. Outputs that are constants, or that come twice, are left out: Collage makes them
-    itself. Raises ExportError when an input or output of the graph has no counterpart.
+    itself. Inputs whose numbers the graph does not read are zeros: only their shapes count. Raises
+    ExportError when an input or output of the graph has no counterpart.
     """
     whole = Subgraph(model, tuple(range(len(model.graph.nodes))))
     taken = {value: name for name, value in zip(model.input_names, model.graph.inputs, strict=True)}
@@ -93,6 +95,17 @@ def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     copy.CopyFrom(original)
     del copy.graph.input[:]
     copy.graph.input.extend([*(inputs[name] for name in wanted[0]), *overridable])
+    copy.graph.initializer.extend(_zeros(inputs[name]) for name in sorted(required - {*wanted[0]}))
     del copy.graph.output[:]
     copy.graph.output.extend([outputs[name] for name in wanted[1]])
     return copy
+
+
+def _zeros(info: onnx.ValueInfoProto) -> onnx.TensorProto:
+    """Zeros in the place of an input of a fixed shape."""
+    tensor = info.type.tensor_type
+    found = onnx.TensorProto(
+        name=info.name, data_type=tensor.elem_type, dims=[dim.dim_value for dim in tensor.shape.dim]
+    )
+    found.raw_data = bytes(elements(found) * itemsize(tensor.elem_type))
+    return found
