@@ -19,8 +19,8 @@ from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.nameless import nameless_attributes
 from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.network import network_bytes
-from collage.frontend.scopes import all_nodes, bodies
-from collage.frontend.shapes import Shapes, fix_shapes, shape_text
+from collage.frontend.scopes import all_nodes, bodies, reads
+from collage.frontend.shapes import Shapes, declared_types, fix_shapes, shape_text
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import as_written
@@ -155,6 +155,11 @@ class Model:
                 given = [[bool(name) for name in side] for side in (proto.input, proto.output)]
                 text += f"{given}{_since(self.onnx, proto)}".encode()
                 text += nameless_attributes(proto)
+                for tensor in map(self.initializers.get, reads(proto)):
+                    if (
+                        tensor is not None and tensor.name not in self.onnx_values
+                    ):  # TVM does not know its type
+                        text += f"{tensor.data_type}{[*tensor.dims]}{[*tensor.string_data]}".encode()
         return text
 
     def describe_node(self, node: int) -> str:
@@ -182,8 +187,9 @@ def import_model(
     With ``halves`` operators of float16 stay float16 (see ``simplify``). Raises ModelError and UsageError.
     """
     proto = load_onnx(source)
+    declared = declared_types(proto)
     fix_shapes(proto, shapes or {})
-    return from_simplified(simplify(proto, halves=halves), name)
+    return from_simplified(simplify(proto, halves=halves, declared=declared), name)
 
 
 def from_simplified(
