@@ -23,6 +23,7 @@ from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds, unless_empty
 from collage.frontend.proto_size import itemsize
+from collage.frontend.randomness import Randomness
 from collage.frontend.scopes import captures, reads
 from collage.frontend.weights import array_of, is_apart, mapped
 from collage.graph.dataflow import TensorType
@@ -107,6 +108,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._force_opaque = force_opaque
         self._unparsed = {t.name: t.data_type for t in model.graph.initializer if not itemsize(t.data_type)}
         """Constants of elements that TVM lacks, such as those of 4 bits. Only engines get them."""
+        self._randomness = Randomness(model)
         self._marks: dict[Any, int] = {}
         self._shapeless: set[str] = set()
         self.reasons: dict[int, str] = {}
@@ -180,6 +182,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             return None
         if node.domain not in ("", "ai.onnx"):
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
+            return None
+        if self._randomness.draws(node):
+            self.reasons[index] = "it draws random numbers"
             return None
         if unparsed := [self._unparsed[name] for name in reads(node) if name in self._unparsed]:
             kind = onnx.TensorProto.DataType.Name(unparsed[0]).lower()

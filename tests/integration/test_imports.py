@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
+from collage.backends.openvino import OpenVino
 from collage.frontend.importer import DataDependentError
 from collage.frontend.model import import_model
 from tests.models import make_model
@@ -271,3 +272,124 @@ def test_declared_types_are_believed_where_nobody_infers_others() -> None:
         else:
             graph = import_model(model).graph
             assert [graph.type_of(each).shape for each in graph.outputs] == [found]
+
+
+def noisy(
+    *middle: onnx.NodeProto,
+    masks: Sequence[str] = (),
+    inputs: Mapping[str, Sequence[int]] = {},
+    function: Sequence[onnx.NodeProto] = (),
+) -> onnx.ModelProto:
+    """Random numbers, from ``m`` to ``d``, between products."""
+    nodes = [
+        N("Relu", ["x"], ["r"], "relu"),
+        N("MatMul", ["r", "w"], ["m"], "product"),
+        *middle,
+        N("Tanh", ["d"], ["y"], "tanh"),
+        N("Neg", ["m"], ["z"], "neg"),
+    ]
+    switches = {"half": np.array(0.5, np.float32), "yes": np.array(True), "no": np.array(False)}
+    weights = {"w": normal(64, 64) * 0.1, **switches}
+    kinds = dict.fromkeys((*masks, *inputs), TensorProto.BOOL)
+    shape = [8, 64]
+    outputs = {"y": shape, "z": shape, **dict.fromkeys(masks, shape)}
+    model = make_model(nodes, {"x": shape, **inputs}, outputs, weights, types=kinds)
+    if function:
+        model.functions.append(
+            helper.make_function("own", "Noise", ["a"], ["b"], list(function), model.opset_import)
+        )
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        model.ir_version = 10
+    return model
+
+
+def in_a_body(op: str) -> onnx.NodeProto:
+    """An ``If`` whose branches draw or not, by the sum of the data."""
+    result = helper.make_tensor_value_info("o", FLOAT, [8, 64])
+    drawing = helper.make_graph([N(op, ["m"], ["n"]), N("Add", ["m", "n"], ["o"])], "drawing", [], [result])
+    other = helper.make_graph([N(op, ["m"], ["n"]), N("Sub", ["m", "n"], ["o"])], "other", [], [result])
+    return N("If", ["c"], ["d"], "if", then_branch=drawing, else_branch=other)
+
+
+SUM = [N("ReduceSum", ["r"], ["total"], keepdims=0), N("Cast", ["total"], ["c"], to=TensorProto.BOOL)]
+OWN_NOISE = N("Noise", ["m"], ["d"], "noise", domain="own")
+DRAWING: dict[str, Callable[[], onnx.ModelProto]] = {
+    "Dropout": lambda: noisy(N("Dropout", ["m", "half", "yes"], ["d"])),
+    "Dropout with a seed": lambda: noisy(N("Dropout", ["m", "half", "yes"], ["d"], seed=3)),
+    "Dropout with a mask": lambda: noisy(N("Dropout", ["m", "half", "yes"], ["d", "mask"]), masks=["mask"]),
+    "Dropout by an input": lambda: noisy(N("Dropout", ["m", "half", "train"], ["d"]), inputs={"train": []}),
+    "Bernoulli": lambda: noisy(N("Sigmoid", ["m"], ["s"]), N("Bernoulli", ["s"], ["d"])),
+    "Multinomial": lambda: noisy(
+        N("Multinomial", ["m"], ["i"], sample_size=64), N("Cast", ["i"], ["d"], to=FLOAT)
+    ),
+    "RandomNormal": lambda: noisy(N("RandomNormal", [], ["n"], shape=[8, 64]), N("Add", ["m", "n"], ["d"])),
+    "RandomUniform": lambda: noisy(
+        N("RandomUniform", [], ["n"], shape=[8, 64], seed=1.0), N("Add", ["m", "n"], ["d"])
+    ),
+    "in a function": lambda: noisy(
+        OWN_NOISE, function=[N("RandomUniformLike", ["a"], ["n"]), N("Add", ["a", "n"], ["b"])]
+    ),
+    "Bernoulli in a function": lambda: noisy(
+        OWN_NOISE,
+        function=[N("Sigmoid", ["a"], ["s"]), N("Bernoulli", ["s"], ["n"]), N("Add", ["a", "n"], ["b"])],
+    ),
+    "in branches": lambda: noisy(*SUM, in_a_body("RandomNormalLike")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "quick"), [*((name, True) for name in DRAWING), ("Dropout with a mask", False)]
+)
+def test_random_numbers_are_drawn_in_each_call(name: str, quick: bool, database: Path) -> None:
+    model = DRAWING[name]()
+    options: dict[str, Any] = {"quick": True, "budget_s": math.inf} if quick else {}
+    module = collage.compile(model, db=database, progress=False, **options)
+    assert is_placed(module)
+    inputs = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
+    if "train" in module.inputs:
+        inputs["train"] = np.array(True)
+    one, other = module.run(inputs), module.run(inputs)
+    np.testing.assert_array_equal(one["z"], other["z"])
+    assert np.isfinite(one["y"]).all() and not np.array_equal(one["y"], other["y"])
+    if "Dropout" in name:
+        dropped = float((one["y"] == 0).mean())
+        assert 0.3 < dropped < 0.7
+        np.testing.assert_allclose(
+            one["y"][one["y"] != 0], np.tanh(-2 * one["z"])[one["y"] != 0], rtol=1e-4, atol=1e-5
+        )
+    if "mask" in one:
+        assert one["mask"].dtype == bool
+        np.testing.assert_array_equal(one["mask"], one["y"] != 0)
+    drawing = {
+        region.backend
+        for region in module.program.regions
+        if any("Random" in op or "Dropout" in op for op in region.ops)
+    }
+    assert drawing <= {"onnxruntime"}
+    if not quick and OpenVino().available():
+        whole = [each for each in module.report.candidates if each.backend == "openvino" and each.original]
+        assert whole and all("draws random numbers" in each.reason for each in whole)
+
+
+def test_engines_that_would_not_draw_are_out_of_whole_models(database: Path) -> None:
+    """Where nothing can be placed, too, and with the reason."""
+    nodes = [N("Dropout", ["x", "half", "yes"], ["d"], "drop"), N("NonZero", ["d"], ["y"])]
+    weights = {"half": np.array(0.5, np.float32), "yes": np.array(True)}
+    model = make_model(nodes, {"x": [100]}, {"y": [1, "n"]}, weights, types={"y": TensorProto.INT64})
+    module = compiled(model, database)
+    assert not is_placed(module)
+    reasons = {each.backend: each.reason for each in module.report.candidates}
+    if OpenVino().available():
+        assert "draws random numbers" in reasons["openvino"]
+    ones = np.ones(100, np.float32)
+    assert {20 < module(ones).shape[1] < 80 for _ in range(3)} == {True}
+
+
+@pytest.mark.parametrize("training", [(), ("half", "no")])
+def test_dropout_that_does_not_draw_is_the_identity(training: tuple[str, ...], database: Path) -> None:
+    model = noisy(N("Dropout", ["m", *training], ["d", "mask"]), masks=["mask"])
+    module = compiled(model, database)
+    assert is_placed(module)
+    assert not any("Dropout" in op for region in module.program.regions for op in region.ops)
+    assert_agrees(module, model)
+    assert module.run(fresh(module, model, 0))["mask"].all()
