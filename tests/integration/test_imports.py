@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 import collage
 from collage.backends.openvino import OpenVino
@@ -393,3 +394,47 @@ def test_dropout_that_does_not_draw_is_the_identity(training: tuple[str, ...], d
     assert not any("Dropout" in op for region in module.program.regions for op in region.ops)
     assert_agrees(module, model)
     assert module.run(fresh(module, model, 0))["mask"].all()
+
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def batch_first(op: str, steps: int, directions: int) -> onnx.ModelProto:
+    """A recurrent operator of 3 sequences, whose batch comes first."""
+    hidden, states = 6, ["h", "c"] if op == "LSTM" else ["h"]
+    weights = {
+        "w": normal(directions, GATES[op] * hidden, 4) * 0.5,
+        "r": normal(directions, GATES[op] * hidden, hidden) * 0.5,
+        "b": normal(directions, 2 * GATES[op] * hidden) * 0.5,
+    }
+    ends = [f"{each}_end" for each in states]
+    node = N(
+        op,
+        ["e", "w", "r", "b", "", *states],
+        ["all", *ends],
+        "recurrent",
+        hidden_size=hidden,
+        direction="bidirectional" if directions == 2 else "forward",
+        layout=1,
+    )
+    nodes = [N("Relu", ["x"], ["e"]), node, N("Tanh", ["all"], ["y"])]
+    state = [3, directions, hidden]
+    outputs = {"y": [3, steps, directions, hidden], **dict.fromkeys(ends, state)}
+    return make_model(nodes, {"x": [3, steps, 4], **dict.fromkeys(states, state)}, outputs, weights)
+
+
+@pytest.mark.parametrize(
+    ("op", "steps", "directions"), [("LSTM", 5, 2), ("LSTM", 1, 1), ("GRU", 5, 1), ("RNN", 5, 2)]
+)
+def test_recurrent_operators_with_the_batch_first(
+    op: str, steps: int, directions: int, database: Path
+) -> None:
+    """ONNX Runtime runs none of these, so the standard's evaluator tells what is right."""
+    model = batch_first(op, steps, directions)
+    module = compiled(model, database)
+    assert is_placed(module)
+    inputs = fresh(module, model, 2)
+    expected = ReferenceEvaluator(model).run(None, inputs)
+    for found, array in zip(module.run(inputs).values(), expected, strict=True):
+        assert found.shape == array.shape
+        np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
