@@ -53,6 +53,10 @@ class Availability:
         return not self.reason
 
 
+DRAWS = "the model draws random numbers, which is left to ONNX Runtime"
+"""Why a backend gets no operators that draw."""
+
+
 class UnsupportedError(Exception):
     """Raised by ``codegen`` for a subgraph that the backend does not take. The message says why."""
 
@@ -83,6 +87,8 @@ class Backend(TransformMaker, ABC):
 
     A kernel of another backend is not used where NaN may come up inside of it and may be lost (``graph.domains``).
     """
+    draws: ClassVar[bool] = False
+    """Whether it draws random numbers as ONNX says. Others get no operators that do."""
     untried: ClassVar[str] = ""
     """What of it has never been tried, for the list of backends: the end of a sentence that begins with its name."""
 

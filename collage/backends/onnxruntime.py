@@ -54,6 +54,7 @@ class OnnxRuntime(OnnxEngine):
 
     name = "onnxruntime"
     keeps_nan = True
+    draws = True
     takes_apart = True
     requirement = "onnxruntime"
 
@@ -122,7 +123,7 @@ class OnnxRuntime(OnnxEngine):
             data,
             settings,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=[*BY_RECIPROCALS] if rounds else None,
+            disabled_optimizers=[*(BY_RECIPROCALS if rounds else ()), *without_dropout_eliminated(data)],
         )
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
@@ -137,6 +138,17 @@ class OnnxRuntime(OnnxEngine):
     def settings(self, options: BuildOptions) -> str:
         """Whether idle threads spin."""
         return "spinning" if options.exclusive else f"spinning {_SPIN_US} us"
+
+
+def without_dropout_eliminated(data: bytes) -> tuple[str, ...]:
+    """Optimisations of ONNX Runtime that the model, a protobuf, must do without: they drop dropout in training mode."""
+    if b"Dropout" not in data:
+        return ()
+    import onnx
+
+    from collage.frontend.randomness import Randomness
+
+    return ("EliminateDropout",) if Randomness(onnx.load_from_string(data)).any else ()
 
 
 class ModelSession(Session):

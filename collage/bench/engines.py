@@ -22,7 +22,7 @@ from collage.frontend.external_data import without_links
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs, random_value
-from collage.frontend.shapes import fitting, fix_shapes, model_inputs
+from collage.frontend.shapes import declared_types, fitting, fix_shapes, model_inputs
 from collage.frontend.simplify import simplify
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
@@ -265,8 +265,9 @@ def prepare(
     shapes = {**fitting(proto, open_shapes or {}), **(shapes or {})}
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
+    declared = declared_types(proto)
     fix_shapes(proto, shapes)
-    inputs, outputs = _interface(proto, path.stem, np.random.default_rng(seed))
+    inputs, outputs = _interface(proto, declared, path.stem, np.random.default_rng(seed))
     return Setup(
         engine="",
         path=str(path),
@@ -279,11 +280,14 @@ def prepare(
 
 
 def _interface(
-    proto: onnx.ModelProto, name: str, rng: np.random.Generator
+    proto: onnx.ModelProto,
+    declared: Sequence[onnx.ValueInfoProto],
+    name: str,
+    rng: np.random.Generator,
 ) -> tuple[dict[str, Array], dict[str, TensorType | None]]:
     """Random inputs and the types of the outputs, by name; a type is None for a model that only runs whole."""
     try:
-        model = from_simplified(simplify(proto), name)
+        model = from_simplified(simplify(proto, declared=declared), name)
     except ModelError:
         inputs = {info.name: random_value(value_type(info.type), rng) for info in model_inputs(proto)}
         return inputs, dict.fromkeys((info.name for info in proto.graph.output), None)

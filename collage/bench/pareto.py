@@ -108,7 +108,7 @@ def _accuracy(contest: Contest) -> Accuracy:
     original = load_onnx(contest.model)
     fix_shapes(original, contest.shapes or {})
     try:
-        model = import_model(original)
+        model = import_model(contest.model, contest.shapes)
     except ModelError:  # it only runs whole
         model = None
     asked = replace(contest.asked, samples=check_samples(original, contest.asked.samples))

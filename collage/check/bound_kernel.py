@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from collage.backends.base import Backend
+from collage.backends.base import DRAWS, Backend
 from collage.backends.engine import artifact_for, as_engine
 from collage.backends.tuner import Tuner
 from collage.check.samples import Sample, Samples
@@ -45,6 +45,8 @@ class KernelSource:
 
     def compiled(self) -> bytes:
         """The artifact that the backend makes. Raises RejectedError."""
+        if not self.backend.draws and not self.subgraph.members.isdisjoint(self.subgraph.model.random_nodes):
+            raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, DRAWS))
         if self.ready is not None:
             return self.ready
         with stage("codegen"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -160,6 +160,8 @@ class Expected:
     """Tells of each element whether any huge number or infinity will do in its place; None where none is like that."""
     narrow: Narrow | None = None
     """The format of outputs that are stored in fewer bits."""
+    drawn: bool = False
+    """Whether outputs depend on random numbers, so that only type, shape and finiteness are compared."""
 
     @staticmethod
     def of(
@@ -169,12 +171,13 @@ class Expected:
         channels_first: bool = False,
         layout: Storage = PLAIN,
         lenient: bool = False,
+        drawn: bool = False,
     ) -> Expected:
         """What is expected of outputs in the storage ``layout``, from a plain array.
 
         Where values are ``rounded`` on the way, integers of 8 and 16 bits may differ by an error, too. Where the
         comparison is ``lenient``, what overflows may also be a huge number, and the other way round.
-        ``channels_first`` is as in ``scales``.
+        ``channels_first`` is as in ``scales``, and ``drawn`` as in the class.
         """
         dtype = array.dtype
         narrow = layout.format if isinstance(layout.format, Narrow) else None
@@ -183,7 +186,7 @@ class Expected:
         layout = unrounded(layout)
         stored = to_layout(array, layout)
         if not is_inexact(array) and not (rounded and _is_short(array)):
-            return Expected(stored, dtype, None, None, None, narrow)
+            return Expected(stored, dtype, None, None, None, narrow, drawn)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
         huge = np.abs(wide) >= _overflow(dtype) if lenient else None
@@ -201,6 +204,7 @@ class Expected:
             inverse,
             huge if huge is not None and (odd | huge).any() else None,
             narrow,
+            drawn,
         )
 
     def error(self, actual: Array) -> float:
@@ -213,6 +217,9 @@ class Expected:
             return math.inf
         if expected.size == 0:
             return 0.0
+        if self.drawn:
+            finite = self.inverse is None or self.odd is not None or np.isfinite(widened(actual)).all()
+            return 0.0 if finite else math.inf
         if self.inverse is None:
             return 0.0 if np.array_equal(actual, expected) else math.inf
         a, e = widened(actual if self.narrow is None else self.narrow.widened(actual)), widened(expected)
@@ -325,16 +332,31 @@ def changed_by_steps(array: Array, rng: np.random.Generator) -> Array:
         return (np.asarray(array, np.float64) + rng.uniform(-most, most, array.shape)).astype(array.dtype)
 
 
-def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[float, float]:
+def _drawn_difference(actual: Any, expected: Any) -> tuple[float, float]:
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
+        return (0.0, 0.0) if type(actual) is type(expected) else (math.inf, math.inf)
+    a = np.asarray(actual)
+    if a.ndim == expected.ndim:
+        expected = np.resize(expected, a.shape)  # how many elements there are may depend on them, too
+    error = Expected.of(expected, drawn=True).error(a)
+    return error, error
+
+
+def difference(
+    actual: Any, expected: Any, *, rounded: bool = False, drawn: Collection[int] = ()
+) -> tuple[float, float]:
     """The largest absolute and relative error (see ``relative_error``) of values of any type.
 
     Sequences are compared element by element, and text must be equal. Both errors are infinite for values of different
-    types.
+    types. Of those at the positions ``drawn``, only types, shapes and finiteness are compared.
     """
     if isinstance(expected, (list, tuple)):
         if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
             return math.inf, math.inf
-        pairs = [difference(a, e, rounded=rounded) for a, e in zip(actual, expected, strict=True)]
+        pairs = [
+            _drawn_difference(a, e) if at in drawn else difference(a, e, rounded=rounded)
+            for at, (a, e) in enumerate(zip(actual, expected, strict=True))
+        ]
         return max((p[0] for p in pairs), default=0.0), max((p[1] for p in pairs), default=0.0)
     if expected is None or isinstance(expected, dict):
         same = actual is None if expected is None else actual == expected

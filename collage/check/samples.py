@@ -53,7 +53,8 @@ _CONTROL_FLOW = frozenset(("onnx.Loop", "onnx.If"))
 class Sample:
     """Plain inputs of a region in order, and the outputs that ONNX Runtime makes of them.
 
-    ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``.
+    ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``. ``drawn`` are
+    the positions of outputs that depend on random numbers.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Sample:
     ordinary: bool
     rounded: bool
     channels_first: bool
+    drawn: frozenset[int] = frozenset()
     _stored: dict[tuple[int, Storage], Array] = field(default_factory=dict, repr=False)
     _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
     _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, repr=False)
@@ -86,6 +88,7 @@ class Sample:
                 channels_first=self.channels_first,
                 layout=layout,
                 lenient=self.ordinary and self.kind != USUAL,
+                drawn=position in self.drawn,
             )
         return self._expected[key]
 
@@ -234,6 +237,7 @@ class Samples:
             ordinary,
             any(map(rounds, ops)),
             any(map(is_convolution, ops)),
+            subgraph.drawn,
         )
 
     def _make(

@@ -143,7 +143,9 @@ class Accuracy:
         """The largest difference over the scale of its element; infinite for integers, NaN or types that differ."""
         return max(
             (
-                Expected.of(e, rounded=rule.rounded, channels_first=rule.channels_first).error(a)
+                Expected.of(
+                    e, rounded=rule.rounded, channels_first=rule.channels_first, drawn=rule.drawn
+                ).error(a)
                 for a, e, rule in zip(outputs, expected, self.rules, strict=True)
             ),
             default=0.0,

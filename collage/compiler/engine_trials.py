@@ -22,8 +22,9 @@ from collage.measure_db.results import GATE, Timing
 from collage.schedule.region import Region
 
 _TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json, EngineTrial.busy)
-_EDITION = "trial 2"
-"""The edition of how engines are compared with references. The second one changes weights where inputs are integers."""
+_EDITION = "trial 3"
+"""The edition of how engines are compared with references. The second one changes weights where inputs are integers,
+and the third one leaves random numbers to ONNX Runtime."""
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 

@@ -19,6 +19,7 @@ from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.frontend.importer import DataDependentError
 from collage.frontend.model_artifacts import artifact_of
+from collage.frontend.randomness import Randomness
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
 from collage.frontend.split import Split
@@ -172,12 +173,14 @@ class SuffixComparison:
             raise CollageError(expected.message)
         rounded = any("Quantize" in node.op_type for node in all_nodes(self.form.original.graph))
         allowed = region_tolerance(dtypes_of([*inputs.values(), *expected.outputs]), rounded=rounded)
+        drawn = Randomness(self.form.original).outputs
         about, found = self.whole.result, {}
         for label in modules.keys() - {engine}:
             outputs = measurer.run(label, modules[label], everything).outputs
             if outputs is None:
                 continue
-            absolute, relative = difference(list(outputs), list(expected.outputs), rounded=rounded)
+            made, wanted = list(outputs), list(expected.outputs)
+            absolute, relative = difference(made, wanted, rounded=rounded, drawn=drawn)
             if relative <= allowed:
                 found[label] = about.max_abs_error + absolute, about.relative_error + relative
         return found

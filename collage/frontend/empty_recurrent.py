@@ -43,8 +43,7 @@ def _first(graph: onnx.GraphProto, types: Types) -> str:
     for node in graph.node:
         shape = types.shapes.get(node.input[0], ()) if node.input else ()
         if node.op_type in _RECURRENT and len(shape) == 3:
-            by_items = any(each.name == "layout" and each.i == 1 for each in node.attribute)
-            steps, items = (shape[1], shape[0]) if by_items else shape[:2]
+            steps, items = shape[:2]
             if items == 0 or (steps == 0 and node.op_type == "GRU"):
                 what = "an empty batch" if items == 0 else "no steps"
                 return f"{node.op_type}{f' ({node.name})' if node.name else ''} gets {what}"

@@ -22,6 +22,8 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds, unless_empty
+from collage.frontend.proto_size import itemsize
+from collage.frontend.randomness import Randomness
 from collage.frontend.scopes import captures, reads
 from collage.frontend.weights import array_of, is_apart, mapped
 from collage.graph.dataflow import TensorType
@@ -104,6 +106,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._types = _declared_types(model)
         self._texts = _texts(model)
         self._force_opaque = force_opaque
+        self._unparsed = {t.name: t.data_type for t in model.graph.initializer if not itemsize(t.data_type)}
+        """Constants of elements that TVM lacks, such as those of 4 bits. Only engines get them."""
+        self._randomness = Randomness(model)
         self._marks: dict[Any, int] = {}
         self._shapeless: set[str] = set()
         self.reasons: dict[int, str] = {}
@@ -111,6 +116,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         """Nodes whose outputs have no static shape, and all nodes that read those."""
         self.problem = ""
         """What is wrong with the first of them."""
+
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        if self._unparsed:
+            kept = [each for each in graph.initializer if each.name not in self._unparsed]
+            graph = onnx.GraphProto(initializer=kept)
+        super()._parse_graph_initializers(graph)
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         pass  # an unsupported operator becomes an opaque call
@@ -171,6 +182,13 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             return None
         if node.domain not in ("", "ai.onnx"):
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
+            return None
+        if self._randomness.draws(node):
+            self.reasons[index] = "it draws random numbers"
+            return None
+        if unparsed := [self._unparsed[name] for name in reads(node) if name in self._unparsed]:
+            kind = onnx.TensorProto.DataType.Name(unparsed[0]).lower()
+            self.reasons[index] = f"TVM's importer has no constants of type {kind}"
             return None
         if lacks_variadic_input(node, self.opset):
             self.reasons[index] = "one of any number of inputs is left out"  # TVM's importer ends the process
@@ -247,7 +265,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         log.info("node %s (%s) stays opaque: %s", node.name, node.op_type, self.reasons[index])
         declared = [self._types[name] for name in node.output if name]
         types = [relax.TensorType(list(each.shape), each.dtype) for each in declared]
-        names = [*filter(None, node.input), *captures(node)]
+        names = [n for n in (*node.input, *captures(node)) if n and n not in self._unparsed]
         arguments = [self._as_tensor(self._nodes[name]) for name in names]
         call = relax.call_dps_packed(OPAQUE_SYMBOL, relax.Tuple(arguments), types)
         if len(types) == 1:

@@ -17,6 +17,7 @@ from collage.frontend.external_data import data_folders
 from collage.frontend.model_path import check_model_path
 from collage.frontend.old_sets import to_set_7
 from collage.frontend.proto_text import check_text
+from collage.frontend.recurrent import batches_second
 from collage.frontend.scopes import all_nodes
 from collage.frontend.sparse import make_dense
 from collage.frontend.weights import WeightFiles
@@ -129,6 +130,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
     make_dense(model)
+    batches_second(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
     if inner_bytes(model) > _CHECKED_BELOW_BYTES:

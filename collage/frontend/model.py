@@ -19,8 +19,9 @@ from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.nameless import nameless_attributes
 from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.network import network_bytes
-from collage.frontend.scopes import all_nodes, bodies
-from collage.frontend.shapes import Shapes, fix_shapes, shape_text
+from collage.frontend.randomness import Randomness
+from collage.frontend.scopes import all_nodes, bodies, reads
+from collage.frontend.shapes import Shapes, declared_types, fix_shapes, shape_text
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import as_written
@@ -99,6 +100,13 @@ class Model:
         return narrowed_nodes(self.onnx)
 
     @cached_property
+    def random_nodes(self) -> frozenset[int]:
+        """The ids of the graph nodes that draw random numbers."""
+        randomness = Randomness(self.onnx)
+        drawing = {i for i in self.opaque if randomness.draws(self.onnx.graph.node[i])}
+        return frozenset(node.id for node in self.graph.nodes if node.source in drawing)
+
+    @cached_property
     def opset(self) -> int:
         """The version of the default operator set."""
         return next((o.version for o in self.onnx.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -145,6 +153,8 @@ class Model:
         text = f"{node.op}|{attrs}|{types}|".encode()
         if as_written(self.graph, [node]):
             text += b"decides|"  # no kernel multiplies by a rounded reciprocal, or adds in another order
+        if node.id in self.random_nodes:
+            text += b"draws|"  # it is compared by type only
         if "prim_func" in node.attrs:
             function = self.prim_funcs[str(node.attrs["prim_func"])].without_attr("global_symbol")
             text = f"call_tir|{types}|{tvm_ffi.structural_hash(function, map_free_vars=True)}".encode()
@@ -155,6 +165,11 @@ class Model:
                 given = [[bool(name) for name in side] for side in (proto.input, proto.output)]
                 text += f"{given}{_since(self.onnx, proto)}".encode()
                 text += nameless_attributes(proto)
+                for tensor in map(self.initializers.get, reads(proto)):
+                    if (
+                        tensor is not None and tensor.name not in self.onnx_values
+                    ):  # TVM does not know its type
+                        text += f"{tensor.data_type}{[*tensor.dims]}{[*tensor.string_data]}".encode()
         return text
 
     def describe_node(self, node: int) -> str:
@@ -182,8 +197,9 @@ def import_model(
     With ``halves`` operators of float16 stay float16 (see ``simplify``). Raises ModelError and UsageError.
     """
     proto = load_onnx(source)
+    declared = declared_types(proto)
     fix_shapes(proto, shapes or {})
-    return from_simplified(simplify(proto, halves=halves), name)
+    return from_simplified(simplify(proto, halves=halves, declared=declared), name)
 
 
 def from_simplified(

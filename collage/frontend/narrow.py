@@ -49,8 +49,9 @@ _PARAMETERS: Mapping[str, frozenset[int]] = {
     "RoiAlign": frozenset([2]),
     "Loop": frozenset([0]),
     "AffineGrid": frozenset([1]),
+    **dict.fromkeys(("Shape", "Size"), frozenset([0])),
 }
-"""Inputs, by position, that are extents, axes or indices. Valid ones are small numbers."""
+"""Inputs, by position, that are extents, axes or indices, or whose numbers do not count. Valid ones are small."""
 
 _QUANTISED = frozenset(
     "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split()

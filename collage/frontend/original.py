@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from collage.frontend.apart import save_model
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_of
-from collage.frontend.shapes import model_inputs
+from collage.frontend.proto_size import elements, itemsize
+from collage.frontend.shapes import copied, declared_types, model_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.kernel.frames import Framed
@@ -22,20 +24,18 @@ from collage.kernel.frames import Framed
 class AsLoaded:
     """The model as it was loaded. The shapes of ``model``'s inputs are fixed in place afterwards.
 
-    ``inputs`` are copies of its inputs from before.
+    ``inputs`` are copies of its inputs from before, and ``declared`` of its outputs and inner values. These may be
+    wrong: the model that is saved has outputs without shapes.
     """
 
     model: onnx.ModelProto
     inputs: tuple[onnx.ValueInfoProto, ...]
+    declared: tuple[onnx.ValueInfoProto, ...] = ()
 
     @staticmethod
     def of(model: onnx.ModelProto) -> AsLoaded:
-        """Copy the model's inputs, which may then be changed in place."""
-        copies = []
-        for info in model.graph.input:
-            copies.append(onnx.ValueInfoProto())
-            copies[-1].CopyFrom(info)
-        return AsLoaded(model, tuple(copies))
+        """Copy the types that the model declares, which may then be changed in place."""
+        return AsLoaded(model, copied(model.graph.input), declared_types(model))
 
     def serialised(self) -> bytes | Framed:
         """The model as an artifact, with its inputs as they were loaded. Raises ModelError where it is too large."""
@@ -51,24 +51,29 @@ class AsLoaded:
     def _with_inputs(self) -> Iterator[onnx.ModelProto]:
         """The model, whose inputs are those that were loaded within the block, and as before after it."""
         graph = self.model.graph
-        fixed = AsLoaded.of(self.model).inputs
+        fixed, made = copied(graph.input), copied(graph.output)
         try:
-            _set_inputs(graph, self.inputs)
+            _replace(graph.input, self.inputs)
+            for info in graph.output:
+                if info.type.HasField("tensor_type"):
+                    info.type.tensor_type.ClearField("shape")
             yield self.model
         finally:
-            _set_inputs(graph, fixed)
+            _replace(graph.input, fixed)
+            _replace(graph.output, made)
 
 
-def _set_inputs(graph: onnx.GraphProto, inputs: tuple[onnx.ValueInfoProto, ...]) -> None:
-    del graph.input[:]
-    graph.input.extend(inputs)
+def _replace(field: Any, infos: Iterable[onnx.ValueInfoProto]) -> None:
+    del field[:]
+    field.extend(infos)
 
 
 def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     """The original with its inputs and outputs in the order of the graph's. It is copied where they have to change.
 
     Nodes and weights stay as they are. Outputs that are constants, or that come twice, are left out: Collage makes them
-    itself. Raises ExportError when an input or output of the graph has no counterpart.
+    itself. Inputs whose numbers the graph does not read are zeros: only their shapes count. Raises
+    ExportError when an input or output of the graph has no counterpart.
     """
     whole = Subgraph(model, tuple(range(len(model.graph.nodes))))
     taken = {value: name for name, value in zip(model.input_names, model.graph.inputs, strict=True)}
@@ -93,6 +98,17 @@ def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     copy.CopyFrom(original)
     del copy.graph.input[:]
     copy.graph.input.extend([*(inputs[name] for name in wanted[0]), *overridable])
+    copy.graph.initializer.extend(_zeros(inputs[name]) for name in sorted(required - {*wanted[0]}))
     del copy.graph.output[:]
     copy.graph.output.extend([outputs[name] for name in wanted[1]])
     return copy
+
+
+def _zeros(info: onnx.ValueInfoProto) -> onnx.TensorProto:
+    """Zeros in the place of an input of a fixed shape."""
+    tensor = info.type.tensor_type
+    found = onnx.TensorProto(
+        name=info.name, data_type=tensor.elem_type, dims=[dim.dim_value for dim in tensor.shape.dim]
+    )
+    found.raw_data = bytes(elements(found) * itemsize(tensor.elem_type))
+    return found

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from collage.frontend.scopes import all_nodes
+from collage.frontend.scopes import all_graphs, all_nodes
 from collage.frontend.shapes import infer_types
 from collage.frontend.weights import array_of
 from collage.graph.dataflow import Array
@@ -30,9 +30,51 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _LEAST_OPSET = 10
 """From here on a slice has its bounds as inputs."""
 _DIRECTIONS = {b"forward": 1, b"reverse": 1, b"bidirectional": 2}
+_OF_BATCHES = (0, 5, 6)
+"""Inputs, by position, that have batches: data, the state and an LSTM's cell."""
 _KNOWN = frozenset(
     {"hidden_size", "direction", "linear_before_reset", "layout", "input_forget", "activations"}
 )
+
+
+def batches_second(model: onnx.ModelProto) -> None:
+    """Let recurrent operators whose data has the batch first have it second, between transposes, in place.
+
+    ONNX Runtime runs no others. Bodies of operators, and functions, are changed, too.
+    """
+    inner_first = reversed([*all_graphs(model.graph)])
+    for each in (*inner_first, *model.functions):
+        nodes = [new for node in each.node for new in _second(node)]
+        if len(nodes) > len(each.node):
+            del each.node[:]
+            each.node.extend(nodes)
+
+
+def _second(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The node, or what computes the same with the batch second."""
+    if node.op_type not in RECURRENT or node.domain not in ("", "ai.onnx"):
+        return [node]
+    if not any(each.name == "layout" and each.i for each in node.attribute):
+        return [node]
+    found = onnx.NodeProto()
+    found.CopyFrom(node)
+    del found.attribute[:]
+    found.attribute.extend(each for each in node.attribute if each.name != "layout")
+    prefix = node.name or next(filter(None, node.output))
+    before, after = [], []
+    for at, name in enumerate(node.input):
+        if name and at in _OF_BATCHES:
+            found.input[at] = f"{prefix}/{at}/second"
+            before.append(_transposed(name, found.input[at], (1, 0, 2)))
+    for at, name in enumerate(node.output):
+        if name:
+            found.output[at] = f"{name}/second"
+            after.append(_transposed(found.output[at], name, (1, 0, 2) if at else (2, 0, 1, 3)))
+    return [*before, found, *after]
+
+
+def _transposed(source: str, target: str, order: Sequence[int]) -> onnx.NodeProto:
+    return helper.make_node("Transpose", [source], [target], f"{target}/transpose", perm=order)
 
 
 def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:

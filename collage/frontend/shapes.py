@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 
@@ -12,6 +12,7 @@ from collage.core.memory import physical_bytes
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError, refuse_fixed, unknown_names
 from collage.frontend.apart import without_weights
+from collage.frontend.scopes import all_nodes, bodies
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,21 @@ def fixed_inputs(model: onnx.ModelProto) -> list[str]:
     return [each.name for each in model.graph.input if each.name in initializers]
 
 
+def declared_types(model: onnx.ModelProto) -> tuple[onnx.ValueInfoProto, ...]:
+    """Copies of what the model says of its outputs and inner values. It may be wrong."""
+    return copied((*model.graph.output, *model.graph.value_info))
+
+
+def copied(infos: Iterable[onnx.ValueInfoProto]) -> tuple[onnx.ValueInfoProto, ...]:
+    """Copies of types, which stay as they are when the model is changed in place."""
+    return tuple(onnx.ValueInfoProto.FromString(info.SerializeToString()) for info in infos)
+
+
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
-    """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place.
+    """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place, and what follows from them.
+
+    Types that the file declares of inner values are dropped, and those of outputs are what onnx infers: tools that
+    patch the inputs of a model, and some exporters, leave others behind.
 
     Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, and a dimension that stays
     symbolic; the last message has a flag for every such input, ready to paste. Raises ModelError for a shape that does
@@ -62,7 +76,10 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
             "(sizes to be replaced by yours; shapes={name: sizes} in Python)."
         )
-    _refuse_huge(model)
+    _refuse_huge(model.graph.input)
+    _drop_inner_types(model)
+    _infer_outputs(model)
+    _refuse_huge(model.graph.output)
 
 
 def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -81,10 +98,8 @@ def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Write the types of values that onnx infers into the caller's model, in place. Returns the same model."""
-    try:
-        bare = inferred(model)
-    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
-        log.warning("ONNX shape inference failed: %s", error)
+    bare = _inferred_or_none(model)
+    if bare is None:
         return model
     del model.graph.value_info[:]
     model.graph.value_info.extend(bare.graph.value_info)
@@ -103,10 +118,71 @@ def inferred(model: onnx.ModelProto, *, strict: bool = False) -> onnx.ModelProto
     return onnx.shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=True)
 
 
-def _refuse_huge(model: onnx.ModelProto) -> None:
+def _inferred_or_none(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    try:
+        return inferred(model)
+    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
+        log.warning("ONNX shape inference failed: %s", error)
+        return None
+
+
+def _drop_inner_types(model: onnx.ModelProto) -> None:
+    """Drop the types that are declared of inner values, also in bodies and functions."""
+    nodes = all_nodes(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            nodes += [node, *(each for body in bodies(node) for each in all_nodes(body))]
+    for each in (model.graph, *model.functions, *(body for node in nodes for body in bodies(node))):
+        del each.value_info[:]
+
+
+def _infer_outputs(model: onnx.ModelProto) -> None:
+    """Write the types of outputs that onnx infers. Those of which it infers no shape keep what is declared.
+
+    The ends of bodies are the same, but their shapes are dropped where they are inferred.
+    """
+    outputs, ends = model.graph.output, _ends(model.graph)
+    made, declared = copied(outputs), copied(ends)
+    for info in outputs:
+        info.ClearField("type")
+    for info in ends:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    bare = _inferred_or_none(model)
+    known = [False] * len(ends) if bare is None else [*map(_is_known, _ends(bare.graph))]
+    for info, was, is_known in zip(ends, declared, known, strict=True):
+        if not is_known:
+            info.CopyFrom(was)
+    if bare is not None and not all(known):
+        bare = _inferred_or_none(model)
+    found = made if bare is None else bare.graph.output
+    for info, new, was in zip(outputs, found, made, strict=True):
+        info.CopyFrom(new if _is_known(new) else was)
+
+
+def _ends(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The outputs of all bodies, and the inputs of those of Scan, in an order of their own.
+
+    ONNX Runtime needs the shapes that the body of a Loop declares of its inputs.
+    """
+    return [
+        info
+        for node in all_nodes(graph)
+        for body in bodies(node)
+        for info in (*body.output, *(body.input if node.op_type == "Scan" else ()))
+    ]
+
+
+def _is_known(info: onnx.ValueInfoProto) -> bool:
+    """Whether it has a type, and a tensor a shape."""
+    kind = info.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or info.type.tensor_type.HasField("shape"))
+
+
+def _refuse_huge(infos: Iterable[onnx.ValueInfoProto]) -> None:
     """Raise ModelError for a shape that does not fit into memory. Shape inference may visit its elements, too."""
     most = physical_bytes()
-    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+    for info in infos:
         size = 1
         for dim in info.type.tensor_type.shape.dim:
             size *= max(dim.dim_value, 1)

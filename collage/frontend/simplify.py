@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import onnx
 import onnxruntime as ort
@@ -19,6 +19,7 @@ from collage.frontend.halves import folded_in_float16
 from collage.frontend.ort_session import session_options
 from collage.frontend.qlinear import spelt_out
 from collage.frontend.quantised_views import views_first
+from collage.frontend.randomness import Randomness, without_idle_dropout
 from collage.frontend.recurrent import steps_spelt_out
 from collage.frontend.rounded_quotients import rounded_quotients
 from collage.frontend.scopes import all_nodes
@@ -33,23 +34,26 @@ _INEXACT = ("DivMulFusion",)
 where 1 / 41 * 41 is less than 1."""
 
 
-def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
+def simplify(
+    model: onnx.ModelProto, *, halves: bool = False, declared: Iterable[onnx.ValueInfoProto] = ()
+) -> onnx.ModelProto:
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    Before that, operators that only engines could run are replaced by those that define them (see ``expand`` and
-    ``spelt_out``). After it, recurrent operators over one step are written out (see ``steps_spelt_out``), casts of
-    64-bit integers move to where the integers come from (see ``casts_first``), and views of what is quantised are taken
-    of the integers (see ``views_first``). Shapes that onnx has no rule for are taken from runs (see ``settle``).
+    Before that, operators that only engines could run are replaced by those that define them (see ``expand``,
+    ``spelt_out`` and ``without_idle_dropout``). After it, recurrent operators over one step are written out (see
+    ``steps_spelt_out``), casts of 64-bit integers move to where the integers come from (see ``casts_first``), and views
+    of what is quantised are taken of the integers (see ``views_first``). Shapes that onnx has no rule for are taken
+    from ONNX Runtime, or else from ``declared``, what the file says of its outputs and inner values (see ``settle``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
     example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
     operators of float16 float32, as CPUs compute them; with ``halves`` they stay float16 (see ``folded_in_float16``).
     Raises ModelError when ONNX Runtime cannot load the model.
     """
-    expanded = spelt_out(expand(model))
+    expanded = spelt_out(expand(without_idle_dropout(model)))
     simple = folded_in_float16(expanded, _folded) if halves else _folded(expanded)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return settle(infer_types(casts_first(views_first(steps_spelt_out(simple)))))
+    return settle(infer_types(casts_first(views_first(steps_spelt_out(simple)))), declared)
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -75,6 +79,8 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         )
         options.intra_op_num_threads = 1
         left_out = [*_INEXACT] if rounded_quotients(model.graph, Types.of(model.graph)) else []
+        if Randomness(model).any:
+            left_out.append("EliminateDropout")  # also in training mode
         try:
             ort.InferenceSession(
                 str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out

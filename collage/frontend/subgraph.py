@@ -64,6 +64,17 @@ class Subgraph:
         )
 
     @cached_property
+    def drawn(self) -> frozenset[int]:
+        """The positions of the outputs that depend on random numbers which are drawn here."""
+        if self.members.isdisjoint(self.model.random_nodes):
+            return frozenset()
+        found: set[int] = set()
+        for node in self.operators:
+            if node.id in self.model.random_nodes or not found.isdisjoint(node.inputs):
+                found.update(node.outputs)
+        return frozenset(at for at, value in enumerate(self.outputs) if value in found)
+
+    @cached_property
     def _read_from_outside(self) -> tuple[int, ...]:
         values = self.model.graph.values
         found: dict[int, None] = {}

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.backends.base import Backend
+from collage.backends.base import DRAWS, Backend
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
-from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven, is_random
+from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.apart import save_model
+from collage.frontend.randomness import Randomness
 from collage.kernel.frames import Framed
 from collage.measure.machine.quiet import busy_now
 from collage.measure.timing.effort import Effort
@@ -74,6 +75,7 @@ class WholeMeasurer:
     ) -> None:
         """``inputs`` are values in the model's order; ``engines`` are by name. ``data`` is the model's artifact."""
         self._model = model
+        self._randomness = Randomness(model)
         self._inputs = tuple(inputs)
         self._engines = engines
         self._threads = settings.threads
@@ -118,7 +120,10 @@ class WholeMeasurer:
         loaded: list[str] = []
         narrow: list[str] = []
         outputs: dict[str, Sequence[Any]] = {}
-        for name in self._engines:
+        for name, engine in self._engines.items():
+            if self._randomness.any and not engine.draws:
+                refused[name] = DRAWS
+                continue
             found = self._engine(name)
             if found.outputs is not None:
                 outputs[name] = found.outputs
@@ -148,6 +153,7 @@ class WholeMeasurer:
         ]
         found: list[str] = []
         rng = np.random.default_rng(0)
+        drawn = self._randomness.outputs
         for kind in KINDS:
             changed = None if kind.ordinary else kind.inputs(arrays, [False] * len(arrays), rng)
             if changed is None:
@@ -163,7 +169,7 @@ class WholeMeasurer:
                 if name not in self._open:
                     self._engine(name)
                 outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
-                error = math.inf if outputs is None else difference(outputs, expected)[1]
+                error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
                 if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
                     found.append(name)
         return tuple(found)
@@ -212,8 +218,6 @@ class WholeMeasurer:
 
     def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> Verdict:
         """Which engines are right, by the first judge with whom all of them agree, or else by the last judge."""
-        if is_random(self._model):
-            return Verdict.unchecked(outputs, "the model draws random numbers")
         verdict: Verdict | None = None
         for judge in JUDGES:
             expected = self._ask(ReferWhole(judge == JUDGES[-1], self._limit_s))

@@ -49,7 +49,6 @@ def tagger(op: str, *, lengths: bool = False, **attributes: Any) -> onnx.ModelPr
         ("LSTM", (4, 0, 3), {}, "LSTM (cell) gets an empty batch"),
         ("LSTM", (0, 0, 3), {}, "LSTM (cell) gets an empty batch"),
         ("LSTM", (0, 4, 3), {}, ""),
-        ("LSTM", (0, 4, 3), {"layout": 1}, "LSTM (cell) gets an empty batch"),
         ("GRU", (4, 0, 3), {}, "GRU (cell) gets an empty batch"),
         ("GRU", (0, 4, 3), {}, "GRU (cell) gets no steps"),
         ("GRU", (2, 4, 3), {}, ""),

@@ -82,6 +82,73 @@ def test_an_original_that_does_not_fit_is_told_of() -> None:
         as_region(original, model)
 
 
+def unread(*nodes: onnx.NodeProto, element: int = onnx.TensorProto.INT64) -> onnx.ModelProto:
+    """tanh(xw), and something with it that does not depend on the numbers of u."""
+    product = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Tanh", ["m"], ["t"])]
+    weights = {
+        "w": np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8),
+        "zero": np.array(0),
+        "one": np.array(1),
+        "yes": np.array([True]),
+    }
+    return make_model(
+        [*product, *nodes], {"u": [4, 8], "x": [4, 8]}, {"y": [4, 8]}, weights, types={"u": element}
+    )
+
+
+def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
+    """A branch that gives its value ``r``."""
+    result = helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, [4, 8])
+    return helper.make_graph(list(nodes), "branch", [], [result])
+
+
+UNREAD = {
+    "not at all": unread(helper.make_node("Neg", ["t"], ["y"])),
+    "its shape": unread(
+        helper.make_node("Shape", ["u"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"]),
+        helper.make_node("Range", ["zero", "n", "one"], ["p"]),
+        helper.make_node("Cast", ["p"], ["f"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["t", "f"], ["y"]),
+    ),
+    "its size": unread(
+        helper.make_node("Size", ["u"], ["n"]),
+        helper.make_node("Cast", ["n"], ["f"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["t", "f"], ["y"]),
+    ),
+    "in a branch that is not taken": unread(
+        helper.make_node(
+            "If",
+            ["yes"],
+            ["y"],
+            then_branch=branch(helper.make_node("Neg", ["t"], ["r"])),
+            else_branch=branch(helper.make_node("Add", ["t", "u"], ["r"])),
+        ),
+        element=onnx.TensorProto.FLOAT,
+    ),
+}
+
+
+@pytest.mark.skipif(not OpenVino().available(), reason="not installed")
+@pytest.mark.parametrize("name", UNREAD)
+def test_engines_are_compared_where_an_input_is_not_read(name: str, tmp_path: Path) -> None:
+    model = UNREAD[name]
+    module = collage.compile(
+        model,
+        db=tmp_path / "db.sqlite",
+        progress=False,
+        backends=["native", "tvm", "onnxruntime", "openvino"],
+    )
+    compared = [each for each in module.report.candidates if each.original]
+    assert {each.backend for each in compared if not each.profile} == {"onnxruntime", "openvino"}
+    assert {each.reason for each in compared} == {""}
+    rng = np.random.default_rng(0)
+    u = rng.standard_normal((4, 8)).astype(np.float32).astype(module.inputs["u"].split("[")[0])
+    inputs = {"u": u, "x": rng.standard_normal((4, 8)).astype(np.float32)}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(module.run(inputs)["y"], session.run(None, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_every_profile_gives_the_right_numbers_from_a_module_file(

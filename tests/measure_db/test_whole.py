@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from collage.backends.base import Availability
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
-from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven, is_random
+from collage.check.whole_verdict import JUDGES, compared, forgiven
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
 from collage.measure import whole
@@ -192,10 +192,16 @@ def test_steps_of_quantised_values_count_where_nobody_is_exact() -> None:
     assert not compared(tanh(), [X], step, [expected], JUDGES[0]).errors
 
 
-def test_random_numbers_cannot_be_checked() -> None:
-    drawn = onnx_model([helper.make_node("RandomNormalLike", ["x"], ["y"])], {"x": FLOATS}, {"y": FLOATS})
-    assert is_random(drawn)
-    assert not is_random(tanh())
-    verdict = Verdict.unchecked(["one"], "the model draws random numbers")
-    assert verdict.errors == {"one": (0.0, 0.0)}
-    assert verdict.notes == ("outputs are not checked: the model draws random numbers",)
+def test_random_numbers_are_compared_by_type_shape_and_finiteness() -> None:
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
+    drawn = onnx_model(nodes, {"x": FLOATS}, {"y": FLOATS, "z": FLOATS})
+    outputs = {
+        "another": [X + 1, -X],
+        "infinite": [np.full_like(X, np.inf), -X],
+        "double": [X.astype(np.float64), -X],
+        "flat": [X.reshape(-1), -X],
+        "wrong": [X, X],
+    }
+    found = compared(drawn, [X], outputs, [X, -X], JUDGES[0])
+    assert list(found.errors) == ["another"]
+    assert any("random numbers" in note for note in found.notes)

@@ -41,7 +41,8 @@ class DynamicSuffix:
             return compilation
         if not compilation.result.timings:  # there is nothing to compare with
             return compilation
-        parts = split(simplify(form.original, halves=context.halves), problem.nodes)
+        declared = compilation.source.as_loaded.declared
+        parts = split(simplify(form.original, halves=context.halves, declared=declared), problem.nodes)
         if parts is None:
             return compilation
         wanted = {info.name for info in parts.prefix.graph.input}

@@ -53,7 +53,7 @@ class Import:
 
     @staticmethod
     def _model(context: Context, source: Source, taken: Taken) -> Model:
-        simple = simplify(taken.model, halves=context.halves)
+        simple = simplify(taken.model, halves=context.halves, declared=source.as_loaded.declared)
         return from_simplified(
             simple, source.name, example_inputs=source.example_inputs, assumed=taken.assumed
         )
