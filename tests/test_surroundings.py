@@ -41,7 +41,6 @@ COMMANDS = (
     DECODER,
     ("run", "net.collage", "--random", "--output-dir", "out"),
     ("show", "net.collage", "--html", "net.html"),
-    ("sign", "net.collage", "--key", "key.pem"),
     ("verify", "net.collage"),
     ("bench", "net.onnx", "--module", "net.collage"),
     ("backends",),
@@ -93,19 +92,13 @@ class Sandbox:
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """Child processes have their folders there, and no choice of the user's."""
-    for name in (*LIBRARIES, "cryptography", "openvino"):
+    for name in (*LIBRARIES, "openvino"):
         if find_spec(name) is None:
             pytest.skip(f"{name} is missing")
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     found = Sandbox(*(tmp_path_factory.mktemp(each) for each in ("work", "home", "temporary")))
     onnx.save_model(conv_net(), str(found.work / "net.onnx"))
     onnx.save_model(decoder(small(NAMED["gpt2_124m"], 1)), str(found.work / "lm.onnx"))
-    key = Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (found.work / "key.pem").write_bytes(key)
     with pytest.MonkeyPatch.context() as patch:
         for name in (*CHOICES, *OF_CI, *PROXIES, "XDG_CACHE_HOME"):
             patch.delenv(name, raising=False)
