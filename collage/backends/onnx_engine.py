@@ -56,7 +56,11 @@ class OnnxEngine(Engine):
         from collage.patterns.regions import EngineRule, NarrowRule, OnnxNodeRule, WindowRule
 
         rules = (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
-        return [NarrowRule(rule, self.name) for rule in rules] if self.narrow else rules
+        if not self.narrow:
+            return rules
+        from collage.frontend.narrow import narrowed_nodes
+
+        return [NarrowRule(rule, self.name, narrowed_nodes) for rule in rules]
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the engine may be offered an ONNX operator, or why not."""
@@ -70,7 +74,9 @@ class OnnxEngine(Engine):
         from collage.frontend.to_onnx import ExportError
 
         if self.narrow:
-            found = subgraph.model.narrowed
+            from collage.frontend.narrow import narrowed_nodes
+
+            found = subgraph.model.analysed(narrowed_nodes)
             self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
         try:
             model = subgraph.to_onnx(apart=self.takes_apart)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 import tvm_ffi
@@ -17,7 +17,6 @@ from collage.frontend.importer import import_onnx
 from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.nameless import nameless_attributes
-from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.network import network_bytes
 from collage.frontend.randomness import Randomness
 from collage.frontend.scopes import all_nodes, bodies, reads
@@ -25,6 +24,8 @@ from collage.frontend.shapes import Shapes, declared_types, fix_shapes, shape_te
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import as_written
+
+T = TypeVar("T")
 
 _PACKED = frozenset("int2 uint2 int4 uint4 float4_e2m1fn".split())
 """Types whose elements are a byte each in numpy, and less in engines, so that no buffer serves both."""
@@ -94,10 +95,16 @@ class Model:
         """For inputs that are used as indices, by name, the number of rows that they index."""
         return index_limits(self.onnx)
 
+    def analysed(self, analysis: Callable[[onnx.ModelProto], T]) -> T:
+        """The result of a backend's analysis of the ONNX model, which is computed once."""
+        if analysis not in self._analyses:
+            self._analyses[analysis] = analysis(self.onnx)
+        found: T = self._analyses[analysis]
+        return found
+
     @cached_property
-    def narrowed(self) -> Mapping[int, str]:
-        """The ONNX nodes, by index, that an engine of 32-bit arithmetic may get wrong, with the reasons."""
-        return narrowed_nodes(self.onnx)
+    def _analyses(self) -> dict[Callable[[onnx.ModelProto], Any], Any]:
+        return {}
 
     @cached_property
     def random_nodes(self) -> frozenset[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collage.frontend.to_onnx import can_export
 from collage.graph.dataflow import OpKind
@@ -14,6 +14,9 @@ from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found, MatchSource
 from collage.patterns.rules import BasePatternRule, check_path
+
+if TYPE_CHECKING:
+    import onnx
 
 _FUSED = (OpKind.ELEMWISE, OpKind.BROADCAST)
 
@@ -75,14 +78,18 @@ class OnnxNodeRule:
 
 @dataclass(frozen=True)
 class NarrowRule:
-    """The subgraphs of another rule, without those that narrow arithmetic may get wrong (``frontend.narrow``)."""
+    """The subgraphs of another rule, without those that an engine's narrow arithmetic may get wrong.
+
+    ``faults`` finds such ONNX nodes, by index, with the reasons.
+    """
 
     rule: MatchSource
     engine: str
+    faults: Callable[[onnx.ModelProto], Mapping[int, str]]
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """Find what the other rule finds; a subgraph with such an operator gets the reason."""
-        narrowed, nodes = context.model.narrowed, context.graph.nodes
+        narrowed, nodes = context.model.analysed(self.faults), context.graph.nodes
         for found in self.rule.find(context):
             why = next((narrowed[s] for n in found.nodes if (s := nodes[n].source) in narrowed), "")
             reason = f"{self.engine} has too narrow arithmetic: {why}"

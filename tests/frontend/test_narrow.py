@@ -176,7 +176,7 @@ def test_a_mask_is_right_in_openvino() -> None:
 
 
 def test_masks_are_simplified_to_what_every_engine_has_right() -> None:
-    assert not import_model(masked()).narrowed
+    assert not narrowed_nodes(import_model(masked()).onnx)
 
 
 def wide() -> onnx.ModelProto:
