@@ -22,7 +22,7 @@ from collage.patterns.match import MatchSource
 
 if TYPE_CHECKING:
     from collage.cluster.address import ClusterAddress
-    from collage.frontend.load import ModelSource
+    from collage.frontend.read.load import ModelSource
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0

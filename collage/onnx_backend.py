@@ -29,8 +29,8 @@ from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
 from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, refuse_fixed, unknown_names
-from collage.frontend.load import load_onnx
-from collage.frontend.shapes import fixed_inputs, model_inputs
+from collage.frontend.read.load import load_onnx
+from collage.frontend.read.shapes import fixed_inputs, model_inputs
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
 from collage.module.module import CompiledModule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collage.frontend import apart
+from collage.frontend.read import apart
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def quantised(model: ModelProto) -> ModelProto:
     from onnxruntime.quantization.registry import IntegerOpsRegistry
 
     from collage.core.temporary import TemporaryFolder
-    from collage.frontend.apart import filled
+    from collage.frontend.read.apart import filled
 
     prepared = onnx.ModelProto()
     prepared.CopyFrom(filled(model))

@@ -33,8 +33,8 @@ class Engine(Backend):
     kind = BackendKind.ENGINE
     takes_apart: ClassVar[bool] = False
     """Whether it takes models whose large weights are apart: to ``codegen_model`` as ONNX's external data in files of
-    ``collage.frontend.weights``, and to ``session`` as artifacts of ``collage.kernel.model_artifact``. A subclass that
-    overrides one of these says so again."""
+    ``collage.frontend.read.weights``, and to ``session`` as artifacts of ``collage.kernel.model_artifact``. A subclass
+    that overrides one of these says so again."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -117,7 +117,7 @@ def as_engine(backend: Backend) -> Engine:
 
 def artifact_for(engine: Engine, model: ModelProto, options: BuildOptions) -> bytes:
     """What the engine makes of a whole model (see ``codegen_model``), whose weights may be in files."""
-    from collage.frontend.apart import filled
+    from collage.frontend.read.apart import filled
 
     return engine.codegen_model(model if engine.takes_apart else filled(model), options)
 

@@ -25,8 +25,8 @@ EXACT_QUOTIENTS = "Round no quotients"
 
 def with_quotients_noted(model: ModelProto) -> ModelProto:
     """The model, or a copy of it with that note where it rounds or compares quotients."""
-    from collage.frontend.bounds import Types
-    from collage.frontend.rounded_quotients import rounded_quotients
+    from collage.frontend.rewrite.bounds import Types
+    from collage.frontend.rewrite.rounded_quotients import rounded_quotients
 
     if not rounded_quotients(model.graph, Types.of(model.graph)):
         return model
@@ -58,7 +58,7 @@ class OnnxEngine(Engine):
         rules = (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
         if not self.narrow:
             return rules
-        from collage.frontend.narrow import narrowed_nodes
+        from collage.backends.engine_faults.narrow import narrowed_nodes
 
         return [NarrowRule(rule, self.name, narrowed_nodes) for rule in rules]
 
@@ -71,10 +71,10 @@ class OnnxEngine(Engine):
 
         Raises UnsupportedError also where the subgraph has no ONNX form, or the engine would compute it wrong.
         """
-        from collage.frontend.to_onnx import ExportError
+        from collage.frontend.export.to_onnx import ExportError
 
         if self.narrow:
-            from collage.frontend.narrow import narrowed_nodes
+            from collage.backends.engine_faults.narrow import narrowed_nodes
 
             found = subgraph.model.analysed(narrowed_nodes)
             self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
@@ -92,8 +92,8 @@ class OnnxEngine(Engine):
         Raises UnsupportedError also where the engine's arithmetic is too narrow for the model.
         """
         if self.narrow:
-            from collage.frontend.casts import casts_first
-            from collage.frontend.narrow import whole_problem
+            from collage.backends.engine_faults.narrow import whole_problem
+            from collage.frontend.rewrite.casts import casts_first
 
             model = casts_first(model)
             self._refuse(whole_problem(model))
@@ -108,7 +108,7 @@ class OnnxEngine(Engine):
     def check_proto(self, model: ModelProto) -> None:
         """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
         if self.narrow:
-            from collage.frontend.narrow import whole_problem
+            from collage.backends.engine_faults.narrow import whole_problem
 
             self._refuse(whole_problem(model))
 

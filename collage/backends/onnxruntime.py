@@ -89,7 +89,7 @@ class OnnxRuntime(OnnxEngine):
         import onnx
 
         from collage.frontend.model_artifacts import in_one_piece
-        from collage.frontend.unsupported_dtypes import plain_interface
+        from collage.frontend.read.unsupported_dtypes import plain_interface
 
         names = [each.name for each in session.get_inputs()]
         plain = plain_interface(onnx.load_from_string(in_one_piece(model_artifact(model))))
@@ -146,7 +146,7 @@ def without_dropout_eliminated(data: bytes) -> tuple[str, ...]:
         return ()
     import onnx
 
-    from collage.frontend.randomness import Randomness
+    from collage.frontend.read.randomness import Randomness
 
     return ("EliminateDropout",) if Randomness(onnx.load_from_string(data)).any else ()
 
@@ -193,7 +193,7 @@ class _BoundableSession(Session):
             return
         import onnx
 
-        from collage.frontend.empty_recurrent import empty_recurrent
+        from collage.backends.engine_faults.empty_recurrent import empty_recurrent
 
         if problem := empty_recurrent(onnx.load_from_string(self._recurrent), shapes):
             raise InputError(f"{problem} for these inputs, with which ONNX Runtime would end the process.")

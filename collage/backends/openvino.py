@@ -87,8 +87,8 @@ class OpenVino(OnnxEngine):
         import onnx
 
         from collage.frontend.model_artifacts import in_one_piece
-        from collage.frontend.shapes import model_inputs
-        from collage.frontend.unsupported_dtypes import plain_interface
+        from collage.frontend.read.shapes import model_inputs
+        from collage.frontend.read.unsupported_dtypes import plain_interface
 
         found = onnx.load_from_string(in_one_piece(model_artifact(model)))
         names = [info.name for info in model_inputs(found)]
@@ -142,7 +142,7 @@ class OpenVino(OnnxEngine):
 
 def _refuse_impossible_size(model: ModelProto) -> None:
     """Raises ValueError for a size below 1: with a RoiAlign of no columns OpenVINO 2026.4 writes beside its buffers."""
-    from collage.frontend.free_sizes import impossible_size
+    from collage.backends.engine_faults.free_sizes import impossible_size
 
     if where := impossible_size(model):
         raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
@@ -157,8 +157,8 @@ def _refuse_unsafe(model: ModelProto) -> None:
     """
     from onnx.checker import ValidationError
 
-    from collage.frontend.apart import check_model
-    from collage.frontend.free_sizes import free_size
+    from collage.backends.engine_faults.free_sizes import free_size
+    from collage.frontend.read.apart import check_model
 
     where = free_size(model)
     if where:
@@ -173,7 +173,7 @@ def _refuse_unsafe(model: ModelProto) -> None:
 
 def _multiplies(op: str) -> bool:
     """Whether an operator computes products of matrices or convolutions, for which there are kernels for bfloat16."""
-    from collage.frontend.op_kinds import COMPUTE_BOUND
+    from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 
     return op in COMPUTE_BOUND or op.startswith(_PRODUCTS)
 

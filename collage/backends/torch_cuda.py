@@ -116,7 +116,7 @@ class TorchCuda(CudaEngine):
 
         from collage.backends.torch_graph.convert import graph_module
         from collage.backends.torch_graph.kernel import TorchKernel, exactly
-        from collage.frontend.shapes import model_inputs
+        from collage.frontend.read.shapes import model_inputs
 
         inputs = [_zeros(info, self.runs_on) for info in model_inputs(simple)]
         module = graph_module(simple, writing=True).to(self.runs_on)
@@ -140,10 +140,10 @@ def _refuse_inexact(model: ModelProto) -> None:
 
     Its quotients are approximate on a GPU, and numbers that are rounded to 16 bits on the way stay as they were.
     """
-    from collage.frontend.bounds import Types
-    from collage.frontend.narrow_patterns import rewritten
-    from collage.frontend.rounded_quotients import rounded_quotients
-    from collage.frontend.rounding_sums import rounding_sums
+    from collage.backends.engine_faults.narrow_patterns import rewritten
+    from collage.backends.engine_faults.rounding_sums import rounding_sums
+    from collage.frontend.rewrite.bounds import Types
+    from collage.frontend.rewrite.rounded_quotients import rounded_quotients
 
     graph, types = model.graph, Types.of(model.graph)
     found = {**rounded_quotients(graph, types), **rounding_sums(graph), **rewritten(graph, types)}

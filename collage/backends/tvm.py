@@ -13,7 +13,7 @@ from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.backends.tvm_codegen.refused import refusal
 from collage.core.interrupts import interruptible
 from collage.errors import DatabaseError
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
 from collage.graph.decisions import as_written
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, Storage, is_narrow

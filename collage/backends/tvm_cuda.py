@@ -16,7 +16,7 @@ from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.backends.tvm_codegen.refused import refusal
 from collage.core.interrupts import interruptible
 from collage.errors import DatabaseError
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.graph.storage import CUDA, Storage
 from collage.kernel.options import BuildOptions, Variant
 

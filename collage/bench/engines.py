@@ -18,13 +18,13 @@ from collage.core.child_process import ChildError
 from collage.core.progress import Progress
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError, UsageError, unknown_names
-from collage.frontend.external_data import without_links
-from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs, random_value
-from collage.frontend.shapes import declared_types, fitting, fix_shapes, model_inputs
-from collage.frontend.simplify import simplify
-from collage.frontend.value_types import value_type
+from collage.frontend.read.external_data import without_links
+from collage.frontend.read.load import load_onnx
+from collage.frontend.read.shapes import declared_types, fitting, fix_shapes, model_inputs
+from collage.frontend.read.value_types import value_type
+from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
 from collage.measure.worker.serialisation import pickle_backend

@@ -16,11 +16,11 @@ from collage.core.deadline import Deadline
 from collage.core.new_file import new_file
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.frontend.external_data import without_links
-from collage.frontend.load import load_onnx
 from collage.frontend.model import import_model
-from collage.frontend.shapes import fix_shapes
-from collage.frontend.value_types import check_samples
+from collage.frontend.read.external_data import without_links
+from collage.frontend.read.load import load_onnx
+from collage.frontend.read.shapes import fix_shapes
+from collage.frontend.read.value_types import check_samples
 
 UNSEEN = 12
 """The number of made-up inputs that the errors are measured on where no others are given."""

@@ -274,8 +274,8 @@ _OF_NAME: Mapping[str, Engine] = {**ENGINES, **{name: load for name, (_, load) i
 
 def _registered(setup: Setup) -> tuple[Call, Outputs]:
     """A registered engine with its kernel of the whole model, or with its session where a shape is unknown."""
-    from collage.frontend.load import load_onnx
-    from collage.frontend.shapes import fix_shapes
+    from collage.frontend.read.load import load_onnx
+    from collage.frontend.read.shapes import fix_shapes
 
     assert setup.backend is not None
     backend = as_engine(pickle.loads(setup.backend))

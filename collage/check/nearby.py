@@ -15,9 +15,9 @@ from collage.check.compare import (
     is_tolerable,
     slightly_changed,
 )
-from collage.frontend.apart import with_changed
-from collage.frontend.proto_size import about_bytes
-from collage.frontend.weights import WeightFiles
+from collage.frontend.read.apart import with_changed
+from collage.frontend.read.proto_size import about_bytes
+from collage.frontend.read.weights import WeightFiles
 from collage.graph.dataflow import Array
 
 _RUNS = 4

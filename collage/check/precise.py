@@ -15,8 +15,8 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from collage.frontend.proto_size import about_bytes
-from collage.frontend.widen import widen
+from collage.frontend.read.proto_size import about_bytes
+from collage.frontend.read.widen import widen
 from collage.graph.dataflow import Array
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)

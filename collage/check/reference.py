@@ -21,14 +21,14 @@ from collage.check.store import ValueStore
 from collage.core.library_text import library_text
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
-from collage.frontend.apart import has_files, save_model
+from collage.frontend.export.to_onnx import ExportError, export_onnx
 from collage.frontend.model import Model
 from collage.frontend.ort_session import run_within, session_options, use_mapped_weights
-from collage.frontend.proto_size import bytes_of
-from collage.frontend.scopes import reads
-from collage.frontend.to_onnx import ExportError, export_onnx
-from collage.frontend.unsupported_dtypes import plain_interface
-from collage.frontend.weights import array_of, fill
+from collage.frontend.read.apart import has_files, save_model
+from collage.frontend.read.proto_size import bytes_of
+from collage.frontend.read.scopes import reads
+from collage.frontend.read.unsupported_dtypes import plain_interface
+from collage.frontend.read.weights import array_of, fill
 from collage.graph.dataflow import Array, np_dtype
 
 log = logging.getLogger(__name__)

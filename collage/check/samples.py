@@ -27,9 +27,9 @@ from collage.check.reference import PartSession
 from collage.check.spent import REFERENCE, spent
 from collage.check.store import ValueStore
 from collage.core.library_text import library_text
-from collage.frontend.apart import has_files
-from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows
+from collage.frontend.read.apart import has_files
+from collage.frontend.relax.op_kinds import is_convolution, rounds
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, to_layout

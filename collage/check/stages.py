@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from collage.backends.base import UnsupportedError
 from collage.core.library_text import library_text
-from collage.frontend.to_onnx import ExportError
+from collage.frontend.export.to_onnx import ExportError
 from collage.measure_db.results import Rejection, RejectionKind
 
 _MESSAGE_CHARS = 500

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from collage.check.compare import difference, dtypes_of, is_tolerable, region_tolerance, tolerance
-from collage.frontend.randomness import Randomness
-from collage.frontend.scopes import all_nodes
+from collage.frontend.read.randomness import Randomness
+from collage.frontend.read.scopes import all_nodes
 
 JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
 _SINGLE = frozenset(

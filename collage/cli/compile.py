@@ -29,7 +29,7 @@ from collage.cli.options import (
 from collage.cli.signals import stopping_first
 from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
-from collage.frontend.model_path import check_model_path
+from collage.frontend.read.model_path import check_model_path
 
 
 @click.command()

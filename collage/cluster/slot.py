@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.weights import SUFFIX
+from collage.frontend.read.weights import SUFFIX
 from collage.graph.dataflow import Array
 from collage.measure.crew import Job
 from collage.measure.worker.model_workers import ModelWorkers

@@ -25,9 +25,9 @@ from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
 from collage.frontend.random_inputs import random_inputs, random_value
+from collage.frontend.read.shapes import model_inputs
+from collage.frontend.read.value_types import value_type
 from collage.frontend.session import Reference
-from collage.frontend.shapes import model_inputs
-from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array
 from collage.measure.timing.effort import QUICK
 

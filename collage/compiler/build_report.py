@@ -26,7 +26,7 @@ from collage.compiler.events import (
 )
 from collage.compiler.share import whole_s
 from collage.compiler.state import Compilation, Context
-from collage.frontend.shapes import fixed_inputs
+from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT

@@ -29,11 +29,11 @@ from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
 from collage.errors import MeasurementError, ModelError, NoPlacementError, UsageError
-from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
-from collage.frontend.shapes import fix_shapes, model_inputs
-from collage.frontend.value_types import check_example_inputs, check_samples, with_shapes_of
-from collage.frontend.weights import WeightFiles
+from collage.frontend.read.load import ModelSource, load_onnx
+from collage.frontend.read.shapes import fix_shapes, model_inputs
+from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
+from collage.frontend.read.weights import WeightFiles
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.calibration import best_calibration_us

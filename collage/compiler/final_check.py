@@ -23,8 +23,8 @@ from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
-from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows, random_inputs
+from collage.frontend.relax.op_kinds import is_convolution, rounds
 from collage.frontend.session import Reference, reference_run
 from collage.graph.dataflow import Array, OpKind
 

@@ -15,11 +15,11 @@ from collage.compiler.events import Event, Profiled
 from collage.compiler.plan_runs import PlanRuns
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
-from collage.frontend.branches import taken_branches
+from collage.frontend.export.to_onnx import ExportError
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.original import as_region
-from collage.frontend.to_onnx import ExportError
+from collage.frontend.rewrite.branches import taken_branches
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.settings import Limits, MeasureSettings

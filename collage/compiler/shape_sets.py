@@ -11,10 +11,10 @@ import onnx
 from collage.compiler.share import Share
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
-from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
-from collage.frontend.shapes import Shapes, fix_shapes
-from collage.frontend.weights import WeightFiles
+from collage.frontend.read.load import ModelSource, load_onnx
+from collage.frontend.read.shapes import Shapes, fix_shapes
+from collage.frontend.read.weights import WeightFiles
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.report.best_so_far import INTERRUPT

@@ -19,10 +19,10 @@ from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Context, Source
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.frontend.load import load_onnx
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.original import AsLoaded
-from collage.frontend.simplify import simplify
+from collage.frontend.read.load import load_onnx
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions

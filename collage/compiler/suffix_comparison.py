@@ -17,12 +17,12 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_form import WholeForm
 from collage.core.progress import Progress
 from collage.errors import CollageError
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model_artifacts import artifact_of
-from collage.frontend.randomness import Randomness
-from collage.frontend.scopes import all_nodes
-from collage.frontend.shapes import model_inputs
-from collage.frontend.split import Split
+from collage.frontend.read.randomness import Randomness
+from collage.frontend.read.scopes import all_nodes
+from collage.frontend.read.shapes import model_inputs
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.split import Split
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import BuildOptions

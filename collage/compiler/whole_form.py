@@ -14,8 +14,8 @@ import onnx
 from collage.errors import ModelError
 from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.random_inputs import random_value
-from collage.frontend.shapes import Shapes, model_inputs
-from collage.frontend.value_types import value_type
+from collage.frontend.read.shapes import Shapes, model_inputs
+from collage.frontend.read.value_types import value_type
 from collage.graph.value_type import ValueType
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed

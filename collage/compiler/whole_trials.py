@@ -14,9 +14,9 @@ from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_model import WholeModel
 from collage.core.library_text import library_text
 from collage.errors import ModelError
-from collage.frontend.compared import compared_numbers
 from collage.frontend.model_artifacts import fits_an_artifact
-from collage.frontend.shapes import model_inputs
+from collage.frontend.read.compared import compared_numbers
+from collage.frontend.read.shapes import model_inputs
 from collage.kernel.options import BuildOptions
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program

@@ -10,18 +10,19 @@ from typing import Any, TypeVar
 
 import onnx
 import tvm_ffi
+from onnx import ModelProto
 
 from collage.errors import ModelError
-from collage.frontend.build import build_graph
-from collage.frontend.importer import import_onnx
-from collage.frontend.index_limits import Rows, index_limits
-from collage.frontend.load import ModelSource, load_onnx
-from collage.frontend.nameless import nameless_attributes
-from collage.frontend.network import network_bytes
-from collage.frontend.randomness import Randomness
-from collage.frontend.scopes import all_nodes, bodies, reads
-from collage.frontend.shapes import Shapes, declared_types, fix_shapes, shape_text
-from collage.frontend.simplify import simplify
+from collage.frontend.read.index_limits import Rows, index_limits
+from collage.frontend.read.load import ModelSource, load_onnx
+from collage.frontend.read.nameless import nameless_attributes
+from collage.frontend.read.network import network_bytes
+from collage.frontend.read.randomness import Randomness
+from collage.frontend.read.scopes import all_nodes, bodies, reads
+from collage.frontend.read.shapes import Shapes, declared_types, fix_shapes, shape_text
+from collage.frontend.relax.build import build_graph
+from collage.frontend.relax.importer import import_onnx
+from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import as_written
 
@@ -95,7 +96,7 @@ class Model:
         """For inputs that are used as indices, by name, the number of rows that they index."""
         return index_limits(self.onnx)
 
-    def analysed(self, analysis: Callable[[onnx.ModelProto], T]) -> T:
+    def analysed(self, analysis: Callable[[ModelProto], T]) -> T:
         """The result of a backend's analysis of the ONNX model, which is computed once."""
         if analysis not in self._analyses:
             self._analyses[analysis] = analysis(self.onnx)
@@ -103,7 +104,7 @@ class Model:
         return found
 
     @cached_property
-    def _analyses(self) -> dict[Callable[[onnx.ModelProto], Any], Any]:
+    def _analyses(self) -> dict[Callable[[ModelProto], Any], Any]:
         return {}
 
     @cached_property

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 
 from collage.errors import ModelError
-from collage.frontend.apart import MOST_INSIDE, has_files, inner_bytes, load_model
-from collage.frontend.proto_size import is_serialisable
-from collage.frontend.scopes import reads
-from collage.frontend.weights import SUFFIX, fill_with, is_apart, is_external, mapped, refer
+from collage.frontend.read.apart import MOST_INSIDE, has_files, inner_bytes, load_model
+from collage.frontend.read.proto_size import is_serialisable
+from collage.frontend.read.scopes import reads
+from collage.frontend.read.weights import SUFFIX, fill_with, is_apart, is_external, mapped, refer
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import apart, protobuf, weights_of
 

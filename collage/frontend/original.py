@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 
-from collage.frontend.apart import save_model
+from collage.frontend.export.to_onnx import ExportError
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_of
-from collage.frontend.proto_size import elements, itemsize
-from collage.frontend.shapes import copied, declared_types, model_inputs
+from collage.frontend.read.apart import save_model
+from collage.frontend.read.proto_size import elements, itemsize
+from collage.frontend.read.shapes import copied, declared_types, model_inputs
 from collage.frontend.subgraph import Subgraph
-from collage.frontend.to_onnx import ExportError
 from collage.kernel.frames import Framed
 
 

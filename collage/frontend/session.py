@@ -11,10 +11,10 @@ import onnx
 import onnxruntime as ort
 
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.apart import has_files, save_model
-from collage.frontend.expand import expand
 from collage.frontend.ort_session import session_options, use_mapped_weights
-from collage.frontend.unsupported_dtypes import has_unsupported, plain_interface
+from collage.frontend.read.apart import has_files, save_model
+from collage.frontend.read.unsupported_dtypes import has_unsupported, plain_interface
+from collage.frontend.rewrite.expand import expand
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 

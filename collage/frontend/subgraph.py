@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a process that only loads kernels needs neither ONNX nor TV
     import onnx
 
     from collage.frontend.model import Model
-    from collage.frontend.to_relax import RelaxPart
+    from collage.frontend.relax.to_relax import RelaxPart
 
 T = TypeVar("T")
 
@@ -159,16 +159,16 @@ class Subgraph:
     def to_onnx(self, *, apart: bool = False) -> onnx.ModelProto:
         """The subgraph as an ONNX model. Its inputs and outputs are named ``v<id>``, in the order of those here.
 
-        With ``apart``, weights that are in files stay there (see ``collage.frontend.weights``). Raises ExportError when
+        With ``apart``, weights that are in files stay there (``collage.frontend.read.weights``). Raises ExportError if
         an operator has no ONNX form and only a part of its ONNX node is in the subgraph.
         """
-        from collage.frontend.to_onnx import export_onnx
+        from collage.frontend.export.to_onnx import export_onnx
 
         return export_onnx(self.model, self.nodes, self.inputs, self.outputs, apart=apart)
 
     def to_relax(self) -> RelaxPart:
         """The subgraph as a Relax function with its constants embedded."""
-        from collage.frontend.to_relax import export_relax
+        from collage.frontend.relax.to_relax import export_relax
 
         return export_relax(self.model, self.nodes, self.inputs, self.outputs)
 

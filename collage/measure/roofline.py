@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from collage.frontend.op_kinds import op_kind
+from collage.frontend.relax.op_kinds import op_kind
 from collage.frontend.subgraph import Subgraph
 from collage.graph.arithmetic import CONVOLUTIONS, NOTHING, arithmetic_of, convolution_axes
 from collage.graph.dataflow import Graph, Node, OpKind

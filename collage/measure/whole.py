@@ -19,8 +19,8 @@ from collage.check.no_room import no_room
 from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
-from collage.frontend.apart import save_model
-from collage.frontend.randomness import Randomness
+from collage.frontend.read.apart import save_model
+from collage.frontend.read.randomness import Randomness
 from collage.kernel.frames import Framed
 from collage.measure.machine.quiet import busy_now
 from collage.measure.timing.effort import Effort

@@ -7,7 +7,7 @@ import hashlib
 import onnx
 
 from collage.frontend.model import Model
-from collage.frontend.proto_size import bytes_of
+from collage.frontend.read.proto_size import bytes_of
 from collage.graph.dataflow import Graph
 
 _SMALL_BYTES = 1024

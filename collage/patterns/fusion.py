@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import OpNode
 from collage.patterns.rules import BasePatternRule, check_path

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collage.frontend.to_onnx import can_export
+from collage.frontend.export.to_onnx import can_export
 from collage.graph.dataflow import OpKind
 from collage.graph.order import branch_order, cut_positions, windows
 from collage.graph.views import free_storages

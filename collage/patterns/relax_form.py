@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import dpl
 
 from collage.frontend.model import Model
-from collage.frontend.to_relax import export_relax
+from collage.frontend.relax.to_relax import export_relax
 
 
 class RelaxForm:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import Storage, is_narrow
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collage.frontend.model import Model
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
 from collage.measure.worker.protocol import Request
 from collage.measure_db.results import Measurement, Outcome

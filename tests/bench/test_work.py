@@ -9,7 +9,7 @@ from onnx import helper
 
 from collage.bench.peak import gemm
 from collage.bench.work import Work, node_work
-from collage.frontend.simplify import simplify
+from collage.frontend.rewrite.simplify import simplify
 from tests.models import conv_net, make_model
 
 

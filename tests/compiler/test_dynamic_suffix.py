@@ -18,8 +18,8 @@ from collage.compiler.passes.dynamic_suffix import DynamicSuffix
 from collage.compiler.state import Context, Source
 from collage.compiler.suffix_comparison import region_marks
 from collage.errors import ModelError, NoPlacementError
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model import import_model
+from collage.frontend.relax.importer import DataDependentError
 from collage.measure.timing.effort import QUICK
 from collage.schedule.region import Region
 from tests.compiler.null import Made, whole_on_engine

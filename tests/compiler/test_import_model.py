@@ -14,10 +14,10 @@ from collage.compiler.passes import import_model
 from collage.compiler.passes.import_model import Import
 from collage.compiler.state import Source
 from collage.errors import ModelError
-from collage.frontend.branches import taken_branches
-from collage.frontend.importer import DataDependentError
 from collage.frontend.original import AsLoaded
-from collage.frontend.simplify import simplify
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.branches import taken_branches
+from collage.frontend.rewrite.simplify import simplify
 from tests.compiler.null import Made
 from tests.models import make_model
 

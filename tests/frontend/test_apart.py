@@ -15,8 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, ModelError
-from collage.frontend import apart
-from collage.frontend.apart import (
+from collage.frontend.model import from_simplified, import_model
+from collage.frontend.model_artifacts import artifact_of, in_one_piece
+from collage.frontend.read import apart
+from collage.frontend.read.apart import (
     filled,
     has_files,
     load_model,
@@ -25,12 +27,10 @@ from collage.frontend.apart import (
     with_changed,
     without_weights,
 )
-from collage.frontend.load import load_onnx
-from collage.frontend.model import from_simplified, import_model
-from collage.frontend.model_artifacts import artifact_of, in_one_piece
+from collage.frontend.read.load import load_onnx
+from collage.frontend.read.weights import WeightFiles, array_of, forget_borrowed, is_apart
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
-from collage.frontend.weights import WeightFiles, array_of, forget_borrowed, is_apart
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed, joined, model_artifact, weights_of
 from collage.kernel.options import BuildOptions

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.branches import taken_branches
+from collage.frontend.rewrite.branches import taken_branches
 from collage.frontend.session import reference_run
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

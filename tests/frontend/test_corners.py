@@ -13,14 +13,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage import is_op, wildcard
+from collage.backends.engine_faults.free_sizes import impossible_size
 from collage.check.reference import evaluate
 from collage.check.store import ValueStore
 from collage.errors import ModelError
-from collage.frontend import load
-from collage.frontend.free_sizes import impossible_size
 from collage.frontend.model import import_model
+from collage.frontend.read import load
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
 from collage.frontend.subgraph import Subgraph
 from collage.patterns import BackendPattern
 from collage.patterns.context import MatchContext

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from collage.backends.engine_faults.empty_recurrent import empty_recurrent
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import InputError
-from collage.frontend.empty_recurrent import empty_recurrent
 from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.options import BuildOptions
 from collage.runtime.fallback import Fallback

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import collage
-from collage.frontend.expand import EXPANDED, expand
-from collage.frontend.load import load_onnx
 from collage.frontend.model import import_model
+from collage.frontend.read.load import load_onnx
+from collage.frontend.rewrite.expand import EXPANDED, expand
 from collage.frontend.session import reference_run
 from tests.models import conv_net, make_model
 

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 from tvm import relax
 from tvm.relax import op as ops
 
-from collage.frontend.build import build_graph
-from collage.frontend.exporter import MAKERS
-from collage.frontend.importer import RelaxImport
+from collage.frontend.export.exporter import MAKERS
+from collage.frontend.export.to_onnx import ExportError, can_export, export_onnx
 from collage.frontend.model import Model
-from collage.frontend.to_onnx import ExportError, can_export, export_onnx
+from collage.frontend.relax.build import build_graph
+from collage.frontend.relax.importer import RelaxImport
 
 Array = npt.NDArray[Any]
 

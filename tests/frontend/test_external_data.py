@@ -17,11 +17,11 @@ import pytest
 import collage
 from collage import onnx_backend
 from collage.errors import ModelError
-from collage.frontend.apart import filled, has_files
-from collage.frontend.external_data import without_links
-from collage.frontend.load import as_written, load_onnx
+from collage.frontend.read.apart import filled, has_files
+from collage.frontend.read.external_data import without_links
+from collage.frontend.read.load import as_written, load_onnx
+from collage.frontend.read.weights import WeightFiles
 from collage.frontend.session import reference_run
-from collage.frontend.weights import WeightFiles
 from tests.apart import all_apart
 from tests.cli.helpers import fails, json_of, succeeds
 from tests.models import conv_net

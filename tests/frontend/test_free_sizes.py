@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.base import UnsupportedError
+from collage.backends.engine_faults import free_sizes
+from collage.backends.engine_faults.free_sizes import free_size, impossible_size
 from collage.backends.openvino import OpenVino
-from collage.frontend import free_sizes
-from collage.frontend.free_sizes import free_size, impossible_size
 from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import onnx_model
 

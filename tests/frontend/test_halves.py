@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.frontend.model import Model, import_model
-from collage.frontend.simplify import simplify
+from collage.frontend.rewrite.simplify import simplify
 from scripts.lib.gpu.half import in_half
 from tests.frontend.test_to_onnx import Net, run
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from collage.frontend import importer
 from collage.frontend.model import import_model
+from collage.frontend.relax import importer
 from tests.models import make_model
 
 

@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.errors import InputError
-from collage.frontend.index_limits import index_limits
+from collage.frontend.read.index_limits import index_limits
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
 from tests.models import make_model
 
 TABLE = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)

@@ -13,12 +13,12 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import UnsupportedError
+from collage.backends.engine_faults.narrow import narrowed_nodes, whole_problem
 from collage.backends.openvino import OpenVino
 from collage.errors import ModelError
-from collage.frontend.bounds import EXTENTS, Bounds, Types, integer_bounds
-from collage.frontend.casts import casts_first
 from collage.frontend.model import import_model
-from collage.frontend.narrow import narrowed_nodes, whole_problem
+from collage.frontend.rewrite.bounds import EXTENTS, Bounds, Types, integer_bounds
+from collage.frontend.rewrite.casts import casts_first
 from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext

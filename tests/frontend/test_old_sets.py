@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import collage
 from collage.errors import CollageError
-from collage.frontend.load import load_onnx
+from collage.frontend.read.load import load_onnx
 from collage.frontend.session import reference_run
 
 Array = np.ndarray

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onnx_engine import serialised
-from collage.frontend import proto_size
-from collage.frontend.proto_size import about_bytes, is_serialisable
+from collage.frontend.read import proto_size
+from collage.frontend.read.proto_size import about_bytes, is_serialisable
 from tests.models import make_model
 
 

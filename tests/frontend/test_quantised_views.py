@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.frontend.quantised_views import views_first
+from collage.frontend.rewrite.quantised_views import views_first
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
 from tests.models import make_model
 
 STEPS: dict[str, Any] = {

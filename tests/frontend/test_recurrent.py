@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from collage.frontend.recurrent import RECURRENT, steps_spelt_out
+from collage.frontend.rewrite.recurrent import RECURRENT, steps_spelt_out
 from collage.frontend.session import reference_run
 from tests.models import make_model
 

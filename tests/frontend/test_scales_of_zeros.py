@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
+from collage.backends.engine_faults.narrow import whole_problem
+from collage.frontend.export.to_onnx import export_onnx
 from collage.frontend.model import import_model
-from collage.frontend.narrow import whole_problem
 from collage.frontend.session import reference_run
-from collage.frontend.to_onnx import export_onnx
 from tests.models import make_model
 
 N = helper.make_node

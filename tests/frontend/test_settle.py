@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.bounds import Types
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model import import_model
-from collage.frontend.settle import settle
-from collage.frontend.shapes import infer_types
+from collage.frontend.read.shapes import infer_types
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.settle import settle
 
 ML, MICROSOFT = helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("com.microsoft", 1)
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

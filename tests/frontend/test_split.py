@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model import from_simplified, import_model
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.simplify import simplify
+from collage.frontend.rewrite.split import Split, split
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
-from collage.frontend.split import Split, split
 from tests.models import detector, make_model
 
 

@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
+from collage.backends.engine_faults.narrow import narrowed_nodes, whole_problem
+from collage.backends.engine_faults.square_attention import square_attention
 from collage.backends.openvino import OpenVino
-from collage.frontend.bounds import Types
 from collage.frontend.model import import_model
-from collage.frontend.narrow import narrowed_nodes, whole_problem
+from collage.frontend.rewrite.bounds import Types
 from collage.frontend.session import reference_run
-from collage.frontend.square_attention import square_attention
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches

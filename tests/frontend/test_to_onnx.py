@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.export_emit import fill_tensor
+from collage.frontend.export.emit import fill_tensor
+from collage.frontend.export.to_onnx import EXPORT_OPSET, ExportError, can_export, export_onnx
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
-from collage.frontend.to_onnx import EXPORT_OPSET, ExportError, can_export, export_onnx
 from collage.graph.dataflow import np_dtype
 from tests.frontend.onnx_cases import CASES, Array, Case, Feed, normal
 

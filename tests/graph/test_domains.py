@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.frontend.model import from_simplified, import_model
+from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from collage.frontend.simplify import simplify
 from collage.graph.domains import Domains
 from collage.graph.spans import spans
 from tests.models import make_model

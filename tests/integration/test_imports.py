@@ -16,8 +16,8 @@ from onnx.reference import ReferenceEvaluator
 
 import collage
 from collage.backends.openvino import OpenVino
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model import import_model
+from collage.frontend.relax.importer import DataDependentError
 from tests.models import make_model
 
 N = helper.make_node

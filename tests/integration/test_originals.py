@@ -25,11 +25,11 @@ from collage.backends.openvino import OpenVino
 from collage.backends.view import View
 from collage.compiler.passes import select
 from collage.compiler.passes.baselines import Baselines, best_profile
-from collage.frontend.load import load_onnx
+from collage.frontend.export.to_onnx import ExportError
 from collage.frontend.model import from_simplified
 from collage.frontend.original import as_region
-from collage.frontend.simplify import simplify
-from collage.frontend.to_onnx import ExportError
+from collage.frontend.read.load import load_onnx
+from collage.frontend.rewrite.simplify import simplify
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.report.words import as_written

@@ -15,10 +15,10 @@ from onnx.reference import ReferenceEvaluator
 import collage
 import collage.compiler.compile
 import collage.compiler.passes.import_model
-import collage.frontend.load
-import collage.frontend.simplify
+import collage.frontend.read.load
+import collage.frontend.rewrite.simplify
 from collage.errors import InputError, ModelError
-from collage.frontend.compared import compared_numbers
+from collage.frontend.read.compared import compared_numbers
 from tests.models import conv_net, make_model
 
 RNG = np.random.default_rng(0)
@@ -165,8 +165,8 @@ def wrong(model: onnx.ModelProto, **_: Any) -> onnx.ModelProto:
     return broken
 
 
-SIMPLIFY = collage.frontend.simplify.simplify
-LOAD, FOLD, COMPILER = collage.frontend.load, collage.frontend.simplify, collage.compiler.compile
+SIMPLIFY = collage.frontend.rewrite.simplify.simplify
+LOAD, FOLD, COMPILER = collage.frontend.read.load, collage.frontend.rewrite.simplify, collage.compiler.compile
 IMPORT = collage.compiler.passes.import_model
 FAULTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "operator set": (LOAD, "settle_opset", renamed, "as its author wrote it"),

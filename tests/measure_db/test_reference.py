@@ -19,11 +19,11 @@ from collage.check.bound_kernel import KernelSource
 from collage.check.reference import evaluate
 from collage.check.samples import Samples
 from collage.check.store import ValueStore
-from collage.frontend import overrides
+from collage.frontend.export.to_onnx import ExportError, export_onnx
 from collage.frontend.model import Model, from_simplified, import_model
 from collage.frontend.random_inputs import indexed_rows, random_inputs
+from collage.frontend.relax import overrides
 from collage.frontend.subgraph import Subgraph
-from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.candidate import measure_candidate

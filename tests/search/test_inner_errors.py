@@ -7,7 +7,7 @@ import math
 import pytest
 
 from collage.frontend.model import Model, import_model
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
 from collage.graph.storage import PLAIN, narrowed
 from collage.kernel.options import Variant

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collage.backends.base import Backend, UnsupportedError
+from collage.frontend.export.to_onnx import ExportError, export_onnx
 from collage.frontend.model import Model
 from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
-from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, poison

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 from collage.api import default_registry
 from collage.errors import ModelError
-from collage.frontend import apart
-from collage.frontend.weights import WeightFiles
+from collage.frontend.read import apart
+from collage.frontend.read.weights import WeightFiles
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.decoder import compile as compile_module
 from collage.serve.decoder.build import compile_decoder, compile_divided

@@ -11,7 +11,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.transposes import TRANSPOSE
 from collage.backends.onednn_kernels.description import INT8, UINT8
-from collage.frontend.fold import fold as fold_constant
+from collage.frontend.relax.fold import fold as fold_constant
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, Graph, Node
 

@@ -9,7 +9,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
 from collage.backends.onednn_kernels.roots import root_problem, task_of
-from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.patterns.context import MatchContext

@@ -22,8 +22,8 @@ from collage.backends.torch_graph.products import products
 from collage.backends.torch_graph.reductions import before_13, reductions
 from collage.backends.torch_graph.tensors import tensor_of, torch_dtype
 from collage.errors import ModelError
-from collage.frontend.shapes import model_inputs
-from collage.frontend.simplify import simplify
+from collage.frontend.read.shapes import model_inputs
+from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array
 
 __all__ = ["graph_module", "simplified"]

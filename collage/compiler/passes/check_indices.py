@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
-from collage.frontend.index_limits import index_limits
+from collage.frontend.read.index_limits import index_limits
 
 
 @dataclass(frozen=True)

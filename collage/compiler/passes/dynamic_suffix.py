@@ -15,10 +15,10 @@ from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Context, Source
 from collage.compiler.suffix_comparison import SuffixComparison
 from collage.errors import ModelError, NoPlacementError
-from collage.frontend.importer import DataDependentError
 from collage.frontend.original import AsLoaded
-from collage.frontend.simplify import simplify
-from collage.frontend.split import split
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.simplify import simplify
+from collage.frontend.rewrite.split import split
 from collage.measure.timing.effort import QUICK
 
 

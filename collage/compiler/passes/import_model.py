@@ -10,10 +10,10 @@ from collage.compiler.events import Noted
 from collage.compiler.state import Compilation, Context, Source
 from collage.core.library_text import library_text
 from collage.errors import CollageError, ModelError
-from collage.frontend.branches import Taken, taken_branches
-from collage.frontend.importer import DataDependentError
 from collage.frontend.model import Model, from_simplified
-from collage.frontend.simplify import simplify
+from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite.branches import Taken, taken_branches
+from collage.frontend.rewrite.simplify import simplify
 
 log = logging.getLogger(__name__)
 

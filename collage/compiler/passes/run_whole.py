@@ -12,9 +12,9 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_form import WholeForm
 from collage.compiler.whole_trials import chosen, on_likely_numbers
 from collage.errors import ModelError
-from collage.frontend.apart import weight_files, without_weights
-from collage.frontend.load import ModelSource, as_written
-from collage.frontend.shapes import Shapes
+from collage.frontend.read.apart import weight_files, without_weights
+from collage.frontend.read.load import ModelSource, as_written
+from collage.frontend.read.shapes import Shapes
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from collage.check.store import ValueStore
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.errors import MeasurementError
-from collage.frontend.apart import load_model
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
+from collage.frontend.read.apart import load_model
+from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
-from collage.frontend.weights import forget_borrowed
 from collage.kernel.kernel import Call
 from collage.kernel.options import BuildOptions
 from collage.measure.artifacts import Artifacts

@@ -13,7 +13,7 @@ from collage.check.spent import AHEAD
 from collage.core import background
 from collage.core.deadline import Deadline
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.apart import save_model
+from collage.frontend.read.apart import save_model
 from collage.kernel.target import usable_cores
 from collage.measure.machine.memory import spare_memory
 from collage.measure.measured_model import MeasuredModel

@@ -14,10 +14,10 @@ from collage.backends.engine import Engine, as_engine, session_on
 from collage.check.compare import slightly_changed
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
-from collage.frontend.apart import filled, load_model, with_changed
 from collage.frontend.model_artifacts import artifact_in, in_one_piece
-from collage.frontend.shapes import model_inputs
-from collage.frontend.weights import WeightFiles, forget_borrowed
+from collage.frontend.read.apart import filled, load_model, with_changed
+from collage.frontend.read.shapes import model_inputs
+from collage.frontend.read.weights import WeightFiles, forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions

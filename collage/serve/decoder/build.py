@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collage.backends.registry import Registry
 from collage.core.progress import Progress
-from collage.frontend.load import ModelSource
+from collage.frontend.read.load import ModelSource
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import MOST_REQUESTS
 from collage.serve.decoder.check import check, error_of

@@ -16,9 +16,9 @@ from collage.compiler.options import CompileOptions
 from collage.compiler.siblings import Family, Shop, compile_family
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError, UsageError
-from collage.frontend.apart import moved_out
-from collage.frontend.load import ModelSource, as_written
-from collage.frontend.weights import WeightFiles
+from collage.frontend.read.apart import moved_out
+from collage.frontend.read.load import ModelSource, as_written
+from collage.frontend.read.weights import WeightFiles
 from collage.kernel.target import host
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers

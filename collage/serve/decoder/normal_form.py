@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.frontend.load import ModelSource, as_written
-from collage.frontend.widen import computes_in, widen
+from collage.frontend.read.load import ModelSource, as_written
+from collage.frontend.read.widen import computes_in, widen
 from collage.serve.decoder.onnx_graph import attribute
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

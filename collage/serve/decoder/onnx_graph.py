@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.frontend.weights import array_of
+from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.product import is_product, type_of_product
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from collage.core.library_text import library_text
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
-from collage.frontend.apart import save_model
-from collage.frontend.load import ModelSource
 from collage.frontend.ort_session import session_options
+from collage.frontend.read.apart import save_model
+from collage.frontend.read.load import ModelSource
 from collage.graph.dataflow import Array
 from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError
-from collage.frontend.weights import array_of
+from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.compiled import After
 from collage.serve.decoder.description import Decoder, Layer, Source

@@ -18,8 +18,8 @@ from collage.bench.race import race
 from collage.bench.work import Work, node_work
 from collage.core.progress import Progress
 from collage.errors import unknown_names
-from collage.frontend.load import load_onnx
-from collage.frontend.simplify import simplify
+from collage.frontend.read.load import load_onnx
+from collage.frontend.rewrite.simplify import simplify
 from scripts.lib.studies.contenders import Contenders
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collage.frontend.weights import array_of
+from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.values import ExpertStep, Operand
 from collage.serve.decoder.onnx_graph import OnnxGraph

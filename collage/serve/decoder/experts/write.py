@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from collage.frontend.weights import array_of
+from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
 from collage.serve.decoder.experts.body import Body, number_of
 from collage.serve.decoder.experts.product import product

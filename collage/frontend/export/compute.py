@@ -1,0 +1,255 @@
+"""Makers from Relax to ONNX for matrix products, convolutions, pooling, normalisation and reductions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collage.frontend.export.emit import DATA_LAYOUTS, Call, Maker, OnnxAttr
+from collage.graph.dataflow import np_dtype
+
+
+def _matmul(c: Call) -> str:
+    """The product is accumulated in the output's dtype, so the inputs are cast to it."""
+    return c.op("MatMul", *(c.cast(x, t.dtype, c.out.dtype) for x, t in zip(c.x, c.types, strict=True)))
+
+
+def _einsum(c: Call) -> str:
+    return c.op("Einsum", *c.x, equation=c.text("subscripts"))
+
+
+def _pads(c: Call, rank: int) -> tuple[int, ...]:
+    padding = c.integers("padding")
+    return padding if len(padding) == 2 * rank else padding * (2 * rank // len(padding))
+
+
+def _windowed(c: Call, kernel_layouts: Sequence[str]) -> dict[str, OnnxAttr]:
+    rank = len(c.types[0].shape) - 2
+    data, kernel = c.text("data_layout"), c.text("kernel_layout")
+    c.need(data in DATA_LAYOUTS and c.text("out_layout") in ("", data), f"data layout {data}")
+    c.need(kernel in kernel_layouts, f"kernel layout {kernel}")
+    c.need(c.out.dtype == c.types[0].dtype, f"gives {c.out.dtype} for {c.types[0].dtype}")
+    return {
+        "kernel_shape": c.types[1].shape[2:],
+        "strides": c.integers("strides"),
+        "pads": _pads(c, rank),
+        "dilations": c.integers("dilation"),
+        "group": c.integer("groups"),
+    }
+
+
+def _conv(c: Call) -> str:
+    return c.op("Conv", *c.x, **_windowed(c, ("OIW", "OIHW", "OIDHW")))
+
+
+def _conv_transpose(c: Call) -> str:
+    attrs = _windowed(c, ("IOW", "IOHW", "IODHW"))
+    return c.op("ConvTranspose", *c.x, output_padding=c.integers("output_padding"), **attrs)
+
+
+def _attention(c: Call) -> str:
+    """Tensors are (batch, sequence, heads, size). The optional bias is added to the scores before the softmax."""
+    c.need(c.attr("causal_mask") is None and c.attr("window_size") is None, "masked attention")
+    scale = c.attr("scale")
+    factor = c.types[0].shape[-1] ** -0.5 if scale is None else c.real("scale")
+    query = c.op("Transpose", c.x[0], perm=(0, 2, 1, 3))
+    key = c.op("Transpose", c.x[1], perm=(0, 2, 3, 1))
+    value = c.op("Transpose", c.x[2], perm=(0, 2, 1, 3))
+    scores = c.op("Mul", c.op("MatMul", query, key), c.number(factor, c.out.dtype))
+    if len(c.x) > 3:
+        scores = c.op("Add", scores, c.x[3])
+    return c.op("Transpose", c.op("MatMul", c.op("Softmax", scores, axis=-1), value), perm=(0, 2, 1, 3))
+
+
+def _pool(op: str) -> Maker:
+    def make(c: Call) -> str:
+        layout, data = c.text("layout"), c.types[0].shape
+        c.need(layout in DATA_LAYOUTS and c.text("out_layout") in ("", layout), f"layout {layout}")
+        kernel, strides, dilation = c.integers("pool_size"), c.integers("strides"), c.integers("dilation")
+        pads = _pads(c, len(kernel))
+        attrs: dict[str, OnnxAttr] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
+        beyond = [
+            (c.out.shape[a + 2] - 1) * strides[a]
+            + (k - 1) * dilation[a]
+            + 1
+            - data[a + 2]
+            - pads[a]
+            - pads[a + rank]
+            for rank in (len(kernel),)
+            for a, k in enumerate(kernel)
+        ]
+        if any(each > 0 for each in beyond):  # the last window reaches beyond the padding
+            c.need(c.attr("ceil_mode"), "windows past the padding without ceil_mode")
+            attrs["ceil_mode"] = 1
+        if any(each != 1 for each in dilation):
+            if op == "AveragePool":
+                c.need_opset(19)
+            attrs["dilations"] = dilation
+        if op == "AveragePool" and c.attr("count_include_pad"):
+            attrs["count_include_pad"] = 1
+        return c.op(op, c.x[0], **attrs)
+
+    return make
+
+
+def _adaptive_avg_pool(c: Call) -> str:
+    c.need(c.text("layout") in DATA_LAYOUTS, f"layout {c.text('layout')}")
+    data, out = c.types[0].shape[2:], c.out.shape[2:]
+    if all(extent == 1 for extent in out):
+        return c.op("GlobalAveragePool", c.x[0])
+    c.need(all(d % o == 0 for d, o in zip(data, out, strict=True)), "windows of unequal sizes")
+    kernel = [d // o for d, o in zip(data, out, strict=True)]
+    return c.op("AveragePool", c.x[0], kernel_shape=kernel, strides=kernel)
+
+
+def _batch_norm(c: Call) -> list[str | None]:
+    c.need(not c.attr("training"), "batch normalisation in training")
+    c.need(c.axis() == 1, "the channels are not on axis 1")
+    c.need(c.attr("center") and c.attr("scale"), "batch normalisation without centre or scale")
+    return [c.op("BatchNormalization", *c.x, epsilon=c.real("epsilon")), c.x[3], c.x[4]]
+
+
+def _trailing(c: Call, axes: tuple[int, ...]) -> None:
+    rank = len(c.types[0].shape)
+    c.need(
+        axes and axes == tuple(range(rank - len(axes), rank)),
+        "normalises over axes that are not the last ones",
+    )
+
+
+def _layer_norm(c: Call) -> str:
+    c.need_opset(17)
+    axes = c.axes("axes")
+    _trailing(c, axes)
+    return c.op("LayerNormalization", *c.x, axis=axes[0], epsilon=c.real("epsilon"))
+
+
+def _rms_norm(c: Call) -> str:
+    """The result is x / sqrt(mean(x²) + ε) · weight, calculated in at least 32 bits."""
+    axes, dtype = c.axes("axes"), c.out.dtype
+    _trailing(c, axes)
+    wide = "float64" if dtype == "float64" else "float32"
+    x = c.cast(c.x[0], dtype, wide)
+    mean = c.reduce("ReduceMean", c.op("Mul", x, x), axes, True)
+    root = c.op("Sqrt", c.op("Add", mean, c.number(c.real("epsilon"), wide)))
+    return c.cast(c.op("Mul", c.op("Div", x, root), c.cast(c.x[1], dtype, wide)), wide, dtype)
+
+
+def _spatial(c: Call) -> None:
+    rank = len(c.types[0].shape)
+    c.need(c.axis("channel_axis") == 1, "the channels are not on axis 1")
+    c.need(c.axes("axes") == tuple(range(2, rank)), "normalises over other axes than the spatial ones")
+
+
+def _instance_norm(c: Call) -> str:
+    _spatial(c)
+    return c.op("InstanceNormalization", *c.x, epsilon=c.real("epsilon"))
+
+
+def _group_norm(c: Call) -> str:
+    """An InstanceNormalization over (batch, groups, rest). GroupNormalization of operator set 18 differs."""
+    _spatial(c)
+    groups, (batch, channels, *rest), dtype = c.integer("num_groups"), c.out.shape, c.out.dtype
+    folded = c.reshape(c.x[0], (batch, groups, channels // groups * math.prod(rest)))
+    ones, zeros = c.array(np.ones(groups, np_dtype(dtype))), c.array(np.zeros(groups, np_dtype(dtype)))
+    normal = c.op("InstanceNormalization", folded, ones, zeros, epsilon=c.real("epsilon"))
+    per_channel = (channels, *[1] * len(rest))
+    scaled = c.op("Mul", c.reshape(normal, c.out.shape), c.reshape(c.x[1], per_channel))
+    return c.op("Add", scaled, c.reshape(c.x[2], per_channel))
+
+
+def _reduction_axes(c: Call) -> tuple[int, ...]:
+    c.need(c.attr("axis") != (), "a reduction over no axes")
+    return c.axes()
+
+
+def _reduce(op: str) -> Maker:
+    return lambda c: c.reduce(op, c.x[0], _reduction_axes(c), bool(c.attr("keepdims")))
+
+
+def _variance(c: Call) -> str:
+    axes = _reduction_axes(c)
+    centred = c.op("Sub", c.x[0], c.reduce("ReduceMean", c.x[0], axes, True))
+    return c.reduce("ReduceMean", c.op("Mul", centred, centred), axes, bool(c.attr("keepdims")))
+
+
+def _std(c: Call) -> str:
+    return c.op("Sqrt", _variance(c))
+
+
+def _arg_reduce(op: str) -> Maker:
+    def make(c: Call) -> str:
+        if c.attr("axis") is not None:
+            index = c.op(op, c.x[0], axis=c.axis(), keepdims=int(bool(c.attr("keepdims"))))
+        else:
+            flat = c.reshape(c.x[0], (c.types[0].size,))
+            index = c.reshape(c.op(op, flat, axis=0, keepdims=0), c.out.shape)
+        return c.cast(index, "int64", c.out.dtype)
+
+    return make
+
+
+def _cumulate(op: str, opset: int) -> Maker:
+    def make(c: Call) -> str:
+        c.need_opset(opset)
+        x = c.x[0] if c.attr("axis") is not None else c.reshape(c.x[0], c.out.shape)
+        axis = c.ints(c.axis() if c.attr("axis") is not None else 0)
+        return c.op(
+            op, c.cast(x, c.types[0].dtype, c.out.dtype), axis, exclusive=int(bool(c.attr("exclusive")))
+        )
+
+    return make
+
+
+def _topk(c: Call) -> list[str | None]:
+    axis, kind = c.axis(), c.text("ret_type")
+    k = c.out.shape[axis]
+    values, index = c.ops(
+        "TopK", 2, c.x[0], c.ints([k]), axis=axis, largest=int(bool(c.attr("largest"))), sorted=1
+    )
+    if kind == "values":
+        return [values]
+    index = c.cast(index, "int64", c.out_types[-1].dtype)
+    return [index] if kind == "indices" else [values, index]
+
+
+_REDUCTIONS = {
+    "ReduceSum": "sum",
+    "ReduceMean": "mean",
+    "ReduceMax": "max",
+    "ReduceMin": "min",
+    "ReduceProd": "prod",
+}
+
+
+def _table() -> dict[str, Maker]:
+    table: dict[str, Maker] = {relax: _reduce(op) for op, relax in _REDUCTIONS.items()}
+    for rank in (1, 2, 3):
+        table[f"nn.conv{rank}d"] = _conv
+        table[f"nn.conv{rank}d_transpose"] = _conv_transpose
+        table[f"nn.max_pool{rank}d"] = _pool("MaxPool")
+        table[f"nn.avg_pool{rank}d"] = _pool("AveragePool")
+        table[f"nn.adaptive_avg_pool{rank}d"] = _adaptive_avg_pool
+    return table | {
+        "matmul": _matmul,
+        "einsum": _einsum,
+        "nn.attention": _attention,
+        "nn.attention_bias": _attention,
+        "nn.batch_norm": _batch_norm,
+        "nn.layer_norm": _layer_norm,
+        "nn.rms_norm": _rms_norm,
+        "nn.instance_norm": _instance_norm,
+        "nn.group_norm": _group_norm,
+        "variance": _variance,
+        "std": _std,
+        "argmax": _arg_reduce("ArgMax"),
+        "argmin": _arg_reduce("ArgMin"),
+        "cumsum": _cumulate("CumSum", 11),
+        "topk": _topk,
+    }
+
+
+COMPUTE: Mapping[str, Maker] = _table()
+"""The makers by Relax name."""

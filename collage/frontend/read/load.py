@@ -1,0 +1,174 @@
+"""Reading and checking an ONNX model, given as a path (with its external data), as bytes or as a ``ModelProto``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from collage.core.library_text import library_text
+from collage.errors import ModelError
+from collage.frontend.read.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
+from collage.frontend.read.bfloat16 import computes_in_bfloat16, in_float32
+from collage.frontend.read.external_data import data_folders
+from collage.frontend.read.model_path import check_model_path
+from collage.frontend.read.old_sets import to_set_7
+from collage.frontend.read.proto_text import check_text
+from collage.frontend.read.scopes import all_nodes
+from collage.frontend.read.sparse import make_dense
+from collage.frontend.read.weights import WeightFiles
+from collage.frontend.rewrite.recurrent import batches_second
+
+log = logging.getLogger(__name__)
+
+_CHECKED_BELOW_BYTES = 1 << 28
+"""Larger models whose weights are in them are not checked: the checker serialises the model, which takes seconds."""
+
+_NEWEST_OPSET = 22
+"""A newer operator set becomes this one, or the oldest in which the model's operators mean the same. Engines support
+new operator sets late."""
+
+_OLDEST_OPSET = 7
+"""Models of older operator sets are converted, since ONNX Runtime does not implement these."""
+
+_IR_VERSION = 10
+"""The IR version that is written into newer models. Engines refuse a number above their own. What has been added since
+(annotations for several devices, types of few bits) they read or refuse whatever the number is."""
+
+ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
+
+
+def load_onnx(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:
+    """The checked model, weights included, in an operator set that engines take. A given ModelProto is copied.
+
+    A model that computes in bfloat16 computes in float32 then (see ``bfloat16``). Where ``files`` are given, the
+    weights of a large model go there (see ``weights``). Raises ModelError, which names the file and the way out, when
+    the file is missing, truncated or no ONNX model, or lacks its external data.
+    """
+    model = as_written(source, files)
+    model = _checked(model, _called(source))
+    if computes_in_bfloat16(model):
+        in_float32(model)
+        model = model if files is None else moved_out(model, files)
+    return model
+
+
+def as_written(source: ModelSource, files: WeightFiles | None = None) -> onnx.ModelProto:
+    """The model as its author wrote it, weights included. A given ModelProto is copied.
+
+    Where ``files`` are given, the weights of a large model go there. Raises ModelError for what is no ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        check_text(source, "the given ModelProto")
+        model = source if files is None else moved_out(source, files)
+        if model is source:
+            model = onnx.ModelProto()
+            model.CopyFrom(source)
+        return model
+    if isinstance(source, bytes):
+        model = _parse(source, "the given bytes")
+        check_text(model, "the given bytes")
+        return model if files is None else moved_out(model, files)
+    path = Path(source)
+    try:
+        check_model_path(path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
+    model = _parse(data, str(path))
+    del data  # a copy of all weights
+    check_text(model, str(path))
+    folders = data_folders(path)
+    try:
+        if files is not None:
+            model = moved_out(model, files, folders)
+        load_beside(model, folders)
+    except (OSError, ValueError) as error:
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        raise ModelError(f"the weights beside {path} cannot be read: {text}.") from error
+    return model
+
+
+def _parse(data: bytes, name: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{name} is empty, not an ONNX model.")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise ModelError(
+            f"{name} is no ONNX model, or is cut short: its protobuf does not parse. Export or download it again."
+        ) from error
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
+    return model
+
+
+def _called(source: ModelSource) -> str:
+    """The source in messages. The text of a model would be that of all its weights."""
+    if isinstance(source, onnx.ModelProto):
+        return "the given ModelProto"
+    return "the given bytes" if isinstance(source, bytes) else str(source)
+
+
+def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with a version and an operator set that engines take; ``model`` is changed in place."""
+    if not model.graph.output:
+        raise ModelError(f"{name} has no outputs, so there is nothing to compute. Export it again.")
+    newest = onnx.defs.onnx_opset_version()
+    for opset in model.opset_import:
+        if not 0 <= opset.version < 1 << 31:
+            raise ModelError(
+                f"{name} uses version {opset.version} of an operator set, which there cannot be."
+            )
+        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+            raise ModelError(
+                f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
+                "Upgrade onnx and onnxruntime, or export with an older opset."
+            )
+    make_dense(model)
+    batches_second(model)
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    model = settle_opset(model, name)
+    if inner_bytes(model) > _CHECKED_BELOW_BYTES:
+        return model
+    try:
+        check_model(model)
+    except onnx.checker.ValidationError as error:
+        # The checker is stricter than the engines, for example about a graph output without a shape. ONNX Runtime
+        # loads the model next, and decides.
+        log.warning("%s does not pass the ONNX checker: %s", name, library_text(error))
+    return model
+
+
+def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model in an operator set that engines take: not newer than its operators need, and not older than 7.
+
+    A newer operator set is replaced in the caller's model, in place; an older one in a copy. ``name`` is for messages.
+    """
+    default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    if len(default) != 1 or model.functions:
+        return model
+    (opset,) = default
+    if opset.version < _OLDEST_OPSET:
+        try:
+            found = to_set_7(filled(model))
+            files = weight_files(model)
+            return found if files is None else moved_out(found, files)
+        except Exception as error:  # onnx raises anything where it has no conversion
+            log.info("%s stays in operator set %d: %s", name, opset.version, error)
+            return model
+    if opset.version > _NEWEST_OPSET:
+        try:
+            used = [
+                onnx.defs.get_schema(node.op_type, opset.version, "").since_version
+                for node in all_nodes(model.graph)
+                if node.domain in ("", "ai.onnx")
+            ]
+        except onnx.defs.SchemaError:
+            return model  # the set lacks an operator, and the engines will say so
+        opset.version = max([_NEWEST_OPSET, *used])
+    return model
