@@ -30,7 +30,7 @@ _SEED = 0xF7E5
 
 
 @dataclass(frozen=True)
-class Contest:
+class ParetoRace:
     """A race of modules at several tolerances against engines on ``model``, in ``rounds`` rounds.
 
     Each contender has so many ``processes``, one after another. ``modules`` are module files by tolerance, and
@@ -47,7 +47,7 @@ class Contest:
     asked: Asked = MADE_UP
 
 
-def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
+def curve(contest: ParetoRace, show: Callable[[Progress], None]) -> dict[str, Any]:
     """Run all modules and engines against each other, and compare their outputs with ONNX Runtime's.
 
     ``points`` has the contenders by name, each with its median in microseconds (``median_us``), that of each round
@@ -103,7 +103,7 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     }
 
 
-def _accuracy(contest: Contest) -> Accuracy:
+def _accuracy(contest: ParetoRace) -> Accuracy:
     """The inputs that errors are measured on, with the reference's outputs."""
     original = load_onnx(contest.model)
     fix_shapes(original, contest.shapes or {})

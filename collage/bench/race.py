@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from collage.bench.worker import Burst, Inputs, Loaded, Ran, Samples, Setup
+from collage.bench.worker import Burst, BurstSamples, Inputs, Loaded, Ran, Setup
 from collage.check.compare import relative_error
 from collage.core.background import standing_still
 from collage.core.child_process import ChildError, ChildProcess
@@ -215,5 +215,5 @@ class _Contender(ChildProcess):
 
     def burst(self, seconds: float) -> Sequence[int]:
         """Run a burst, and return the nanoseconds of its calls. Raises ChildError."""
-        samples: Samples = self.ask(Burst(seconds), math.inf)
+        samples: BurstSamples = self.ask(Burst(seconds), math.inf)
         return samples.nanoseconds

@@ -95,7 +95,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Samples:
+class BurstSamples:
     """The nanoseconds of each call of a burst, without the first calls, which warm up the engine."""
 
     nanoseconds: tuple[int, ...]
@@ -137,7 +137,7 @@ def main() -> None:
         return
 
 
-def _run(call: Call, seconds: float) -> Samples:
+def _run(call: Call, seconds: float) -> BurstSamples:
     clock = time.perf_counter_ns
     gc.collect()
     gc.disable()
@@ -152,7 +152,7 @@ def _run(call: Call, seconds: float) -> Samples:
         call()
         samples.append(clock() - before)
     gc.enable()
-    return Samples(tuple(samples))
+    return BurstSamples(tuple(samples))
 
 
 def _run_on(

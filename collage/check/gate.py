@@ -143,7 +143,7 @@ class Gate:
             return error
         plain = from_layout(array, storage, self._subgraph.output_types[position])
         padded = storage != PLAIN and not np.array_equal(as_bytes(to_layout(plain, storage)), as_bytes(array))
-        output = Output(position, plain, error, self._precision)
+        output = CheckedOutput(position, plain, error, self._precision)
         cut = sample is not self._usual and saturates(self._precision) and bool(np.isfinite(error))
         if not padded and (cut or self._may_decide_otherwise(sample, error)):
             return error
@@ -166,7 +166,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Output:
+class CheckedOutput:
     """A kernel's output ``position`` as a plain array, with its error and the precision of the kernel."""
 
     position: int
@@ -181,7 +181,7 @@ def allowed_error(subgraph: Subgraph, sample: Sample, precision: str) -> float:
     return max(exact, reduced_tolerance(precision)) if precision else exact
 
 
-def may_be_rounding(samples: Samples, subgraph: Subgraph, sample: Sample, output: Output) -> bool:
+def may_be_rounding(samples: Samples, subgraph: Subgraph, sample: Sample, output: CheckedOutput) -> bool:
     """Whether an output that is off by more than is allowed is as good as can be expected all the same.
 
     What rounding to a reduced precision changes may be large, as where a softmax reads large numbers.

@@ -36,7 +36,7 @@ def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]
     given = {name: _wide_array(array) for name, array in feeds.items()}
     try:
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(wide, new_ops=[Conv, ConvTranspose]).run(None, given)
+            found = ReferenceEvaluator(wide, new_ops=[PreciseConv, ConvTranspose]).run(None, given)
     except Exception:  # the evaluator may raise anything for operators and types that it does not know
         return None
     return list(found)
@@ -47,7 +47,7 @@ def _wide_array(array: Array) -> Array:
     return array.astype(np.float64) if narrow else array
 
 
-class Conv(OpRun):
+class PreciseConv(OpRun):
     """ONNX's Conv by products of matrices; the evaluator's own one loops over pixels in Python."""
 
     def _run(

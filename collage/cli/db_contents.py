@@ -91,9 +91,9 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
       collage db list
       collage db list --backend tvm --rejected
     """
-    from collage.measure_db.listing import Choice, latest
+    from collage.measure_db.listing import RowFilter, latest
 
-    choice = Choice(backend, "" if everything else this_machine(), only, old=everything)
+    choice = RowFilter(backend, "" if everything else this_machine(), only, old=everything)
     with existing(db) as database:
         _refuse_unknown(database, backend)
         rows = latest(database, choice, limit)
@@ -132,9 +132,9 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
       collage db why conv2d
       collage db why "conv2d + add + relu" --backend onednn --json
     """
-    from collage.measure_db.listing import Choice, candidates
+    from collage.measure_db.listing import RowFilter, candidates
 
-    choice = Choice(backend, "" if everything else this_machine(), old=everything)
+    choice = RowFilter(backend, "" if everything else this_machine(), old=everything)
     with existing(db) as database:
         _refuse_unknown(database, backend)
         regions = candidates(database, text, choice)

@@ -39,7 +39,7 @@ def raced(
 
     ``options`` are those of the compiles. Errors are by their metric, and on their samples, if there are any.
     """
-    from collage.bench.pareto import UNSEEN, Contest, curve
+    from collage.bench.pareto import UNSEEN, ParetoRace, curve
     from collage.compiler.accuracy import Asked
     from collage.compiler.metrics import metric_of
     from collage.module.file import read_summary
@@ -48,7 +48,7 @@ def raced(
     samples = tuple([given] if isinstance(given, Mapping) else given) if given else ()
     asked = Asked(0.0, metric_of(options["metric"]), samples, UNSEEN)
     threads = read_summary(next(iter(modules.values()))).first[0].threads
-    return curve(Contest(model, modules, threads, shapes=options["shapes"], asked=asked), show)
+    return curve(ParetoRace(model, modules, threads, shapes=options["shapes"], asked=asked), show)
 
 
 def drawn(found: Mapping[str, Any], output: Path) -> Path | None:

@@ -17,7 +17,7 @@ from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.runtime.parts import Parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
@@ -53,7 +53,7 @@ class Assembler:
         """Whether values are scanned for what is too large for float16. A model may have infinities on usual inputs."""
 
     def assemble(
-        self, plan: Plan, tunings: Mapping[Request, str], *, guard_inputs: bool = False
+        self, plan: Plan, tunings: Mapping[CandidateRequest, str], *, guard_inputs: bool = False
     ) -> Executable:
         """Lay out the plan's launch list and memory. ``parts`` collects its kernels later.
 
@@ -95,7 +95,7 @@ class Assembler:
         careful = self._measurer.as_loaded if program.is_guarded else None
         return Parts(program, artifacts, constants, self.target, executable.versions, careful)
 
-    def _pieces(self, plan: Plan, tunings: Mapping[Request, str], buffers: Buffers) -> list[Piece]:
+    def _pieces(self, plan: Plan, tunings: Mapping[CandidateRequest, str], buffers: Buffers) -> list[Piece]:
         """The plan's pieces one after another, each layout transform right before the first piece that needs it."""
         pieces: list[Piece] = []
         waiting = list(plan.placement.transforms)
@@ -103,7 +103,9 @@ class Assembler:
             options = replace(
                 self._build,
                 exclusive=plan.exclusive,
-                tuning=tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), ""),
+                tuning=tunings.get(
+                    CandidateRequest(candidate.nodes, candidate.backend, candidate.variant), ""
+                ),
                 variant=candidate.variant,
                 profile=plan.profile,
             )

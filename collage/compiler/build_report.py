@@ -27,7 +27,7 @@ from collage.compiler.events import (
 from collage.compiler.share import whole_s
 from collage.compiler.state import Compilation, Context
 from collage.frontend.read.shapes import fixed_inputs
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
@@ -166,7 +166,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             yield replace(_on_engine(event), threads=threads)
 
 
-def _candidate(request: Request, pattern: str, outcome: Outcome | None) -> CandidateReport:
+def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:
     variant = request.variant
     found = CandidateReport(
         request.nodes,

@@ -12,7 +12,7 @@ from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.kernel.transform import LayoutTransform
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Outcome
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, possible_transforms
@@ -21,7 +21,7 @@ from collage.search.transforms import ValueTransform
 
 
 def candidates_in(
-    context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
+    context: Context, compilation: Compilation, outcomes: Mapping[CandidateRequest, Outcome]
 ) -> list[Candidate]:
     """The candidates that the search chooses from; without an error budget there are none of reduced precision."""
     errors = None if compilation.budget is None else compilation.budget.model
@@ -30,7 +30,7 @@ def candidates_in(
     )
 
 
-def expected(compilation: Compilation) -> dict[Request, Outcome]:
+def expected(compilation: Compilation) -> dict[CandidateRequest, Outcome]:
     """The outcomes, with the times that are expected in the network."""
     corrections, count = compilation.calibration.corrections, len(compilation.imported.graph.nodes)
     return corrections.expected(compilation.outcomes, count)

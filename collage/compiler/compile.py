@@ -41,7 +41,7 @@ from collage.measure.machine.gpu_now import gpu_now
 from collage.measure.machine.memory import memory_for_worker
 from collage.measure.machine.quiet import quiet_now
 from collage.measure.machine.speeds import machine_speeds
-from collage.measure.settings import Limits
+from collage.measure.settings import CandidateLimits
 from collage.measure.timing.effort import QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
@@ -105,7 +105,7 @@ def compile_model(
             Doubt(
                 partial(quiet_now, kept.calibration_us),
                 gpu_now,
-                partial(memory_for_worker, Limits().worker_memory()),
+                partial(memory_for_worker, CandidateLimits().worker_memory()),
                 [name for name, backend in backends.items() if backend.device == CUDA],
             )
         )

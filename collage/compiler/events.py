@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Outcome, Timing
 from collage.report.report import GraphLevelReport
 
@@ -54,7 +54,7 @@ class Considered:
     built for one thread, to run beside others.
     """
 
-    request: Request
+    request: CandidateRequest
     purpose: str
     outcome: Outcome
     single_threaded: bool = False

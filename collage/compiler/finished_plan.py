@@ -14,7 +14,7 @@ from collage.frontend.model import Model
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import parse_storage
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Schedule, check
 from collage.search.candidate import Candidate
@@ -37,7 +37,7 @@ class Naming:
             for v in self.numbers
         )
 
-    def request(self, request: Request) -> NamedRequest:
+    def request(self, request: CandidateRequest) -> NamedRequest:
         """The request in plain values."""
         return (
             request.nodes,
@@ -99,10 +99,12 @@ class Reading:
     on_team: Collection[str]
     variants: tuple[Variant, ...]
 
-    def request(self, named: NamedRequest) -> Request:
+    def request(self, named: NamedRequest) -> CandidateRequest:
         """The request of those names."""
         nodes, backend, variant, original, profile = named
-        return Request(self._nodes(nodes), self._backend(backend), self._variant(variant), original, profile)
+        return CandidateRequest(
+            self._nodes(nodes), self._backend(backend), self._variant(variant), original, profile
+        )
 
     def placement(self, named: NamedPlan) -> Placement:
         """The placement of a plan, without streams."""
@@ -153,7 +155,7 @@ class Reading:
             self._backend(named.backend),
             self._variant(named.variant),
         )
-        reads, writes = ports_of(self.model, Request(nodes, backend, variant))
+        reads, writes = ports_of(self.model, CandidateRequest(nodes, backend, variant))
         return Candidate(
             nodes,
             backend,

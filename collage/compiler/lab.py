@@ -22,7 +22,7 @@ from collage.frontend.original import as_region
 from collage.frontend.rewrite.branches import taken_branches
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.timing.effort import QUICK
 from collage.measure.worker.session import WorkerSession
 
@@ -80,7 +80,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
         context.build,
         context.target.measured_on,
         options.effort,
-        Limits(options.time_limit_s),
+        CandidateLimits(options.time_limit_s),
     )
     session = WorkerSession(measured, settings, context.workers)
     crew = None if context.crews is None else context.crews.crew(session)

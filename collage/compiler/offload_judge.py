@@ -20,7 +20,7 @@ from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError
 from collage.measure.timing.effort import FULL
 from collage.measure.timing.interleave import FEWEST, SURE
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.results import Measurement, Outcome, Rejection, Timing
 from collage.search.candidate import Candidate
@@ -56,7 +56,7 @@ class OffloadJudge:
         """``compilation`` has a mix, and ``encoding`` is made from it."""
         mix = compilation.placed.mix
         assert mix is not None
-        self.considered: dict[Request, Considered] = {}
+        self.considered: dict[CandidateRequest, Considered] = {}
         self._encoding = encoding
         self._context = context
         self._compilation = compilation
@@ -134,8 +134,8 @@ class OffloadJudge:
             raise error
         self._outcomes.update(self._bench.measurer.known(self._outcomes))
         what = error.kernel.what
-        if isinstance(what, Request):
-            self._tell(Request(what.nodes, what.backend), error.rejection)
+        if isinstance(what, CandidateRequest):
+            self._tell(CandidateRequest(what.nodes, what.backend), error.rejection)
         return str(error)
 
     def _hopeless(self, placement: Placement) -> Cost | None:
@@ -156,7 +156,7 @@ class OffloadJudge:
     def _place(self, offloaded: Offloaded) -> Placement:
         """The regions, and the kernels of the op level around them in storages that suit their new neighbours."""
         compilation = self._compilation
-        requests = [Request(nodes, engine) for nodes, engine in offloaded.regions]
+        requests = [CandidateRequest(nodes, engine) for nodes, engine in offloaded.regions]
         outcomes = self._bench.measurer.measure(requests, progress=_silent)
         chosen: list[Candidate] = []
         for request in requests:
@@ -188,10 +188,10 @@ class OffloadJudge:
 
     def _usable(self, candidate: Candidate) -> bool:
         """Whether the candidate was not rejected since the search began."""
-        request = Request(candidate.nodes, candidate.backend, candidate.variant)
+        request = CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
         return not candidate.outrun and not isinstance(self._outcomes.get(request), Rejection)
 
-    def _tell(self, request: Request, outcome: Outcome) -> None:
+    def _tell(self, request: CandidateRequest, outcome: Outcome) -> None:
         self.considered[request] = Considered(request, LABEL, outcome)
 
     def _timings(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Timing]:
@@ -201,7 +201,9 @@ class OffloadJudge:
 
     def _seconds(self, offloaded: Offloaded, against: str, started: float) -> float:
         """The seconds that the trial took when it was made, now or in an earlier compile."""
-        keys = [self._bench.measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
+        keys = [
+            self._bench.measurer.key(CandidateRequest(nodes, engine)) for nodes, engine in offloaded.regions
+        ]
         text = f"{self._base.digest} {sorted(map(str, keys))}{against}"
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
         return self._context.database.remember(_TRIAL_S.at(key), partial(_elapsed, started))

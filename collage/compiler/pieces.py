@@ -14,7 +14,7 @@ from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure.measurer import Measurer
 from collage.measure.worker.plan_protocol import PlanKernel
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.fingerprint import original_digest
 from collage.report.words import as_written
 from collage.schedule.region import TRANSFORM, Region
@@ -121,7 +121,7 @@ class PieceMaker:
             about.append(settings)
         if source := self._sources[candidate.backend]:
             about.append(source)
-        request = Request(candidate.nodes, candidate.backend, candidate.variant)
+        request = CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
         return Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 
     def baseline(self, piece: Piece, options: BuildOptions) -> Piece:
@@ -130,7 +130,7 @@ class PieceMaker:
         assert original is not None
         name = as_written(options.profile, options.variant.precision)
         region = replace(piece.region, original=True, profile=options.profile)
-        request = Request(
+        request = CandidateRequest(
             region.nodes, region.backend, options.variant, original=True, profile=options.profile
         )
         digest = f"{piece.digest} {name} {original_digest(original)}"

@@ -20,7 +20,7 @@ from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
 from collage.measure.plans import PlanFailedError
 from collage.measure.worker.plan_protocol import PlanKernel
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, read_text, write_text
 from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
@@ -169,4 +169,4 @@ def _name(executable: Executable, launch: int | None) -> str:
 
 def _is_view(kernel: PlanKernel) -> bool:
     """Whether the kernel is a view. The search has no other candidate for it."""
-    return isinstance(kernel.what, Request) and kernel.what.backend == VIEW
+    return isinstance(kernel.what, CandidateRequest) and kernel.what.backend == VIEW

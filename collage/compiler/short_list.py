@@ -14,7 +14,7 @@ from collage.compiler.whole_plans import whole_plan
 from collage.frontend.subgraph import Subgraph
 from collage.measure.timing.effort import FULL
 from collage.measure.timing.interleave import FEWEST, SURE
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement
 from collage.search.candidates import candidate_of
 
@@ -83,7 +83,7 @@ def _first(context: Context, compilation: Compilation) -> list[Plan]:
     everything = tuple(range(len(graph.nodes)))
     whole = Subgraph(compilation.imported, everything)
     variant = whole_variant(as_engine(context.backends[first.engine]), whole)
-    request = Request(everything, first.engine, variant, original=True)
+    request = CandidateRequest(everything, first.engine, variant, original=True)
     outcome = Measurement(
         timing.median_us,
         timing.noise_us,

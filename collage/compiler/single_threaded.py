@@ -13,7 +13,7 @@ from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.transforms import PlacedTransform
@@ -76,5 +76,5 @@ def _work(candidate: Candidate) -> _Work:
     return candidate.nodes, candidate.reads, candidate.writes, candidate.variant.precision
 
 
-def _asked(model: Model, request: Request) -> _Work:
+def _asked(model: Model, request: CandidateRequest) -> _Work:
     return request.nodes, *ports_of(model, request), request.variant.precision

@@ -31,7 +31,7 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure.crew import Crews
 from collage.measure.worker.process import Workers
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
@@ -163,7 +163,7 @@ class Compilation:
     matches: tuple[Match, ...] = ()
     refused: tuple[RejectedMatch, ...] = ()
     offers: tuple[Offer, ...] = ()
-    outcomes: Mapping[Request, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[CandidateRequest, Outcome] = field(default_factory=dict)
     epsilon_us: float = 0.0
     left_out: frozenset[str] = frozenset()
     early: tuple[Plan, ...] = ()
@@ -204,7 +204,7 @@ class Compilation:
         return [match for match in self.matches if match.backend == VIEW]
 
     @cached_property
-    def tunings(self) -> Mapping[Request, str]:
+    def tunings(self) -> Mapping[CandidateRequest, str]:
         """The records of ``Tuner.tune`` by request."""
         return {
             request: outcome.tuning

@@ -9,14 +9,14 @@ from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.report.words import as_written
 from collage.search.candidate import Candidate
 from collage.search.placement import finish
 from collage.search.transforms import needed_transforms
 
 
-def whole_requests(context: Context, compilation: Compilation, build: BuildOptions) -> list[Request]:
+def whole_requests(context: Context, compilation: Compilation, build: BuildOptions) -> list[CandidateRequest]:
     """Each engine that takes whole models, with each of its profiles, and in each precision that ``build`` allows.
 
     Engines that reassociate are left out where the compile has to be exact.
@@ -24,7 +24,9 @@ def whole_requests(context: Context, compilation: Compilation, build: BuildOptio
     everything = tuple(range(len(compilation.imported.graph.nodes)))
     whole = Subgraph(compilation.imported, everything)
     return [
-        Request(everything, name, whole_variant(backend, whole, precision), original=True, profile=profile)
+        CandidateRequest(
+            everything, name, whole_variant(backend, whole, precision), original=True, profile=profile
+        )
         for name, backend in context.backends.items()
         if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
         for precision in ("", *backend.precisions(build))

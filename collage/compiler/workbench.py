@@ -18,7 +18,7 @@ from collage.compiler.plan_runs import PlanRuns
 from collage.core.deadline import Deadline
 from collage.frontend.model import Model
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ class Workbench:
         """Whether the reference has been run on the samples."""
         return "accuracy" in self.__dict__
 
-    def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
+    def checked(
+        self, executable: Executable, tunings: Mapping[CandidateRequest, str]
+    ) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.
 
         Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked. Where

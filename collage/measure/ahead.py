@@ -10,7 +10,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure.contenders import Contenders
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.plan_protocol import PlanKernel
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 
 
 class Ahead:
@@ -19,10 +19,10 @@ class Ahead:
     def __init__(
         self,
         builder: Builder,
-        regions: Sequence[Sequence[Request]],
+        regions: Sequence[Sequence[CandidateRequest]],
         contenders: Contenders,
         backends: Mapping[str, Backend],
-        options: Callable[[Request], BuildOptions],
+        options: Callable[[CandidateRequest], BuildOptions],
     ) -> None:
         """The regions are those that are measured, in order, and ``options`` are those of their candidates."""
         self._builder = builder
@@ -31,10 +31,10 @@ class Ahead:
         self._backends = backends
         self._options = options
         self._next = 0
-        self._passed: set[Request] = set()
+        self._passed: set[CandidateRequest] = set()
         self._coming = self._in_order()
 
-    def come_to(self, region: int, request: Request) -> None:
+    def come_to(self, region: int, request: CandidateRequest) -> None:
         """The worker comes to a candidate of the region with that number."""
         self._next = max(self._next, region + 1)
         self._passed.add(request)
@@ -49,7 +49,7 @@ class Ahead:
                 if request not in self._passed and self._buildable(request):
                     yield PlanKernel(request, self._options(request))
 
-    def _buildable(self, request: Request) -> bool:
+    def _buildable(self, request: CandidateRequest) -> bool:
         """Whether the candidate may be built elsewhere, and is likely to be measured."""
         backend = self._backends[request.backend]
         tuned = self._options(request).tune_trials and isinstance(backend, Tuner)

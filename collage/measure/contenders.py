@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
 from collage.measure.request_keys import precision_in, variant_text
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.busy import is_busy
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 
@@ -67,7 +67,7 @@ class Losses:
         return prior
 
 
-def _nothing_known(_: Request) -> float:
+def _nothing_known(_: CandidateRequest) -> float:
     """Return a bound that holds for every kernel."""
     return 0.0
 
@@ -93,7 +93,7 @@ class Field:
     operators: Callable[[Nodes], str] = str
     rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
-    least_us: Callable[[Request], float] = _nothing_known
+    least_us: Callable[[CandidateRequest], float] = _nothing_known
 
 
 class Contenders:
@@ -108,7 +108,7 @@ class Contenders:
         self._new: set[tuple[Nodes, Kind]] = set()
         self._busy: dict[Nodes, float] = {}
 
-    def in_order(self, requests: Iterable[Request]) -> list[Request]:
+    def in_order(self, requests: Iterable[CandidateRequest]) -> list[CandidateRequest]:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes, kind in self._new:
             times = self._times[nodes]
@@ -118,7 +118,7 @@ class Contenders:
         self._new.clear()
         return sorted(requests, key=self._expected)
 
-    def hopeless(self, request: Request) -> Slower | None:
+    def hopeless(self, request: CandidateRequest) -> Slower | None:
         """What is known of a candidate that will lose, before it is built: a lower bound, or earlier races of its kind.
 
         None where it has to be measured. Such an outcome has no samples (``repeats`` is 0). Where others of
@@ -135,16 +135,16 @@ class Contenders:
             return None
         return Slower(factor * rival_us, rival_us, 0, self._busy.get(request.nodes))
 
-    def is_open(self, request: Request) -> bool:
+    def is_open(self, request: CandidateRequest) -> bool:
         """Whether no earlier race tells that the candidate will be hopeless when others of its region are measured."""
         about = self.about
         return about.losses.least(about.operators(request.nodes), _kind(request)) <= _HOPELESS
 
-    def _expected(self, request: Request) -> float:
+    def _expected(self, request: CandidateRequest) -> float:
         prior = _ENGINE_PRIOR if request.backend in self.about.charges.engines else _PRIOR
         return self.about.losses.expected(self.about.operators(request.nodes), _kind(request), prior)
 
-    def rival_us(self, request: Request) -> float:
+    def rival_us(self, request: CandidateRequest) -> float:
         """The microseconds that the candidate has to beat; infinite for a region's first one.
 
         It is negative where the rival takes less than a call of the candidate's engine costs.
@@ -153,11 +153,11 @@ class Contenders:
         best = min(self._rivals_us.get((request.nodes, each), math.inf) for each in precisions)
         return best - self._switch_us(request)
 
-    def _switch_us(self, request: Request) -> float:
+    def _switch_us(self, request: CandidateRequest) -> float:
         charges = self.about.charges
         return charges.switch_us if request.backend in charges.engines else 0.0
 
-    def note(self, request: Request, outcome: Outcome, *, new: bool = True) -> None:
+    def note(self, request: CandidateRequest, outcome: Outcome, *, new: bool = True) -> None:
         """Record the candidate's time, where one was seen. Only what was measured to the end is a rival of others.
 
         An outcome that is not ``new`` is among the losses already (see ``known_losses``). One that others disturbed is
@@ -187,5 +187,5 @@ def rivals_of(precision: str) -> frozenset[str]:
     return frozenset((EXACT, precision, *_MORE_EXACT.get(precision, ())))
 
 
-def _kind(request: Request) -> Kind:
+def _kind(request: CandidateRequest) -> Kind:
     return request.backend, variant_text(request.variant)

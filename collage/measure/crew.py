@@ -53,7 +53,7 @@ class Done(Generic[Part]):
     lost: str = ""
 
 
-class Crew(Protocol):
+class MeasuringCrew(Protocol):
     """Workers that do jobs about one model."""
 
     def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
@@ -69,5 +69,5 @@ class Crew(Protocol):
 class Crews(Protocol):
     """Makes crews, for example on a cluster."""
 
-    def crew(self, session: WorkerSession) -> Crew:
+    def crew(self, session: WorkerSession) -> MeasuringCrew:
         """A crew for the session's model. Nothing is started before it gets jobs."""

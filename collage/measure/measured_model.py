@@ -18,7 +18,7 @@ from collage.graph.storage import steps_of
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 
@@ -68,14 +68,14 @@ class MeasuredModel:
         """A hash of the model as it was loaded, weights and all; None where ``serialised`` is."""
         return None if self.serialised is None else hashed(self.serialised).hexdigest()
 
-    def describe(self, request: Request) -> str:
+    def describe(self, request: CandidateRequest) -> str:
         """The request in words for people: ``conv2d+add+relu (blocked)``."""
         if request.original:
             return ", ".join(filter(None, ("the model as written", request.profile)))
         text = str(self.subgraph(request.nodes))
         return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
 
-    def usable(self, request: Request, outcome: Outcome, backend: Backend) -> Outcome:
+    def usable(self, request: CandidateRequest, outcome: Outcome, backend: Backend) -> Outcome:
         """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here.
 
         ``backend`` is that of the request.

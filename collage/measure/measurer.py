@@ -22,7 +22,7 @@ from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
 from collage.measure.ahead import Ahead
 from collage.measure.contenders import Charges, Contenders, Field, Losses
-from collage.measure.crew import Crew
+from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import RegionJob, TransformJob, ask_fairly
 from collage.measure.known_losses import known_losses
 from collage.measure.machine.busy_progress import BusyProgress
@@ -33,7 +33,7 @@ from collage.measure.request_keys import RequestKeys
 from collage.measure.roofline import least_us
 from collage.measure.timing.calls import Enough
 from collage.measure.timing.effort import QUICK
-from collage.measure.worker.protocol import Measure, MeasureTransform, Request
+from collage.measure.worker.protocol import CandidateRequest, Measure, MeasureTransform
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact
@@ -74,7 +74,7 @@ class Measurer:
         database: Database,
         progress: Show | None = None,
         threads: int | None = None,
-        crew: Crew | None = None,
+        crew: MeasuringCrew | None = None,
     ) -> None:
         """``threads`` is the number that candidates are built for, by default that of the session's settings.
 
@@ -166,25 +166,25 @@ class Measurer:
         self._others[threads].network_us = self.network_us
         return self._others[threads]
 
-    def key(self, request: Request) -> KernelKey:
+    def key(self, request: CandidateRequest) -> KernelKey:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
-    def _usable(self, request: Request, outcome: Outcome) -> Outcome:
+    def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
 
-    def known(self, requests: Collection[Request]) -> dict[Request, Outcome]:
+    def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._recorded(keys)
         return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
 
-    def _recorded(self, keys: Mapping[Request, KernelKey]) -> dict[KernelKey, Outcome]:
+    def _recorded(self, keys: Mapping[CandidateRequest, KernelKey]) -> dict[KernelKey, Outcome]:
         """The recorded outcomes that are not doubted, looked up in one query."""
         request_of = {key: request for request, key in keys.items()}
         return self._database.get(request_of, lambda key: self._limit_s(request_of[key]))
 
-    def recorded(self, requests: Collection[Request]) -> dict[Request, Outcome]:
+    def recorded(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """What ``known`` gives where no outcome is doubted for the circumstances that it was measured in."""
         with self.trusting():
             return self.known(requests)
@@ -195,10 +195,10 @@ class Measurer:
 
     def race(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CandidateRequest],
         rivals_us: Mapping[tuple[int, ...], float] | None = None,
         switch_us: float = 0.0,
-    ) -> dict[Request, Outcome]:
+    ) -> dict[CandidateRequest, Outcome]:
         """Outcomes of the requests, where those of the same nodes race against each other, region by region.
 
         One that is slower than another of the same nodes is let go after a few samples (``Slower``), unless the
@@ -212,7 +212,9 @@ class Measurer:
         about = Field(charges, self._operators, rivals_us or {}, self._losses, self._least_us)
         return self._outcomes(requests, Contenders(about), self._progress)
 
-    def measure(self, requests: Sequence[Request], progress: Show | None = None) -> dict[Request, Outcome]:
+    def measure(
+        self, requests: Sequence[CandidateRequest], progress: Show | None = None
+    ) -> dict[CandidateRequest, Outcome]:
         """An outcome for each request, each measured to the end. Candidates of the same subgraph are measured once.
 
         What is known is looked up in one query. A candidate that crashes, hangs, or runs out of memory or time is
@@ -222,7 +224,7 @@ class Measurer:
         """
         return self._outcomes(requests, None, progress or self._progress)
 
-    def _least_us(self, request: Request) -> float:
+    def _least_us(self, request: CandidateRequest) -> float:
         """The roofline of the candidate in microseconds; 0 for engines, GPUs and reduced precisions."""
         elsewhere = request.backend in self._engines or self.backends[request.backend].device != HOST
         if elsewhere or request.variant.precision:
@@ -238,8 +240,8 @@ class Measurer:
         return str(self.measured.subgraph(nodes))
 
     def _outcomes(
-        self, requests: Sequence[Request], races: Contenders | None, show: Show
-    ) -> dict[Request, Outcome]:
+        self, requests: Sequence[CandidateRequest], races: Contenders | None, show: Show
+    ) -> dict[CandidateRequest, Outcome]:
         """The outcomes, known or measured. Without ``races`` no candidate is let go."""
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
@@ -250,7 +252,7 @@ class Measurer:
         for request, key in keys.items():
             if key in outcomes:
                 contenders.note(request, outcomes[key], new=False)
-        missing: dict[KernelKey, Request] = {}
+        missing: dict[KernelKey, CandidateRequest] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
             if isinstance(known, Slower) and (
@@ -265,7 +267,12 @@ class Measurer:
         }
 
     def _measure_missing(
-        self, missing: Mapping[KernelKey, Request], contenders: Contenders, show: Show, *, to_the_end: bool
+        self,
+        missing: Mapping[KernelKey, CandidateRequest],
+        contenders: Contenders,
+        show: Show,
+        *,
+        to_the_end: bool,
     ) -> Iterable[tuple[KernelKey, Outcome]]:
         """Outcomes of what is not known, each measured and recorded."""
         key_of = {request: key for key, request in missing.items()}
@@ -302,7 +309,7 @@ class Measurer:
         if missing:
             show(Progress("measure", len(missing), len(missing)))
 
-    def _ahead(self, regions: Sequence[Sequence[Request]], contenders: Contenders) -> Ahead | None:
+    def _ahead(self, regions: Sequence[Sequence[CandidateRequest]], contenders: Contenders) -> Ahead | None:
         """What has candidates built ahead, where that is worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
@@ -323,8 +330,8 @@ class Measurer:
         return outcome
 
     def _by_crew(
-        self, requests: Sequence[Request], contenders: Contenders, *, to_the_end: bool
-    ) -> Iterator[tuple[Request, Outcome]]:
+        self, requests: Sequence[CandidateRequest], contenders: Contenders, *, to_the_end: bool
+    ) -> Iterator[tuple[CandidateRequest, Outcome]]:
         """The outcomes that the crew finds, one region a job."""
         if self._crew is None or not requests:
             return
@@ -344,14 +351,14 @@ class Measurer:
             for position, outcome in done.parts:
                 yield jobs[done.job].asked[position][0].request, outcome
 
-    def _asked(self, request: Request, rival_us: float) -> tuple[Measure, str]:
+    def _asked(self, request: CandidateRequest, rival_us: float) -> tuple[Measure, str]:
         """The message about a candidate, and the candidate in words."""
         options, settings, limit_s = self._keys.options(request), self.settings, self._limit_s(request)
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
         enough = Enough(settings.effort.worth * self.network_us)
         return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us, enough), what
 
-    def _limit_s(self, request: Request) -> float:
+    def _limit_s(self, request: CandidateRequest) -> float:
         """The most seconds that a candidate may take."""
         limit_s = self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
         if request.original:
@@ -435,14 +442,14 @@ class Measurer:
             return evaluated().extraordinary
         return self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
 
-    def epsilon_us(self, requests: Sequence[Request]) -> float:
+    def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
         return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
 
 
-def _regions(requests: Iterable[Request]) -> list[list[Request]]:
+def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest]]:
     """The requests of each region, in the order of the regions' first requests."""
-    found: dict[tuple[int, ...], list[Request]] = {}
+    found: dict[tuple[int, ...], list[CandidateRequest]] = {}
     for request in requests:
         found.setdefault(request.nodes, []).append(request)
     return list(found.values())

@@ -24,7 +24,7 @@ from collage.kernel.transform import LayoutTransform
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.timing.cache_state import weights_among
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import KernelKey
 from collage.measure_db.fingerprint import model_digest
 
@@ -43,7 +43,7 @@ class RequestKeys:
         self._settings = settings
         self._makers: dict[LayoutTransform, Backend | None] = {}
 
-    def key(self, request: Request) -> KernelKey:
+    def key(self, request: CandidateRequest) -> KernelKey:
         """The key that the request's outcome is recorded under."""
         settings, subgraph = self._settings, self._measured.subgraph(request.nodes)
         about = settings.backends[request.backend].settings(self.options(request))
@@ -64,7 +64,7 @@ class RequestKeys:
             tvm_version=tvm.__version__,
         )
 
-    def options(self, request: Request) -> BuildOptions:
+    def options(self, request: CandidateRequest) -> BuildOptions:
         """What the candidate will be built for in a module. A candidate that is all of the model has the cores alone.
 
         Trials are only for what the backend tunes, so that the others' measurements serve with and without them.

@@ -36,7 +36,7 @@ _SOME = frozenset("where nn.dropout broadcast_to".split())
 
 
 @dataclass(frozen=True)
-class Work:
+class LeastWork:
     """What a kernel of a subgraph has to do at least: arithmetic, and the bytes that it reads and writes.
 
     ``footprint`` are the bytes of memory that these are, where results overwrite inputs of their size.
@@ -61,7 +61,7 @@ def least_us(subgraph: Subgraph, speeds: MachineSpeeds, *, direct: bool = False)
     return max(arithmetic_us, _transfer_us(work, speeds)) / _ROOM
 
 
-def work_of(subgraph: Subgraph, *, direct: bool = False) -> Work:
+def work_of(subgraph: Subgraph, *, direct: bool = False) -> LeastWork:
     """The work of the subgraph's definition that cannot be avoided.
 
     An operator's arithmetic counts where all of its result is needed: a slice behind it could leave a part out. It does
@@ -84,7 +84,7 @@ def work_of(subgraph: Subgraph, *, direct: bool = False) -> Work:
     written = [graph.type_of(v).nbytes for v in subgraph.outputs]
     overwritten = sum(nbytes for nbytes in written if nbytes in inputs)
     taken_bytes, written_bytes = sum(inputs) + sum(constants), sum(written)
-    return Work(flop, taken_bytes, written_bytes, taken_bytes + written_bytes - overwritten)
+    return LeastWork(flop, taken_bytes, written_bytes, taken_bytes + written_bytes - overwritten)
 
 
 def _read_whole(graph: Graph, node: Node) -> Iterator[int]:
@@ -99,7 +99,7 @@ def _read_whole(graph: Graph, node: Node) -> Iterator[int]:
         yield from node.inputs
 
 
-def _transfer_us(work: Work, speeds: MachineSpeeds) -> float:
+def _transfer_us(work: LeastWork, speeds: MachineSpeeds) -> float:
     """The time of reading and writing: in the first cache, or of what does not fit into the caches so far.
 
     A cache may read and write at once; memory has one path for both.

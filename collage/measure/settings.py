@@ -11,11 +11,11 @@ from collage.kernel.options import BuildOptions
 from collage.measure.timing.effort import FULL, Effort
 
 MEMORY_VARIABLE = "COLLAGE_WORKER_MEMORY"
-"""Environment variable with the worker's memory limit in bytes. It counts where ``Limits`` sets none."""
+"""Environment variable with the worker's memory limit in bytes. It counts where ``CandidateLimits`` sets none."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class CandidateLimits:
     """What a candidate may use.
 
     ``time_s`` is the time limit in seconds for building and timing it; tuning has TRIAL_LIMIT_S seconds for each trial
@@ -47,7 +47,7 @@ class MeasureSettings:
     build: BuildOptions
     hardware: str
     effort: Effort = FULL
-    limits: Limits = Limits()
+    limits: CandidateLimits = CandidateLimits()
 
     @property
     def threads(self) -> int:

@@ -53,7 +53,7 @@ class NetworkKey:
 
 
 @dataclass(frozen=True)
-class Stats:
+class DatabaseStats:
     """What is in a database. ``measured`` and ``rejected`` count kernels by backend."""
 
     path: str
@@ -245,9 +245,9 @@ class Database(DatabaseFile):
             (name, key, json.dumps(value), busy, time.time()),
         )
 
-    def stats(self) -> Stats:
+    def stats(self) -> DatabaseStats:
         """Counts of what is recorded, for ``collage db stats``."""
-        return Stats(
+        return DatabaseStats(
             path=str(self.path),
             file_bytes=sum(each.stat().st_size for each in self.path.parent.glob(self.path.name + "*")),
             measured=self._counts("backend", "WHERE rejection IS NULL"),

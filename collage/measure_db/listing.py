@@ -14,7 +14,7 @@ from collage.measure_db.rows import KERNELS, Row
 
 
 @dataclass(frozen=True)
-class Choice:
+class RowFilter:
     """Rows to look at: of a backend, on a machine (Target.measured_on), measured or rejected; "" is any.
 
     A machine is the same with any CPU quota. Those of earlier editions of the numerics gate are left out unless
@@ -36,13 +36,13 @@ class Choice:
         )
 
 
-def latest(database: Database, choice: Choice, limit: int) -> Sequence[Row]:
+def latest(database: Database, choice: RowFilter, limit: int) -> Sequence[Row]:
     """The newest rows of kernels, at most ``limit``."""
     rows = [row for row in _kernels(database) if choice.takes(row)]
     return sorted(rows, key=lambda row: (-row["created"], row.key))[:limit]
 
 
-def candidates(database: Database, text: str, choice: Choice) -> Mapping[str, Sequence[Row]]:
+def candidates(database: Database, text: str, choice: RowFilter) -> Mapping[str, Sequence[Row]]:
     """The rows of each region whose operators hold the text, by digest: the fastest first, then what lost a race.
 
     Rejections are at the end.

@@ -13,7 +13,7 @@ from collage.graph.storage import PLAIN, STORAGES, STORED_INT8, Storage, steps_o
 from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
@@ -30,7 +30,7 @@ NOISE_FLOOR = 0.02
 class Offer:
     """A request for a measurement, and the name of the pattern that it came from."""
 
-    request: Request
+    request: CandidateRequest
     pattern: str
 
 
@@ -63,7 +63,9 @@ def offers_of(
             variants, reason = (), str(error)
         except Exception as error:  # a third party's code
             variants, reason = (), f"{type(error).__name__}: {error}"
-        found += [Offer(Request(match.nodes, match.backend, each), match.pattern) for each in variants]
+        found += [
+            Offer(CandidateRequest(match.nodes, match.backend, each), match.pattern) for each in variants
+        ]
         if not variants:
             refused.append(RejectedMatch(match.nodes, match.backend, match.pattern, reason))
     views = [match.nodes for match in matches if match.backend == VIEW]
@@ -75,7 +77,7 @@ def candidates_of(
     model: Model,
     offers: Sequence[Offer],
     views: Sequence[Match],
-    outcomes: Mapping[Request, Outcome],
+    outcomes: Mapping[CandidateRequest, Outcome],
     on_team: Collection[str],
     errors: ErrorModel | None = None,
 ) -> list[Candidate]:
@@ -98,7 +100,7 @@ def candidates_of(
             if steps_of(storage) is not None and storage not in own:
                 continue  # they are other values' steps
             variant = Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs))
-            request = Request(view.nodes, view.backend, variant)
+            request = CandidateRequest(view.nodes, view.backend, variant)
             reads, writes = ports_of(model, request)
             candidates.append(
                 Candidate(
@@ -134,7 +136,7 @@ def storages_of(variants: Iterable[Variant]) -> tuple[Storage, ...]:
 
 
 def ports_of(
-    model: Model, request: Request
+    model: Model, request: CandidateRequest
 ) -> tuple[tuple[tuple[int, Storage], ...], tuple[tuple[int, Storage], ...]]:
     """The values that a request reads and writes in another storage than the plain one, by ascending id."""
     variant = request.variant
@@ -146,7 +148,7 @@ def ports_of(
 
 def candidate_of(
     model: Model,
-    request: Request,
+    request: CandidateRequest,
     outcome: Measurement | Slower,
     switches: int = 1,
     errors: ErrorModel | None = None,

@@ -17,7 +17,7 @@ from collage.graph.storage import Storage, is_narrow
 
 if TYPE_CHECKING:
     from collage.frontend.model import Model
-    from collage.measure.worker.protocol import Request
+    from collage.measure.worker.protocol import CandidateRequest
 
 Port: TypeAlias = "tuple[int, Storage]"
 """A value in a narrow storage. Values that are views of each other count as one."""
@@ -36,7 +36,9 @@ class _Ends:
         return self.reads | self.writes
 
 
-def connected(model: Model, requests: Iterable[Request], views: Iterable[tuple[int, ...]]) -> set[Request]:
+def connected(
+    model: Model, requests: Iterable[CandidateRequest], views: Iterable[tuple[int, ...]]
+) -> set[CandidateRequest]:
     """The requests without those of reduced precision that no product or convolution is near; ``views`` are nodes.
 
     What stays as it is: all requests without narrow values, and all that multiply.
@@ -47,9 +49,9 @@ def connected(model: Model, requests: Iterable[Request], views: Iterable[tuple[i
 
 
 def _ends_by_request(
-    model: Model, requests: Iterable[Request], same: Mapping[int, int]
-) -> dict[Request, _Ends]:
-    found: dict[Request, _Ends] = {}
+    model: Model, requests: Iterable[CandidateRequest], same: Mapping[int, int]
+) -> dict[CandidateRequest, _Ends]:
+    found: dict[CandidateRequest, _Ends] = {}
     edges: dict[tuple[int, ...], tuple[Sequence[int], Sequence[int], bool]] = {}
     for request in requests:
         variant = request.variant
@@ -81,7 +83,7 @@ def _same_values(model: Model, views: Iterable[tuple[int, ...]]) -> dict[int, in
     return same
 
 
-def _matched(ends: Mapping[Request, _Ends]) -> dict[Request, _Ends]:
+def _matched(ends: Mapping[CandidateRequest, _Ends]) -> dict[CandidateRequest, _Ends]:
     """Leave out those that read what no other one writes so, or write what no other one reads so."""
     while True:
         given = {port for each in ends.values() for port in each.writes}
@@ -96,9 +98,9 @@ def _matched(ends: Mapping[Request, _Ends]) -> dict[Request, _Ends]:
         ends = kept
 
 
-def _near(ends: Mapping[Request, _Ends]) -> set[Request]:
+def _near(ends: Mapping[CandidateRequest, _Ends]) -> set[CandidateRequest]:
     """Find those that multiply, and those that share a narrow value with one that is near."""
-    by_port: dict[Port, list[Request]] = {}
+    by_port: dict[Port, list[CandidateRequest]] = {}
     for request, each in ends.items():
         for port in each.ports:
             by_port.setdefault(port, []).append(request)

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from collage.graph.formats import Narrow
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32, Storage
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidate import Candidate
 from collage.search.dp_budget import GAP, Budget
 from collage.search.error_corrections import Factors, Kind, Seen, factors_by
@@ -87,7 +87,7 @@ class ErrorModel:
         return math.sqrt(math.fsum(self.factors.of(kind) ** 2 * each for kind, each in seen.added.items()))
 
 
-def kind_of(of: Candidate | Request) -> Kind:
+def kind_of(of: Candidate | CandidateRequest) -> Kind:
     """The kind of a kernel, which tells how its error is corrected."""
     return of.backend, of.variant.precision
 

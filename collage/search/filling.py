@@ -11,7 +11,7 @@ from contextlib import suppress
 from collage.errors import NoPlacementError
 from collage.frontend.model import Model
 from collage.graph.storage import PLAIN
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement
 from collage.patterns.match import Match
 from collage.search.candidates import Offer, candidates_of, possible_transforms
@@ -54,6 +54,6 @@ def _costing(us: float) -> Measurement:
     return Measurement(us, 0.0, us, 1, 0.0)
 
 
-def _is_plain(request: Request) -> bool:
+def _is_plain(request: CandidateRequest) -> bool:
     variant = request.variant
     return not variant.precision and all(each == PLAIN for each in (*variant.inputs, *variant.outputs))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from collage.frontend.model import Model
 from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.errors import ErrorModel
 
@@ -36,7 +36,7 @@ class InnerErrors:
     known: Mapping[str, Mapping[int, _Product]] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Model, outcomes: Mapping[Request, Outcome], errors: ErrorModel) -> InnerErrors:
+    def of(model: Model, outcomes: Mapping[CandidateRequest, Outcome], errors: ErrorModel) -> InnerErrors:
         """What the smallest measured kernels of a product add, the worst of those that have no other product.
 
         Engines store what is between two products in the narrow type, too, as the worst of these kernels does.
@@ -56,7 +56,7 @@ class InnerErrors:
                     known[node] = _Product(size, added)
         return InnerErrors(products, found)
 
-    def within(self, request: Request) -> float:
+    def within(self, request: CandidateRequest) -> float:
         """What the products of a region add at least, where smaller kernels for them were measured."""
         known = self.known.get(request.variant.precision)
         if not known:

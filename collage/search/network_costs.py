@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
@@ -40,15 +40,17 @@ class NetworkCosts:
     Runs at different times differ as a whole, as the machine does. So all times are as in the latest run.
     """
 
-    kernels: Mapping[Request, InNetwork] = field(default_factory=dict)
+    kernels: Mapping[CandidateRequest, InNetwork] = field(default_factory=dict)
     transforms: Mapping[ValueTransform, InNetwork] = field(default_factory=dict)
     effect: NetworkEffect = NO_EFFECT
 
-    def measured(self, outcomes: Mapping[Request, Outcome]) -> dict[Request, Outcome]:
+    def measured(self, outcomes: Mapping[CandidateRequest, Outcome]) -> dict[CandidateRequest, Outcome]:
         """The outcomes, with the times inside the network where they were measured."""
         return _with_times(outcomes, {request: timed.us for request, timed in self.kernels.items()})
 
-    def expected(self, outcomes: Mapping[Request, Outcome], count: int) -> dict[Request, Outcome]:
+    def expected(
+        self, outcomes: Mapping[CandidateRequest, Outcome], count: int
+    ) -> dict[CandidateRequest, Outcome]:
         """The outcomes, with the times that are expected inside the network of ``count`` operators.
 
         A kernel that runs all of them is in no network.
@@ -96,7 +98,7 @@ class NetworkCosts:
 
     def learn(
         self,
-        outcomes: Mapping[Request, Outcome],
+        outcomes: Mapping[CandidateRequest, Outcome],
         launches: Sequence[Candidate | PlacedTransform],
         times_us: Sequence[float],
         epsilon_us: float,
@@ -126,7 +128,9 @@ class NetworkCosts:
         log.info("%d launches take %.2f of their time alone and %.2f us in the network", *about)
         return NetworkCosts(kernels, transforms, effect)
 
-    def _alone_us(self, outcomes: Mapping[Request, Outcome], launch: Candidate | PlacedTransform) -> float:
+    def _alone_us(
+        self, outcomes: Mapping[CandidateRequest, Outcome], launch: Candidate | PlacedTransform
+    ) -> float:
         if isinstance(launch, PlacedTransform):
             known = self.transforms.get((launch.value, launch.transform))
             return self.effect.alone_us(launch.cost_us) if known is None else known.alone_us
@@ -146,8 +150,8 @@ UNCALIBRATED = NetworkCosts()
 
 
 def _with_times(
-    outcomes: Mapping[Request, Outcome], times_us: Mapping[Request, float]
-) -> dict[Request, Outcome]:
+    outcomes: Mapping[CandidateRequest, Outcome], times_us: Mapping[CandidateRequest, float]
+) -> dict[CandidateRequest, Outcome]:
     """The outcomes, with other times of measurements that were not rejected since."""
     corrected = dict(outcomes)
     for request, us in times_us.items():
@@ -157,8 +161,8 @@ def _with_times(
     return corrected
 
 
-def _request(candidate: Candidate) -> Request:
-    return Request(candidate.nodes, candidate.backend, candidate.variant)
+def _request(candidate: Candidate) -> CandidateRequest:
+    return CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
 
 
 def _is_off(us: float, expected_us: float, noise_us: float) -> bool:

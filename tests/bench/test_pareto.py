@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import collage
-from collage.bench.pareto import UNSEEN, Contest, curve, draw, frontier, module_name
+from collage.bench.pareto import UNSEEN, ParetoRace, curve, draw, frontier, module_name
 from collage.compiler.accuracy import Asked
 from collage.compiler.metrics import Metric
 from tests.backends.product_models import product_model
@@ -39,7 +39,7 @@ def test_modules_run_against_engines(tmp_path: Path) -> None:
     onnx.save(conv_net(), model)
     options = {"db": tmp_path / "db.sqlite", "backends": ["onnxruntime"], "threads": 1}
     collage.compile(model, progress=False, **options).save(file)
-    found = curve(Contest(model, {0.0: file}, threads=1, rounds=2), lambda _: None)
+    found = curve(ParetoRace(model, {0.0: file}, threads=1, rounds=2), lambda _: None)
     ours = found["points"][module_name(0.0)]
     assert ours["tolerance"] == 0.0
     assert ours["error"] < 1e-5
@@ -64,7 +64,7 @@ def test_errors_are_those_of_the_metric_on_the_given_inputs(tmp_path: Path) -> N
         return max(float(np.abs(e - outputs[name]).max()) for name, e in expected.items())
 
     asked = Asked(0.0, Metric("own", own), samples)
-    found = curve(Contest(model, {0.0: file}, threads=1, rounds=1, asked=asked), lambda _: None)
+    found = curve(ParetoRace(model, {0.0: file}, threads=1, rounds=1, asked=asked), lambda _: None)
     assert len(seen) == 3 * len(found["points"])
     assert len(set(seen[:3])) == 3
     assert found["metric"] == "own" and found["inputs"] == "3 samples that were given"

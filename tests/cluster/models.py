@@ -17,22 +17,26 @@ from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure.crew import Done, Job, Part
 from collage.measure.measured_model import MeasuredModel
-from collage.measure.settings import Limits, MeasureSettings
-from collage.measure.worker.protocol import Request
+from collage.measure.settings import CandidateLimits, MeasureSettings
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Found
 from tests.backends_for_tests import NumpyBackend, chain_model
 
-SINGLES = [Request((n,), "numpy") for n in range(4)]
-PAIRS = [Request((0, 1), "numpy"), Request((1, 2), "numpy"), Request((0, 1, 2), "numpy")]
+SINGLES = [CandidateRequest((n,), "numpy") for n in range(4)]
+PAIRS = [
+    CandidateRequest((0, 1), "numpy"),
+    CandidateRequest((1, 2), "numpy"),
+    CandidateRequest((0, 1, 2), "numpy"),
+]
 
 
 def session_of(*backends: Backend, time_s: float = 30.0) -> WorkerSession:
     """A session for x → add → relu → tanh → multiply, on one thread."""
     named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
     settings = MeasureSettings(
-        named, dict.fromkeys(named, "1"), BuildOptions(threads=1), "test", limits=Limits(time_s)
+        named, dict.fromkeys(named, "1"), BuildOptions(threads=1), "test", limits=CandidateLimits(time_s)
     )
     return WorkerSession(MeasuredModel(chain_model()), settings)
 

@@ -31,7 +31,7 @@ from collage.core.deadline import BudgetOverError
 from collage.errors import ClusterError
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection
@@ -92,13 +92,15 @@ def bench(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]
         session.close()
 
 
-def requests_of(name: str) -> list[Request]:
+def requests_of(name: str) -> list[CandidateRequest]:
     """The ten regions of the chain of four operators."""
-    return [Request(tuple(range(a, b)), name) for a in range(4) for b in range(a + 1, 5)]
+    return [CandidateRequest(tuple(range(a, b)), name) for a in range(4) for b in range(a + 1, 5)]
 
 
 def test_crashes_cost_only_themselves(bench: Bench, database: Database) -> None:
-    requests = [Request((n,), name) for n in range(4) for name in ("numpy", "segfault", "wrong", "mine")]
+    requests = [
+        CandidateRequest((n,), name) for n in range(4) for name in ("numpy", "segfault", "wrong", "mine")
+    ]
     found = bench.measurer(database).measure(requests)
     assert bench.measurer(database).known(requests) == found
     assert not (Path(bench.session.folder) / "values").exists()  # nothing was measured here
@@ -108,7 +110,7 @@ def test_crashes_cost_only_themselves(bench: Bench, database: Database) -> None:
 
 
 def test_what_an_interrupt_finds_is_kept(bench: Bench, database: Database) -> None:
-    requests = [Request((0,), "numpy"), Request((0,), "late")]
+    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "late")]
 
     def interrupt() -> None:
         _until(lambda: bool(bench.late.builders()))
@@ -121,7 +123,7 @@ def test_what_an_interrupt_finds_is_kept(bench: Bench, database: Database) -> No
 
 
 def test_what_is_found_within_the_budget_is_kept(bench: Bench, database: Database) -> None:
-    requests = [Request((1,), "numpy"), Request((1,), "late")]
+    requests = [CandidateRequest((1,), "numpy"), CandidateRequest((1,), "late")]
     deadline = bench.session.deadline
 
     def end() -> None:

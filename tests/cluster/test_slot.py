@@ -10,7 +10,7 @@ import pytest
 from collage.cluster.slot import SentSession, Slot, pickle_job
 from collage.measure.crew import Worker
 from collage.measure.jobs import RegionJob
-from collage.measure.worker.protocol import Measure, Request
+from collage.measure.worker.protocol import CandidateRequest, Measure
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend
@@ -33,13 +33,13 @@ def slot(session: WorkerSession) -> Iterator[Slot]:
     made.close()
 
 
-def job(session: WorkerSession, *requests: Request) -> bytes:
+def job(session: WorkerSession, *requests: CandidateRequest) -> bytes:
     asked = tuple((Measure(each, session.settings.build, 30.0, 0.01), "test") for each in requests)
     return pickle_job(RegionJob(asked, 1), session.init)
 
 
 def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) -> None:
-    requests = [Request((1,), name) for name in ("numpy", "segfault", "numpy")]
+    requests = [CandidateRequest((1,), name) for name in ("numpy", "segfault", "numpy")]
     (first, one), (second, crashed), (third, other) = slot.run(job(session, *requests), 0)
     assert (first, second, third) == (0, 1, 2)
     assert isinstance(one, Measurement)
@@ -53,7 +53,7 @@ def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) ->
 
 def test_nothing_happens_on_the_sender(session: WorkerSession, slot: Slot) -> None:
     """The session's own worker was never started, and its folder has no reference values."""
-    slot.run(job(session, Request((0,), "numpy")), 1)
+    slot.run(job(session, CandidateRequest((0,), "numpy")), 1)
     assert sorted(path.name for path in Path(session.folder).iterdir()) == ["model.onnx", "owner.lock"]
 
 
@@ -91,7 +91,7 @@ def test_slots_of_a_node_share_reference_values(session: WorkerSession) -> None:
         assert not set(one.values()) & set(own.values())
         first.close()
         assert not folders[0].exists()
-        (part,) = second.run(job(session, Request((2,), "numpy")), 0)
+        (part,) = second.run(job(session, CandidateRequest((2,), "numpy")), 0)
         assert isinstance(part[1], Measurement)
     finally:
         for each in (first, second, third):

@@ -39,7 +39,7 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import (
@@ -138,11 +138,11 @@ class NullMeasurer:
 
     def __init__(self, model: Model, costs: Costs, backends: Mapping[str, Any]) -> None:
         self.model, self.costs, self.backends = model, costs, backends
-        self.asked: list[Request] = []
+        self.asked: list[CandidateRequest] = []
         self.rejected: dict[tuple[str, tuple[int, ...]], Rejection] = {}
         self.wrong: dict[int, str] = {}
         self.extraordinary: set[int] = set()
-        self.switched: list[Sequence[Request]] = []
+        self.switched: list[Sequence[CandidateRequest]] = []
         self.original: onnx.ModelProto | None = None
         self.as_loaded = None
         self.as_loaded_digest: str | None = None
@@ -155,7 +155,7 @@ class NullMeasurer:
         self.stopped: BaseException | None = None
         """What ends the measuring."""
         self.unknown: set[tuple[str, tuple[int, ...]]] = set()
-        self.of_busy_times: dict[Request, Outcome] = {}
+        self.of_busy_times: dict[CandidateRequest, Outcome] = {}
         """What only ``recorded`` knows."""
         self.trusts = False
         """Whether ``trusting`` is entered."""
@@ -164,29 +164,29 @@ class NullMeasurer:
 
     def race(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CandidateRequest],
         rivals_us: Mapping[tuple[int, ...], float] | None = None,
         switch_us: float = 0.0,
-    ) -> dict[Request, Outcome]:
+    ) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
         return {r: self.outrun.get((r.backend, r.nodes), outcome) for r, outcome in known.items()}
 
     def measure(
-        self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
-    ) -> dict[Request, Outcome]:
+        self, requests: Sequence[CandidateRequest], progress: Callable[[Progress], None] | None = None
+    ) -> dict[CandidateRequest, Outcome]:
         self.asked += requests
         if self.stopped is not None:
             raise self.stopped
         return self.known(requests)
 
-    def known(self, requests: Iterable[Request]) -> dict[Request, Outcome]:
+    def known(self, requests: Iterable[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         return {
             request: self._outcome(request)
             for request in requests
             if (request.backend, request.nodes) not in self.unknown
         }
 
-    def recorded(self, requests: Collection[Request]) -> dict[Request, Outcome]:
+    def recorded(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         return {each: self.of_busy_times[each] for each in requests if each in self.of_busy_times}
 
     @contextmanager
@@ -197,7 +197,7 @@ class NullMeasurer:
         finally:
             self.trusts = False
 
-    def _outcome(self, request: Request) -> Outcome:
+    def _outcome(self, request: CandidateRequest) -> Outcome:
         name = f"{request.backend} as written{request.profile}" if request.original else request.backend
         precision = request.variant.precision
         key = f"{name} {precision}" if precision else name, request.nodes
@@ -221,14 +221,14 @@ class NullMeasurer:
     def transform_backend(self, transform: Any) -> Any:
         return LayoutTransforms()
 
-    def epsilon_us(self, requests: Sequence[Request]) -> float:
+    def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
         self.switched.append(requests)
         return 0.5
 
     def verify(self) -> dict[int, str]:
         return self.wrong
 
-    def key(self, request: Request) -> KernelKey:
+    def key(self, request: CandidateRequest) -> KernelKey:
         return KernelKey(str(request.nodes), request.backend, "1", "", 2, "made up", "1")
 
     def on_threads(self, threads: int) -> NullMeasurer:
@@ -242,7 +242,11 @@ class NullKernels:
         self.measurer = measurer
 
     def known(self, kernels: Iterable[Any]) -> dict[Any, Outcome]:
-        return {each: self.measurer._outcome(each.what) for each in kernels if isinstance(each.what, Request)}
+        return {
+            each: self.measurer._outcome(each.what)
+            for each in kernels
+            if isinstance(each.what, CandidateRequest)
+        }
 
 
 class NullRuns:
@@ -321,7 +325,7 @@ class NullRuns:
         self.ran.append(executable.label)
         for kernel in executable.kernels:
             what = kernel.what
-            if isinstance(what, Request) and (what.backend, what.nodes) == self.worn_out:
+            if isinstance(what, CandidateRequest) and (what.backend, what.nodes) == self.worn_out:
                 rejection = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
                 self.measurer.rejected[self.worn_out] = rejection
                 self.worn_out = None
@@ -397,7 +401,7 @@ class Made:
     def measured(self) -> Compilation:
         """The start with an offer for each made-up cost, measured."""
         requests = [
-            Request(nodes, name, Variant(precision=precision))
+            CandidateRequest(nodes, name, Variant(precision=precision))
             for (name, _, precision), nodes in ((n.partition(" "), ids) for n, ids in self.measurer.costs)
             if name in self.context.backends and precision in ("", "bf16", "int8")
         ]

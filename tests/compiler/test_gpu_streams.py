@@ -13,7 +13,7 @@ from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.graph.storage import Storage
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.schedule.schedule import TEAM
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, NullBackend, each_node, fork
@@ -26,7 +26,7 @@ def on_gpu(storage: Storage | None = GPU, **options: Any) -> tuple[Made, Compila
     made = Made(each_node("lib", 10.0, 3), NullBackend("lib"), model=fork, **options)
     ends = [] if storage is None else [storage]
     requests = [
-        Request((node,), "lib", Variant(tuple(ends * inputs), tuple(ends)))
+        CandidateRequest((node,), "lib", Variant(tuple(ends * inputs), tuple(ends)))
         for node, inputs in ((0, 1), (1, 1), (2, 2))
     ]
     offers = tuple(Offer(request, "pattern") for request in requests)

@@ -11,7 +11,7 @@ from collage.backends.base import BackendKind
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
 from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, NullBackend, each_node
@@ -22,7 +22,7 @@ LIBRARY, OTHER = NullBackend("lib"), NullBackend("other")
 def test_every_offer_gets_an_outcome() -> None:
     made = Made(each_node("lib", 10.0), LIBRARY)
     start = made.measured()
-    offers = (*start.offers, Offer(Request((0, 1), "lib"), "pattern"))
+    offers = (*start.offers, Offer(CandidateRequest((0, 1), "lib"), "pattern"))
     found = Measure()(made.context, replace(start, offers=offers, outcomes={}))
     kinds = [type(found.outcomes[offer.request]) for offer in offers]
     assert kinds == [Measurement] * 4 + [Rejection]

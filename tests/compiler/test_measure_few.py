@@ -7,7 +7,7 @@ from dataclasses import replace
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node
 
@@ -24,7 +24,7 @@ def test_a_quick_compile_measures_the_whole_on_engines_and_the_largest_pieces_of
     }
     made = Made(costs, LIBRARY, ENGINE)
     start = made.measured()
-    layout = Offer(Request((2,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern")
+    layout = Offer(CandidateRequest((2,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern")
     start = replace(start, offers=(*start.offers, layout), outcomes={})
     found = MeasureFew()(made.context, start)
     measured = sorted((request.backend, request.nodes) for request in found.outcomes)
@@ -37,7 +37,9 @@ def test_what_nothing_takes_in_the_plain_format_is_measured_in_others() -> None:
     """Without engines a depthwise convolution has kernels for blocked layouts only."""
     made = Made(each_node("lib", 1.0), LIBRARY)
     start = made.measured()
-    others = [Offer(Request((node,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern") for node in (2, 3)]
+    others = [
+        Offer(CandidateRequest((node,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern") for node in (2, 3)
+    ]
     plain = [offer for offer in start.offers if offer.request.nodes != (3,)]
     start = replace(start, offers=(*plain, *others), outcomes={})
     asked = {offer.request for offer in (*plain, others[1])}

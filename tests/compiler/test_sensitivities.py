@@ -11,14 +11,14 @@ from collage.compiler.metrics import Metric
 from collage.compiler.sensitivities import error_model
 from collage.core.deadline import BudgetOverError, Deadline
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
 from tests.compiler.null import Made, chain
 
 
 def test_a_budget_ends_them() -> None:
     made = Made({})
-    offer = Offer(Request((1,), "a", Variant(precision="bf16")), "pattern")
+    offer = Offer(CandidateRequest((1,), "a", Variant(precision="bf16")), "pattern")
     compilation = replace(made.start, offers=(offer,))
     accuracy = Accuracy.of(chain(), made.model, Asked(1e-2, Metric(), ()), 0, Deadline())
     assert error_model(made.context, compilation, accuracy).sensitivities

@@ -14,7 +14,7 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.core.deadline import Deadline
 from collage.measure.timing.effort import EXHAUSTIVE
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.errors import ErrorBudget
 from tests.compiler.null import Costs, Made, NullBackend
 
@@ -32,7 +32,7 @@ def measured(
     worthwhile: Worthwhile,
     costs: Costs = COSTS,
     budget: ErrorBudget | None = None,
-    recorded: Sequence[Request] = (),
+    recorded: Sequence[CandidateRequest] = (),
     **options: Any,
 ) -> list[tuple[int, ...]]:
     """The nodes of what is measured besides, in order, after "lib" was placed in float32.
@@ -44,13 +44,13 @@ def measured(
     known = {r for r in start.outcomes if r.backend == "lib" and not r.variant.precision}
     measurer, race, all_known = made.measurer, made.measurer.race, made.measurer.known
 
-    def noted(requests: Sequence[Request], *args: Any) -> Any:
+    def noted(requests: Sequence[CandidateRequest], *args: Any) -> Any:
         found = race(requests, *args)
         measurer.made_in_all += len(set(requests) - known)
         known.update(requests)
         return found
 
-    def known_now(requests: Iterable[Request]) -> Any:
+    def known_now(requests: Iterable[CandidateRequest]) -> Any:
         return all_known(each for each in requests if each in known)
 
     measurer.of_busy_times = all_known(recorded)
@@ -64,7 +64,7 @@ def measured(
 
 
 def test_what_is_left_counts_as_it_was_measured_on_a_busy_machine() -> None:
-    recorded = [Request((3,), "other"), Request((1,), "other")]
+    recorded = [CandidateRequest((3,), "other"), CandidateRequest((1,), "other")]
     assert measured(Worthwhile(piece=1, fruitless=1), recorded=recorded) == [(0,), (1,), (3,)]
 
 

@@ -15,7 +15,7 @@ from collage.compiler import compile as compile_module
 from collage.compiler.passes.glance import Glance
 from collage.compiler.state import Compilation, Context
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.results import Outcome
 from tests.models import elementwise_net
@@ -73,7 +73,9 @@ def test_what_was_disturbed_is_good_enough_for_a_first_mix(
     told: list[str] = []
     race = Measurer.race
 
-    def noted(measurer: Measurer, requests: Sequence[Request], *about: Any) -> dict[Request, Outcome]:
+    def noted(
+        measurer: Measurer, requests: Sequence[CandidateRequest], *about: Any
+    ) -> dict[CandidateRequest, Outcome]:
         before = measurer.measurements_made
         found = race(measurer, requests, *about)
         told.append("measured" if measurer.measurements_made > before else "known")

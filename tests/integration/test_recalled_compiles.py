@@ -28,7 +28,7 @@ from collage.compiler.workbench import Workbench
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure.worker.process import Workers
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
 from collage.measure_db.results import Measurement, Slower
@@ -118,7 +118,7 @@ def test_a_kernel_that_lost_a_race_after_its_plan_was_made_is_measured_to_the_en
     def record(bench: Workbench, before: Compilation, found: Compilation) -> Finished | None:
         plan = next(each for each in found.plans if each.label == found.result.label)
         for kernel in bench.assembler.assemble(plan, found.tunings).kernels:
-            if isinstance(kernel.what, Request):
+            if isinstance(kernel.what, CandidateRequest):
                 lost.append(bench.measurer.key(kernel.what))
                 with Database(db) as database:
                     database.put(lost[-1], Slower(least_us=30.0, rival_us=20.0, repeats=5))

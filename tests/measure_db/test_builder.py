@@ -22,13 +22,13 @@ from collage.measure.timing.effort import QUICK
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.plan_protocol import BuiltAhead, PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import Request, ahead_folder
+from collage.measure.worker.protocol import CandidateRequest, ahead_folder
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend
 from tests.measure_db.test_measurer import measurer
 
-REQUESTS = [Request(tuple(range(a, b)), "noting") for a, b in combinations(range(5), 2)]
+REQUESTS = [CandidateRequest(tuple(range(a, b)), "noting") for a, b in combinations(range(5), 2)]
 
 
 class Noting(NumpyBackend):

@@ -25,10 +25,10 @@ from collage.measure.machine.calibration import best_calibration_us, known_calib
 from collage.measure.machine.quiet import Machine
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.timing.effort import QUICK
 from collage.measure.whole_trial import EngineTrial
-from collage.measure.worker.protocol import Request, SwitchCost
+from collage.measure.worker.protocol import CandidateRequest, SwitchCost
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.busy import BUSY_VARIABLE, is_busy, patience
 from collage.measure_db.database import Database
@@ -325,7 +325,12 @@ def test_two_that_need_the_same_cores_do_not_build_at_once(
 @pytest.fixture
 def measurer(tmp_path: Path) -> Iterator[Measurer]:
     settings = MeasureSettings(
-        {"numpy": NumpyBackend()}, {"numpy": "1"}, BuildOptions(threads=1), "test", QUICK, Limits(3.0)
+        {"numpy": NumpyBackend()},
+        {"numpy": "1"},
+        BuildOptions(threads=1),
+        "test",
+        QUICK,
+        CandidateLimits(3.0),
     )
     session = WorkerSession(MeasuredModel(chain_model()), settings)
     with Database(tmp_path / "db.sqlite") as database, Measurer(session, database) as made:
@@ -337,7 +342,7 @@ def test_waiting_for_others_is_no_part_of_a_candidates_time(
 ) -> None:
     """The lock is held for longer than the limit. The first candidate has started the worker."""
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
-    first, second = Request((0,), "numpy"), Request((1,), "numpy")
+    first, second = CandidateRequest((0,), "numpy"), CandidateRequest((1,), "numpy")
     assert isinstance(measurer.measure([first])[first], Measurement)
     held, over = threading.Event(), threading.Event()
 

@@ -9,7 +9,7 @@ import pytest
 
 from collage.kernel.options import Variant
 from collage.measure.contenders import Charges, Contenders, Field
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 
@@ -20,37 +20,37 @@ def took(us: float) -> Measurement:
 
 def noted(contenders: Contenders, *found: tuple[int, str, Outcome]) -> Contenders:
     for node, backend, outcome in found:
-        contenders.note(Request((node,), backend), outcome)
+        contenders.note(CandidateRequest((node,), backend), outcome)
     return contenders
 
 
 def test_the_fastest_of_the_same_operators_is_to_beat() -> None:
     contenders = Contenders()
-    assert contenders.rival_us(Request((0,), "a")) == math.inf
+    assert contenders.rival_us(CandidateRequest((0,), "a")) == math.inf
     noted(contenders, (0, "a", took(100.0)), (0, "b", took(80.0)), (0, "c", took(500.0)))
     noted(contenders, (0, "e", Slower(10.0, 5.0, 12)))  # it was not measured to the end
-    assert contenders.rival_us(Request((0,), "d")) == 80.0
-    assert contenders.rival_us(Request((0, 1), "d")) == math.inf
+    assert contenders.rival_us(CandidateRequest((0,), "d")) == 80.0
+    assert contenders.rival_us(CandidateRequest((0, 1), "d")) == math.inf
 
 
 def test_engines_have_to_make_up_for_the_cost_of_a_call() -> None:
     contenders = Contenders(Field(Charges(frozenset(["e"]), switch_us=20.0), rivals_us={(1,): 50.0}))
     noted(contenders, (0, "e", took(30.0)))
-    assert contenders.rival_us(Request((0,), "lib")) == 50.0
+    assert contenders.rival_us(CandidateRequest((0,), "lib")) == 50.0
     noted(contenders, (0, "lib", took(10.0)))
-    assert contenders.rival_us(Request((0,), "e")) == -10.0
-    assert contenders.hopeless(Request((0,), "e")) == Slower(0.0, 0.0, 0)
-    assert contenders.rival_us(Request((1,), "e")) == 30.0
-    assert not contenders.hopeless(Request((1,), "e"))
+    assert contenders.rival_us(CandidateRequest((0,), "e")) == -10.0
+    assert contenders.hopeless(CandidateRequest((0,), "e")) == Slower(0.0, 0.0, 0)
+    assert contenders.rival_us(CandidateRequest((1,), "e")) == 30.0
+    assert not contenders.hopeless(CandidateRequest((1,), "e"))
 
 
 def test_what_cannot_be_as_fast_is_not_measured() -> None:
     bound = {"lib": 40.0, "other": 60.0}
     contenders = Contenders(Field(least_us=lambda request: bound[request.backend]))
-    assert not contenders.hopeless(Request((0,), "other"))
+    assert not contenders.hopeless(CandidateRequest((0,), "other"))
     noted(contenders, (0, "lib", took(50.0)))
-    assert contenders.hopeless(Request((0,), "other")) == Slower(60.0, 50.0, 0)
-    assert not contenders.hopeless(Request((0,), "lib"))
+    assert contenders.hopeless(CandidateRequest((0,), "other")) == Slower(60.0, 50.0, 0)
+    assert not contenders.hopeless(CandidateRequest((0,), "lib"))
 
 
 def test_those_that_were_fast_come_first() -> None:
@@ -59,9 +59,9 @@ def test_those_that_were_fast_come_first() -> None:
         for backend, us in zip("abc", times, strict=True):
             noted(contenders, (node, backend, took(us)))
     noted(contenders, (2, "a", Rejection(RejectionKind.CRASHED, "SIGSEGV")))
-    requests = [Request((3,), backend) for backend in "abc"]
+    requests = [CandidateRequest((3,), backend) for backend in "abc"]
     assert [each.backend for each in contenders.in_order(requests)] == ["b", "c", "a"]
-    unknown = [Request((3,), "engine"), Request((3,), "library")]
+    unknown = [CandidateRequest((3,), "engine"), CandidateRequest((3,), "library")]
     assert [each.backend for each in contenders.in_order([requests[0], *unknown])] == [
         "library",
         "engine",
@@ -74,7 +74,9 @@ def test_similar_operators_tell_more_than_others() -> None:
     noted(contenders, (0, "a", took(10.0)), (0, "b", took(40.0)))
     for node in (10, 11, 12):
         noted(contenders, (node, "a", took(90.0)), (node, "b", took(10.0)))
-    requests = {kind: [Request((node,), name) for name in "ab"] for kind, node in (("conv", 5), ("add", 20))}
+    requests = {
+        kind: [CandidateRequest((node,), name) for name in "ab"] for kind, node in (("conv", 5), ("add", 20))
+    }
     assert contenders.in_order(requests["conv"])[0].backend == "a"
     assert contenders.in_order(requests["add"])[0].backend == "b"
 
@@ -82,31 +84,31 @@ def test_similar_operators_tell_more_than_others() -> None:
 def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
     contenders = Contenders(Field(operators=lambda nodes: "conv"))
     for node in range(5):
-        assert not contenders.hopeless(Request((9,), "slow"))
+        assert not contenders.hopeless(CandidateRequest((9,), "slow"))
         noted(contenders, (node, "fast", took(10.0)), (node, "slow", Slower(20.0, 10.0, 3)))
         contenders.in_order([])
-    assert not contenders.hopeless(Request((9,), "slow"))  # nothing else of that region is known
+    assert not contenders.hopeless(CandidateRequest((9,), "slow"))  # nothing else of that region is known
     noted(contenders, (9, "fast", took(10.0)))
-    assert contenders.hopeless(Request((9,), "slow")) == Slower(20.0, 10.0, 0)
+    assert contenders.hopeless(CandidateRequest((9,), "slow")) == Slower(20.0, 10.0, 0)
     # What was only predicted tells nothing new.
     noted(contenders, (7, "slow", Slower(10.0, 10.0, 0)), (7, "fast", took(10.0)))
     contenders.in_order([])
-    assert contenders.hopeless(Request((9,), "slow")) == Slower(20.0, 10.0, 0)
+    assert contenders.hopeless(CandidateRequest((9,), "slow")) == Slower(20.0, 10.0, 0)
     noted(contenders, (6, "slow", took(9.0)), (6, "fast", took(10.0)))
     contenders.in_order([])
-    assert not contenders.hopeless(Request((9,), "slow"))  # it has won once
+    assert not contenders.hopeless(CandidateRequest((9,), "slow"))  # it has won once
 
 
 def test_what_is_less_exact_is_no_rival_of_what_is_exact() -> None:
     contenders = Contenders(Field(operators=lambda nodes: "conv", rivals_us={(9,): 30.0}))
-    exact, reduced = (Request((9,), "lib", Variant(precision=each)) for each in ("", "bf16"))
+    exact, reduced = (CandidateRequest((9,), "lib", Variant(precision=each)) for each in ("", "bf16"))
     contenders.note(reduced, took(10.0))
     assert contenders.rival_us(exact) == 30.0
     assert contenders.rival_us(reduced) == 10.0
-    assert contenders.rival_us(Request((9,), "lib", Variant(precision="other"))) == 30.0
+    assert contenders.rival_us(CandidateRequest((9,), "lib", Variant(precision="other"))) == 30.0
     # Kernels in 8 bits have larger errors than those in bfloat16, which they have to beat, too, but not be beaten by.
-    assert contenders.rival_us(Request((9,), "lib", Variant(precision="int8"))) == 10.0
-    contenders.note(Request((9,), "lib", Variant(precision="int8")), took(5.0))
+    assert contenders.rival_us(CandidateRequest((9,), "lib", Variant(precision="int8"))) == 10.0
+    contenders.note(CandidateRequest((9,), "lib", Variant(precision="int8")), took(5.0))
     assert contenders.rival_us(reduced) == 10.0
     contenders.note(exact, took(8.0))
     assert contenders.rival_us(exact) == contenders.rival_us(reduced) == 8.0
@@ -116,14 +118,14 @@ def test_what_is_exact_is_not_left_out_for_what_is_less_exact() -> None:
     contenders = Contenders(Field(operators=lambda nodes: "conv"))
     exact, reduced = Variant(), Variant(precision="bf16")
     for node in range(6):
-        contenders.note(Request((node,), "lib", exact), took(20.0))
-        contenders.note(Request((node,), "lib", reduced), took(10.0))
-        contenders.note(Request((node,), "other", reduced), took(30.0))
+        contenders.note(CandidateRequest((node,), "lib", exact), took(20.0))
+        contenders.note(CandidateRequest((node,), "lib", reduced), took(10.0))
+        contenders.note(CandidateRequest((node,), "other", reduced), took(30.0))
         contenders.in_order([])
     noted(contenders, (9, "lib", took(15.0)))
-    contenders.note(Request((9,), "lib", reduced), took(7.0))
-    assert not contenders.hopeless(Request((9,), "lib", exact))
-    assert contenders.hopeless(Request((9,), "other", reduced))
+    contenders.note(CandidateRequest((9,), "lib", reduced), took(7.0))
+    assert not contenders.hopeless(CandidateRequest((9,), "lib", exact))
+    assert contenders.hopeless(CandidateRequest((9,), "other", reduced))
 
 
 def test_what_a_busy_machine_tells_is_marked_and_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +133,10 @@ def test_what_a_busy_machine_tells_is_marked_and_not_learnt(monkeypatch: pytest.
     disturbed = replace(took(50.0), busy=0.4)
     contenders = Contenders(Field(operators=lambda nodes: "conv", least_us=lambda request: 60.0))
     noted(contenders, (0, "lib", disturbed))
-    lost = contenders.hopeless(Request((0,), "other"))
+    lost = contenders.hopeless(CandidateRequest((0,), "other"))
     assert lost is not None and lost.busy == 0.4
     noted(contenders, (9, "lib", took(50.0)))
-    lost = contenders.hopeless(Request((9,), "other"))
+    lost = contenders.hopeless(CandidateRequest((9,), "other"))
     assert lost is not None and lost.busy is None
     for node in range(1, 7):
         noted(contenders, (node, "lib", took(10.0)), (node, "other", replace(took(90.0), busy=0.4)))

@@ -23,12 +23,12 @@ from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure.worker import model_workers
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import Evaluate, Request, artifact_folder
+from collage.measure.worker.protocol import CandidateRequest, Evaluate, artifact_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
@@ -38,7 +38,7 @@ from tests.measure_db import hostile
 from tests.measure_db.test_request_keys import Tuned
 
 OPTIONS = BuildOptions(threads=1)
-LIMITS = Limits(30.0)
+LIMITS = CandidateLimits(30.0)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def measurer(
     model: Model,
     database: Database,
     *backends: Backend,
-    limits: Limits = LIMITS,
+    limits: CandidateLimits = LIMITS,
     progress: Callable[[Progress], None] | None = None,
     version: str = "1.0",
     effort: Effort = FULL,
@@ -67,7 +67,7 @@ def measurer(
 
 
 def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database) -> None:
-    numpy, slow = Request((0,), "numpy"), Request((0,), "slow")
+    numpy, slow = CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as first:
         found = first.race([numpy, slow])
         assert first.measurements_made == 2
@@ -85,7 +85,7 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
 def test_what_lost_against_a_backend_that_is_not_used_now_is_measured(
     model: Model, database: Database
 ) -> None:
-    requests = [Request((0,), "numpy"), Request((0,), "slow")]
+    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
         assert isinstance(both.race(requests)[requests[1]], Slower)
     with measurer(model, database, hostile.Slow()) as alone:
@@ -96,7 +96,7 @@ def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
     model: Model, database: Database
 ) -> None:
     """Nobody knows by how much it is faster than the one that is left."""
-    fast, slow, slowest = (Request((0,), name) for name in ("numpy", "slow", "slowest"))
+    fast, slow, slowest = (CandidateRequest((0,), name) for name in ("numpy", "slow", "slowest"))
     with measurer(model, database, hostile.Slowest()) as alone:
         assert isinstance(alone.race([slowest])[slowest], Measurement)
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
@@ -107,20 +107,26 @@ def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
 
 
 def test_rivals_that_are_given_have_to_be_beaten(model: Model, database: Database) -> None:
-    request = Request((0,), "slow")
+    request = CandidateRequest((0,), "slow")
     with measurer(model, database, hostile.Slow()) as first:
         assert isinstance(first.race([request], {(0,): 10.0})[request], Slower)
-        assert isinstance(first.race([Request((0, 1), "slow")], {(0, 1): 1e9}).popitem()[1], Measurement)
+        assert isinstance(
+            first.race([CandidateRequest((0, 1), "slow")], {(0, 1): 1e9}).popitem()[1], Measurement
+        )
 
 
 def test_an_exhaustive_effort_lets_nothing_go(model: Model, database: Database) -> None:
-    requests = [Request((0,), "numpy"), Request((0,), "slow")]
+    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
     with measurer(model, database, NumpyBackend(), hostile.Slow(), effort=EXHAUSTIVE) as first:
         assert all(isinstance(each, Measurement) for each in first.race(requests).values())
 
 
 def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
-    requests = [Request((0,), "numpy"), Request((0, 1), "numpy"), Request((0, 1, 2, 3), "numpy")]
+    requests = [
+        CandidateRequest((0,), "numpy"),
+        CandidateRequest((0, 1), "numpy"),
+        CandidateRequest((0, 1, 2, 3), "numpy"),
+    ]
     seen: list[Progress] = []
     with measurer(model, database, progress=seen.append) as first:
         found = first.measure(requests)
@@ -137,7 +143,11 @@ def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
 def test_what_is_known_is_not_measured_again(
     model: Model, database: Database, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [Request((0,), "numpy"), Request((1,), "raises-codegen"), Request((1,), "numpy")]
+    requests = [
+        CandidateRequest((0,), "numpy"),
+        CandidateRequest((1,), "raises-codegen"),
+        CandidateRequest((1,), "numpy"),
+    ]
     backends = (NumpyBackend(), hostile.RaisesInCodegen())
     with measurer(model, database, *backends) as first:
         found = first.measure(requests)
@@ -179,14 +189,14 @@ def test_extraordinary_values_are_those_of_the_weights(database: Database) -> No
 def test_more_time_is_for_what_had_too_little_with_its_trials(model: Model, database: Database) -> None:
     """A candidate that is tuned has more time than others, then and now."""
 
-    requests = [Request((2,), "tuner"), Request((2,), "numpy")]
+    requests = [CandidateRequest((2,), "tuner"), CandidateRequest((2,), "numpy")]
     backends: dict[str, Backend] = {"tuner": Tuned(), "numpy": NumpyBackend()}
     versions, options = dict.fromkeys(backends, "1.0"), BuildOptions(1, tune_trials=60)
-    settings = MeasureSettings(backends, versions, options, "test machine", limits=Limits(60.0))
+    settings = MeasureSettings(backends, versions, options, "test machine", limits=CandidateLimits(60.0))
 
     def session(time_s: float) -> Measurer:
         measured = MeasuredModel(model)
-        return Measurer(WorkerSession(measured, replace(settings, limits=Limits(time_s))), database)
+        return Measurer(WorkerSession(measured, replace(settings, limits=CandidateLimits(time_s))), database)
 
     with session(60.0) as first:
         for request, limit_s in zip(requests, (360.0, 60.0), strict=True):
@@ -201,15 +211,15 @@ def test_what_took_too_long_tells_how_busy_the_machine_was(
     model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_workers, "busy_now", lambda _: 0.7)
-    request = Request((0,), "hang")
-    with measurer(model, database, hostile.Hang(), limits=Limits(2.0)) as one:
+    request = CandidateRequest((0,), "hang")
+    with measurer(model, database, hostile.Hang(), limits=CandidateLimits(2.0)) as one:
         outcome = one.measure([request])[request]
         assert isinstance(outcome, Rejection) and outcome.kind is RejectionKind.TIMEOUT
         assert outcome.busy == 0.7 and one.known([request]) == {request: outcome}
 
 
 def test_what_is_known_is_looked_up_in_one_query(model: Model, database: Database) -> None:
-    requests = [Request(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
+    requests = [CandidateRequest(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
     queries: list[str] = []
     with measurer(model, database) as one:
         for request in requests:
@@ -231,7 +241,7 @@ def test_equal_subgraphs_are_measured_once(database: Database) -> None:
     nodes = [helper.make_node("Relu", ["x" if i == 0 else f"t{i - 1}"], [f"t{i}"]) for i in range(4)]
     kind = ((4, 4), TensorProto.FLOAT)
     relus = import_model(onnx_model(nodes, {"x": kind}, {"t3": kind}))
-    requests = [Request((n,), "numpy") for n in range(len(relus.graph.nodes))]
+    requests = [CandidateRequest((n,), "numpy") for n in range(len(relus.graph.nodes))]
     with measurer(relus, database) as one:
         outcomes = one.measure(requests)
         assert len(requests) == 4
@@ -251,7 +261,7 @@ def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Datab
     ]
     kind = ((4, 4), TensorProto.FLOAT)
     model = import_model(onnx_model(nodes, {"x": kind}, {"d": kind}, weights))
-    requests = [Request((n,), "tallying") for n in range(4)]
+    requests = [CandidateRequest((n,), "tallying") for n in range(4)]
     log = tmp_path / "log"
     with measurer(model, database, hostile.Tallying(log)) as one:
         one.measure(requests)
@@ -265,7 +275,7 @@ def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Datab
 
 
 def test_another_version_is_measured_anew(model: Model, database: Database) -> None:
-    request = Request((0,), "numpy")
+    request = CandidateRequest((0,), "numpy")
     with measurer(model, database) as first:
         first.measure([request])
     with measurer(model, database, version="2.0") as second:
@@ -279,17 +289,17 @@ def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database
             return f"exclusive {options.exclusive}"
 
     with measurer(model, database, Spinning()) as one:
-        assert one.key(Request((0, 1, 2, 3), "numpy")).settings == "exclusive True"
-        assert one.key(Request((0, 1), "numpy")).settings == "exclusive False"
+        assert one.key(CandidateRequest((0, 1, 2, 3), "numpy")).settings == "exclusive True"
+        assert one.key(CandidateRequest((0, 1), "numpy")).settings == "exclusive False"
 
 
 @pytest.fixture(scope="module")
 def hostile_outcomes(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Each hostile backend on one operator, one after the other in one measurer, a good one last."""
     with Database(tmp_path_factory.mktemp("hostile") / "db.sqlite") as database:
-        one = measurer(model, database, *hostile.ALL, limits=Limits(2.0, 3 << 30))
+        one = measurer(model, database, *hostile.ALL, limits=CandidateLimits(2.0, 3 << 30))
         with one:
-            found = one.measure([Request((1,), backend.name) for backend in hostile.ALL])
+            found = one.measure([CandidateRequest((1,), backend.name) for backend in hostile.ALL])
             assert one.measurements_made == len(hostile.ALL)
         assert set(database.get(one.key(r) for r in found).values()) == set(found.values())
         return {request.backend: outcome for request, outcome in found.items()}
@@ -335,11 +345,11 @@ def test_decent_backend_among_hostile_ones(hostile_outcomes: dict[str, Outcome],
 
 def test_unknown_backends_are_all_named(model: Model, database: Database) -> None:
     with measurer(model, database) as one, pytest.raises(UsageError, match=r"foo, nope\. Valid: numpy"):
-        one.measure([Request((0,), "nope"), Request((0,), "foo")])
+        one.measure([CandidateRequest((0,), "nope"), CandidateRequest((0,), "foo")])
 
 
 def test_interrupting_keeps_what_is_measured(model: Model, database: Database, temporary: Path) -> None:
-    requests = [Request((n,), "numpy") for n in range(4)]
+    requests = [CandidateRequest((n,), "numpy") for n in range(4)]
 
     def interrupt(progress: Progress) -> None:
         if progress.done == 2:
@@ -356,7 +366,7 @@ def test_interrupting_a_wait_kills_the_worker(
     model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with measurer(model, database, hostile.Hang(), NumpyBackend()) as one:
-        one.measure([Request((0,), "numpy")])
+        one.measure([CandidateRequest((0,), "numpy")])
         worker = one.session.worker(OPTIONS.threads)
         assert worker.alive
 
@@ -365,7 +375,7 @@ def test_interrupting_a_wait_kills_the_worker(
 
         monkeypatch.setattr("collage.core.child_process.read_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            one.measure([Request((1,), "hang")])
+            one.measure([CandidateRequest((1,), "hang")])
         assert not worker.alive
 
 
@@ -389,7 +399,7 @@ def test_backend_of_a_module_that_the_worker_cannot_import(
     monkeypatch.setitem(sys.modules, "notebook_cell", module)
     exec(_NOTEBOOK, module.__dict__)
     with measurer(model, database, module.Local()) as one:
-        (outcome,) = one.measure([Request((0,), "local")]).values()
+        (outcome,) = one.measure([CandidateRequest((0,), "local")]).values()
     assert isinstance(outcome, Measurement)
 
 
@@ -400,7 +410,7 @@ def test_backend_that_cannot_be_sent(model: Model, database: Database, temporary
 
     error = pytest.raises(MeasurementError, match="backend numpy cannot be sent")
     with measurer(model, database, Holding()) as one, error:
-        one.measure([Request((0,), "numpy")])
+        one.measure([CandidateRequest((0,), "numpy")])
     assert list(temporary.iterdir()) == []
 
 
@@ -413,7 +423,7 @@ def test_a_worker_that_does_not_start_says_why(
         measurer(model, database) as one,
         pytest.raises(MeasurementError, match=r"did not start.*libtvm is broken"),
     ):
-        one.measure([Request((0,), "numpy")])
+        one.measure([CandidateRequest((0,), "numpy")])
 
 
 def test_workers_model_must_be_the_same(model: Model, database: Database) -> None:
@@ -423,17 +433,19 @@ def test_workers_model_must_be_the_same(model: Model, database: Database) -> Non
         init = one.session.init
         one.session._begun.init = replace(init, model=replace(init.model, fingerprint="another"))
         with pytest.raises(MeasurementError, match="differs"):
-            one.measure([Request((0,), "numpy")])
+            one.measure([CandidateRequest((0,), "numpy")])
 
 
 def test_values_survive_the_worker(model: Model, database: Database) -> None:
     """A fresh worker reads the reference values that its predecessor computed."""
     with measurer(model, database, hostile.Exits(), NumpyBackend()) as one:
-        one.measure([Request((0,), "exits")])
+        one.measure([CandidateRequest((0,), "exits")])
         values = Path(one.session.folder) / "values"
         stamps = {path: path.stat().st_mtime_ns for path in values.iterdir()}
         assert len(stamps) == 6  # input, four results, and the note that it is complete
-        assert isinstance(one.measure([Request((0,), "numpy")])[Request((0,), "numpy")], Measurement)
+        assert isinstance(
+            one.measure([CandidateRequest((0,), "numpy")])[CandidateRequest((0,), "numpy")], Measurement
+        )
         assert {path: path.stat().st_mtime_ns for path in values.iterdir()} == stamps
 
 
@@ -447,7 +459,7 @@ def test_models_with_their_weights_outside_reach_the_worker(
 
     monkeypatch.setattr("collage.measure.worker.session.save_model", save)
     with measurer(chain_model((64, 1024)), database) as one:
-        (outcome,) = one.measure([Request((0,), "numpy")]).values()
+        (outcome,) = one.measure([CandidateRequest((0,), "numpy")]).values()
         assert (Path(one.session.folder) / "model.bin").exists()
         assert isinstance(outcome, Measurement)
 

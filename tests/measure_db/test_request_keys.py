@@ -21,7 +21,7 @@ from collage.measure.measured_model import MeasuredModel
 from collage.measure.request_keys import RequestKeys
 from collage.measure.settings import MeasureSettings
 from collage.measure.timing.effort import FULL, QUICK, Effort
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from tests.backends_for_tests import NumpyBackend, chain_model
 
 ALL = (0, 1, 2, 3)
@@ -63,9 +63,9 @@ def test_a_kernel_on_a_gpu_does_not_depend_on_the_cache_of_the_cpu() -> None:
     there = OnGpu()
     settings = replace(settings_of(FULL), backends={"on_gpu": there}, versions={"on_gpu": "1.0"})
     model = chain_model((8, 1 << 17))
-    found = RequestKeys(MeasuredModel(model), settings).key(Request((0,), "on_gpu"))
+    found = RequestKeys(MeasuredModel(model), settings).key(CandidateRequest((0,), "on_gpu"))
     assert "among" not in found.settings
-    assert keys().key(Request((0,), "numpy")).settings == " among 1 MiB"
+    assert keys().key(CandidateRequest((0,), "numpy")).settings == " among 1 MiB"
 
 
 def settings_of(effort: Effort) -> MeasureSettings:
@@ -83,34 +83,36 @@ def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
 @pytest.mark.parametrize(
     ("request_", "digest", "settings"),
     [
-        (Request((0,), "numpy"), "5231bc3b9cab38f6c3c1b9c010daa04d", " among 1 MiB"),
+        (CandidateRequest((0,), "numpy"), "5231bc3b9cab38f6c3c1b9c010daa04d", " among 1 MiB"),
         (
-            Request((0, 1), "numpy", ROWS),
+            CandidateRequest((0, 1), "numpy", ROWS),
             "6db2013a4032ed0268cee53b373b045d",
             "[plain -> channels-last; rows]  among 1 MiB",
         ),
         (
-            Request((0, 1), "numpy", replace(ROWS, precision="bf16")),
+            CandidateRequest((0, 1), "numpy", replace(ROWS, precision="bf16")),
             "6db2013a4032ed0268cee53b373b045d",
             "[plain -> channels-last; rows] in bf16  among 1 MiB",
         ),
-        (Request((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
-        (Request(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
+        (CandidateRequest((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
+        (CandidateRequest(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
         (
-            Request(ALL, "tuner", original=True, profile="spin"),
+            CandidateRequest(ALL, "tuner", original=True, profile="spin"),
             WHOLE,
             f"3 trials, exclusive True spin on the original {ORIGINAL} among 1 MiB",
         ),
     ],
 )
-def test_keys_of_requests(request_: Request, digest: str, settings: str, effort: Effort, mark: str) -> None:
+def test_keys_of_requests(
+    request_: CandidateRequest, digest: str, settings: str, effort: Effort, mark: str
+) -> None:
     version = "1.0" if request_.backend == "numpy" else "2.0"
     expected = (digest, request_.backend, version, settings + mark, 2, "some machine", tvm.__version__)
     assert astuple(keys(effort).key(request_)) == expected
 
 
 def test_nothing_is_tuned_for_another_number_of_threads() -> None:
-    key = keys(threads=1).key(Request((2,), "tuner"))
+    key = keys(threads=1).key(CandidateRequest((2,), "tuner"))
     assert (key.settings, key.threads) == ("0 trials, exclusive False", 1)
 
 
@@ -142,5 +144,9 @@ def test_keys_do_not_depend_on_the_precisions_that_are_allowed() -> None:
     some = settings_of(FULL)
     allowed = replace(some, build=replace(some.build, precisions=frozenset({"bf16"})))
     measured = MeasuredModel(chain_model((8, 1 << 17)))
-    for request in (Request((0,), "numpy"), Request((0, 1), "numpy", ROWS), Request(ALL, "tuner")):
+    for request in (
+        CandidateRequest((0,), "numpy"),
+        CandidateRequest((0, 1), "numpy", ROWS),
+        CandidateRequest(ALL, "tuner"),
+    ):
         assert RequestKeys(measured, allowed).key(request) == RequestKeys(measured, some).key(request)

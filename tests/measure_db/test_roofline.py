@@ -20,7 +20,7 @@ from collage.kernel.target import host
 from collage.measure.machine.speeds import machine_speeds
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.roofline import Work, least_us, work_of
+from collage.measure.roofline import LeastWork, least_us, work_of
 from collage.measure.settings import MeasureSettings
 from collage.measure.timing.effort import FULL
 from collage.measure.worker.process import Workers
@@ -85,12 +85,12 @@ def test_no_kernel_is_faster(tmp_path: Path) -> None:
     assert min(bounds["nn.conv2d"], bounds["matmul"], bounds["nn.softmax"], bounds["nn.relu"]) > 0.1
 
 
-def chain(*nodes: onnx.NodeProto, **weights: np.ndarray) -> tuple[Model, Callable[..., Work]]:
+def chain(*nodes: onnx.NodeProto, **weights: np.ndarray) -> tuple[Model, Callable[..., LeastWork]]:
     model = import_model(
         make_model([*nodes], {"x": [1, 16, 8, 8]}, {nodes[-1].output[0]: [None] * 4}, weights)
     )
 
-    def work(*ops: str) -> Work:
+    def work(*ops: str) -> LeastWork:
         return work_of(Subgraph(model, tuple(n.id for n in model.graph.nodes if not ops or n.op in ops)))
 
     return model, work
@@ -108,9 +108,9 @@ def test_a_convolution_and_a_function() -> None:
     assert (
         work("nn.conv2d")
         == work()
-        == Work(flop, DATA + WEIGHTS.nbytes, RESULT, DATA + WEIGHTS.nbytes + RESULT)
+        == LeastWork(flop, DATA + WEIGHTS.nbytes, RESULT, DATA + WEIGHTS.nbytes + RESULT)
     )
-    assert work("nn.relu") == Work(0.0, RESULT, RESULT, RESULT)  # which may overwrite what it reads
+    assert work("nn.relu") == LeastWork(0.0, RESULT, RESULT, RESULT)  # which may overwrite what it reads
 
 
 def test_what_a_slice_leaves_out_need_not_be_computed() -> None:
@@ -125,7 +125,9 @@ def test_what_a_slice_leaves_out_need_not_be_computed() -> None:
 def test_pixels_that_a_stride_leaves_out_need_not_be_read() -> None:
     points = np.ones((32, 16, 1, 1), np.float32)
     _, work = chain(helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2]), w=points)
-    assert work() == Work(2 * 32 * 16 * 16 * 7 / 8, points.nbytes, 4 * 32 * 16, points.nbytes + 4 * 32 * 16)
+    assert work() == LeastWork(
+        2 * 32 * 16 * 16 * 7 / 8, points.nbytes, 4 * 32 * 16, points.nbytes + 4 * 32 * 16
+    )
 
 
 def test_nothing_is_known_without_measurements() -> None:

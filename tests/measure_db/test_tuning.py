@@ -14,15 +14,15 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.settings import Limits, MeasureSettings
-from collage.measure.worker.protocol import Request
+from collage.measure.settings import CandidateLimits, MeasureSettings
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend
 
-ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))
+ADD, RELU, TANH = (CandidateRequest((node,), "tuner") for node in range(3))
 
 
 class Tuner(collage.Tuner, NumpyBackend):
@@ -49,11 +49,11 @@ class Tuner(collage.Tuner, NumpyBackend):
 
 
 def measure(
-    model: Model, database: Database, trials: int, *requests: Request
-) -> tuple[dict[Request, Outcome], int]:
+    model: Model, database: Database, trials: int, *requests: CandidateRequest
+) -> tuple[dict[CandidateRequest, Outcome], int]:
     options = BuildOptions(1, trials)
     settings = MeasureSettings(
-        {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=Limits(2.0)
+        {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=CandidateLimits(2.0)
     )
     with Measurer(WorkerSession(MeasuredModel(model), settings), database) as measurer:
         return measurer.measure(requests), measurer.measurements_made

@@ -12,7 +12,7 @@ import pytest
 
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database
-from collage.measure_db.listing import Choice, candidates, latest
+from collage.measure_db.listing import RowFilter, candidates, latest
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.rows import KERNELS, NOT_OURS, rows_of
 from collage.measure_db.upkeep import OLD_GATE, PruneRule, prune, verify
@@ -117,13 +117,13 @@ def test_candidates_of_a_region_fastest_first_and_rejections_last(tmp_path: Path
         database.put(KEY, SURE, "conv2d + relu")
         database.put(replace(KEY, digest="d2"), SURE, "matmul")
         database.put(replace(KEY, digest="d3", hardware="Xeon"), SURE, "conv2d + relu")
-        found = candidates(database, "Conv2d+ReLU", Choice(hardware="EPYC abc"))
+        found = candidates(database, "Conv2d+ReLU", RowFilter(hardware="EPYC abc"))
         assert {d: [row["backend"] for row in rows] for d, rows in found.items()} == {
             "d1": ["onednn", "tvm", "mkl"]
         }
-        assert candidates(database, "softmax", Choice()) == {}
-        assert [row["digest"] for row in latest(database, Choice(only="measured"), 2)] == ["d3", "d2"]
-        assert [row["backend"] for row in latest(database, Choice(only="rejected"), 9)] == ["mkl"]
+        assert candidates(database, "softmax", RowFilter()) == {}
+        assert [row["digest"] for row in latest(database, RowFilter(only="measured"), 2)] == ["d3", "d2"]
+        assert [row["backend"] for row in latest(database, RowFilter(only="rejected"), 9)] == ["mkl"]
 
 
 def test_rows_are_gone_where_the_file_cannot_be_made_smaller(

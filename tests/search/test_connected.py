@@ -9,7 +9,7 @@ from onnx import helper
 from collage.frontend.model import Model, import_model
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16
 from collage.kernel.options import ALL_PLAIN, Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.connected import connected
 from tests.models import make_model
 
@@ -41,8 +41,8 @@ def node(model: Model, op: str, number: int = 0) -> int:
     return [each.id for each in model.graph.nodes if each.op.split(".")[-1] == op][number]
 
 
-def of(node: int, variant: Variant) -> Request:
-    return Request((node,), "lib", variant)
+def of(node: int, variant: Variant) -> CandidateRequest:
+    return CandidateRequest((node,), "lib", variant)
 
 
 def test_what_meets_a_product_stays(model: Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
 from collage.search.filling import filling
 from tests.compiler.null import imported
@@ -14,7 +14,10 @@ MODEL = imported()
 
 
 def offers(backend: str, *node_sets: tuple[int, ...], precision: str = "") -> list[Offer]:
-    return [Offer(Request(nodes, backend, Variant(precision=precision)), "pattern") for nodes in node_sets]
+    return [
+        Offer(CandidateRequest(nodes, backend, Variant(precision=precision)), "pattern")
+        for nodes in node_sets
+    ]
 
 
 def lacking(few: list[Offer], others: list[Offer]) -> set[tuple[str, tuple[int, ...]]]:
@@ -39,5 +42,5 @@ def test_nothing_is_lacking_where_there_is_a_placement_or_none_at_all() -> None:
 
 def test_layouts_need_layout_transforms_and_nothing_else() -> None:
     blocked = Variant((BLOCKED,), (BLOCKED,))
-    few = [Offer(Request((0, 1), "one", blocked), "pattern"), *offers("one", (2, 3))]
+    few = [Offer(CandidateRequest((0, 1), "one", blocked), "pattern"), *offers("one", (2, 3))]
     assert lacking(few, offers("one", (0,), (1,))) == set()

@@ -11,7 +11,7 @@ from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import edges
 from collage.graph.storage import PLAIN, narrowed
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement
 from collage.search.candidates import Offer, candidates_of
 from collage.search.errors import ErrorModel
@@ -39,10 +39,10 @@ def test_luck_at_the_outputs_of_a_region_is_not_believed(model: Model) -> None:
     first, second, *_ = products(model)
     everything = tuple(range(len(model.graph.nodes)))
     outcomes = {
-        Request((first,), "lib", BF16): measured(3e-3),
-        Request((first,), "other", BF16): measured(5e-3),
-        Request((second,), "lib", BF16): measured(4e-3),
-        Request(everything, "engine", BF16): measured(1e-4),
+        CandidateRequest((first,), "lib", BF16): measured(3e-3),
+        CandidateRequest((first,), "other", BF16): measured(5e-3),
+        CandidateRequest((second,), "lib", BF16): measured(4e-3),
+        CandidateRequest(everything, "engine", BF16): measured(1e-4),
     }
     offers = [Offer(request, "any") for request in outcomes]
     found = {
@@ -55,8 +55,8 @@ def test_luck_at_the_outputs_of_a_region_is_not_believed(model: Model) -> None:
 
 def test_a_region_that_is_worse_than_its_products_keeps_its_error(model: Model) -> None:
     first, *_ = products(model)
-    request = Request(tuple(range(len(model.graph.nodes))), "engine", BF16)
-    outcomes = {Request((first,), "lib", BF16): measured(3e-3), request: measured(2e-2)}
+    request = CandidateRequest(tuple(range(len(model.graph.nodes))), "engine", BF16)
+    outcomes = {CandidateRequest((first,), "lib", BF16): measured(3e-3), request: measured(2e-2)}
     offers = [Offer(each, "any") for each in outcomes]
     (found,) = (c for c in candidates_of(model, offers, (), outcomes, (), ERRORS) if c.backend == "engine")
     assert math.sqrt(found.error) == pytest.approx(2e-2)
@@ -64,12 +64,15 @@ def test_a_region_that_is_worse_than_its_products_keeps_its_error(model: Model) 
 
 def test_the_smallest_kernels_of_a_product_tell_of_larger_ones(model: Model) -> None:
     first, second, *_ = products(model)
-    alone, more = Request((first,), "lib", BF16), Request((first, first + 1), "engine", BF16)
+    alone, more = (
+        CandidateRequest((first,), "lib", BF16),
+        CandidateRequest((first, first + 1), "engine", BF16),
+    )
     inner = InnerErrors.of(model, {alone: measured(3e-3), more: measured(1e-4)}, ERRORS)
     assert inner.within(alone) == 0
     assert inner.within(more) == pytest.approx(9e-6)
-    assert inner.within(Request((first, second), "engine", BF16)) == pytest.approx(9e-6)
-    assert inner.within(Request((first, second), "engine", Variant(precision="int8"))) == 0
+    assert inner.within(CandidateRequest((first, second), "engine", BF16)) == pytest.approx(9e-6)
+    assert inner.within(CandidateRequest((first, second), "engine", Variant(precision="int8"))) == 0
 
 
 def test_what_is_read_and_written_rounded_is_charged(model: Model) -> None:
@@ -83,7 +86,7 @@ def test_what_is_read_and_written_rounded_is_charged(model: Model) -> None:
         variant = Variant(
             (storage, *[PLAIN] * (len(edges(model, (last,))[0]) - 1)), (PLAIN,), precision="bf16"
         )
-        request = Request((last,), "lib", variant)
+        request = CandidateRequest((last,), "lib", variant)
         outcomes = {request: measured(1e-4)}
         (candidate,) = candidates_of(model, [Offer(request, "any")], (), outcomes, (), errors)
         found[about] = math.sqrt(candidate.error)

@@ -7,7 +7,7 @@ import pytest
 
 from collage.graph.storage import CHANNELS_LAST, PLAIN
 from collage.kernel.transform import LayoutTransform
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_costs import UNCALIBRATED
@@ -24,8 +24,8 @@ def measured(us: float) -> Measurement:
     return Measurement(us, 0.0, us, 9, 0.0)
 
 
-def request(node: int, backend: str = "lib") -> Request:
-    return Request((node,), backend)
+def request(node: int, backend: str = "lib") -> CandidateRequest:
+    return CandidateRequest((node,), backend)
 
 
 def test_the_effect_is_found_among_noise_and_outliers() -> None:
@@ -49,13 +49,13 @@ def test_few_launches_tell_nothing_and_impossible_ones_tell_a_factor() -> None:
 
 
 def test_what_was_not_launched_is_charged_what_is_typical() -> None:
-    outcomes: dict[Request, Outcome] = {request(n): measured(10.0 + n) for n in range(COUNT)}
+    outcomes: dict[CandidateRequest, Outcome] = {request(n): measured(10.0 + n) for n in range(COUNT)}
     launches: list[Candidate | PlacedTransform] = [Candidate((n,), "lib", 10.0 + n) for n in range(COUNT - 1)]
     times = [1.5 * (10.0 + n) + 2.0 for n in range(COUNT - 1)]
     times[7] = 100.0
     launches.append(PlacedTransform(3, CHANGE, 4.0))
     times.append(5.0)
-    whole = Request(tuple(range(COUNT)), "engine")
+    whole = CandidateRequest(tuple(range(COUNT)), "engine")
     slower = request(1, "other")
     outcomes |= {whole: measured(500.0), slower: Slower(30.0, 11.0, 3)}
     costs = UNCALIBRATED.learn(outcomes, launches, times, 0.0)
@@ -74,7 +74,7 @@ def test_what_was_not_launched_is_charged_what_is_typical() -> None:
 
 def test_times_of_an_earlier_run_are_as_in_the_latest_one() -> None:
     """The second run is on a machine that is twice as slow. The kernel that it lacks keeps its place."""
-    outcomes: dict[Request, Outcome] = {request(n): measured(20.0) for n in range(COUNT)}
+    outcomes: dict[CandidateRequest, Outcome] = {request(n): measured(20.0) for n in range(COUNT)}
     launches = [Candidate((n,), "lib", 20.0) for n in range(COUNT)]
     first = UNCALIBRATED.learn(outcomes, launches, [30.0, *([22.0] * (COUNT - 1))], 0.0)
     second = first.learn(outcomes, launches[1:], [44.0] * (COUNT - 1), 0.0)

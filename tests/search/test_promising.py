@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.kernel.options import Variant
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
 from collage.search.promising import promising
 
 
 def offers(backend: str, *node_sets: Iterable[int], precision: str = "") -> list[Offer]:
     variant = Variant(precision=precision)
-    return [Offer(Request(tuple(sorted(nodes)), backend, variant), "pattern") for nodes in node_sets]
+    return [Offer(CandidateRequest(tuple(sorted(nodes)), backend, variant), "pattern") for nodes in node_sets]
 
 
 def chosen(found: Iterable[Offer]) -> set[tuple[str, tuple[int, ...]]]:

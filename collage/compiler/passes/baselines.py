@@ -17,7 +17,7 @@ from collage.compiler.events import Considered
 from collage.compiler.plan import Plan, form_label
 from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_plans import whole_plan, whole_requests
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
@@ -93,7 +93,7 @@ class Baselines:
 
     def _outcomes(
         self, context: Context, compilation: Compilation, everything: tuple[int, ...]
-    ) -> dict[Request, Outcome]:
+    ) -> dict[CandidateRequest, Outcome]:
         requests = whole_requests(context, compilation, context.build)
         measurer = context.workbench(compilation).measurer
         usual = measurer.measure([each for each in requests if each.profile == USUAL])

@@ -21,7 +21,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.schedule.dag import Dag
 from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
@@ -76,7 +76,11 @@ class Concurrency:
         return replace(compilation, plans=(*others, plan)).told(*considered)
 
     def _best(
-        self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str], barrier_us: float
+        self,
+        bench: Workbench,
+        launches: _Launches,
+        tunings: Mapping[CandidateRequest, str],
+        barrier_us: float,
     ) -> Plan | None:
         """The plan of the schedule that took the least time when it was run, or None where none was run."""
         base, single = launches.base, launches.single_threaded

@@ -11,7 +11,7 @@ from collage.backends.base import BackendKind
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import HOST
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
 from collage.search.cuts import Nodes, needless_cuts
@@ -103,7 +103,7 @@ class Measure:
         return found
 
     def _rivals_us(
-        self, compilation: Compilation, requests: Sequence[Request]
+        self, compilation: Compilation, requests: Sequence[CandidateRequest]
     ) -> Mapping[tuple[int, ...], float]:
         """What a request has to beat alone, in microseconds, by its nodes: all kernels of the mix that share some."""
         mix = None if compilation.proposal is None else compilation.proposal.mix
@@ -139,9 +139,9 @@ class Measure:
             )
         }
 
-    def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:
+    def _typical(self, outcomes: Mapping[CandidateRequest, Outcome]) -> list[CandidateRequest]:
         """A few candidates of each backend on the host, one backend after another."""
-        by_backend: dict[str, list[tuple[float, Request]]] = {}
+        by_backend: dict[str, list[tuple[float, CandidateRequest]]] = {}
         for request, outcome in outcomes.items():
             storages = (*request.variant.inputs, *request.variant.outputs)
             on_host = all(each.device == HOST for each in storages)
@@ -155,5 +155,5 @@ class Measure:
         return [request for turn in zip_longest(*nearest) for request in turn if request is not None]
 
 
-def _by_distance(pair: tuple[float, Request]) -> tuple[float, tuple[int, ...]]:
+def _by_distance(pair: tuple[float, CandidateRequest]) -> tuple[float, tuple[int, ...]]:
     return pair[0], pair[1].nodes

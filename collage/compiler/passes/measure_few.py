@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import PLAIN
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Outcome
 from collage.search.candidates import Offer
 from collage.search.promising import promising
@@ -44,7 +44,9 @@ class MeasureFew:
         return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
 
 
-def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer]) -> dict[Request, Outcome]:
+def _measured(
+    context: Context, compilation: Compilation, offers: Sequence[Offer]
+) -> dict[CandidateRequest, Outcome]:
     """Measure the offers: each engine on the whole model, then kernels, and those of reduced precision last.
 
     So there is a placement as soon as possible.
@@ -52,7 +54,7 @@ def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer
     measurer, count = context.workbench(compilation).measurer, len(compilation.imported.graph.nodes)
     requests = [offer.request for offer in offers]
     kernels = [request for request in requests if len(request.nodes) < count]
-    found: dict[Request, Outcome] = {}
+    found: dict[CandidateRequest, Outcome] = {}
     for part in (
         [request for request in requests if len(request.nodes) == count],
         [request for request in kernels if not request.variant.precision],

@@ -20,7 +20,7 @@ from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection, RejectionKind
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
@@ -96,7 +96,7 @@ class Place:
 
     def _search(
         self, context: Context, compilation: Compilation, doubts: bool
-    ) -> tuple[Compilation, Searched, list[Request]]:
+    ) -> tuple[Compilation, Searched, list[CandidateRequest]]:
         """The compilation with a proposal, and the requests that are worth measuring to the end.
 
         Without ``doubts`` these are only those without which there is no placement.
@@ -126,13 +126,13 @@ class Place:
             doubtful = self._doubtful(mix, hoped=cheapest(context, proposed, parts, transforms_us))
         return proposed, Searched(time.perf_counter() - started), doubtful
 
-    def _doubtful(self, known: Placement, hoped: Placement) -> list[Request]:
+    def _doubtful(self, known: Placement, hoped: Placement) -> list[CandidateRequest]:
         """The kernels of the hoped-for placement that lost a race, where it gains enough beside the known one."""
         if _charged_us(hoped) > (1 - self.least_gain) * _charged_us(known):
             return []
         return [_request(c) for c in hoped.candidates if c.outrun]
 
-    def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
+    def _faulty(self, measurer: Measurer, outcomes: Mapping[CandidateRequest, Outcome]) -> frozenset[str]:
         """The backends with ``most_faults`` or more kernels that failed in networks."""
         failed = {
             measurer.key(request)
@@ -146,14 +146,14 @@ class Place:
         """Regions of engines to measure before the next round."""
         graph, proposal = compilation.imported.graph, compilation.placed
         engines = context.engines.keys()
-        suggested: dict[Request, str] = {}
+        suggested: dict[CandidateRequest, str] = {}
         for nodes, name in region_merges(proposal.mix, engines, {VIEW}) if proposal.mix else []:
             variant = Variant(precision=_precision(proposal.mix, nodes))
-            suggested[Request(nodes, name, variant)] = "neighbours on one engine"
+            suggested[CandidateRequest(nodes, name, variant)] = "neighbours on one engine"
         order = branch_order(graph)
         for region in self._large_regions(context, proposal, len(graph.nodes)):
             for nodes in region_splits(order, proposal.candidates, region, compilation.epsilon_us):
-                request = Request(nodes, region.backend, Variant(precision=region.variant.precision))
+                request = CandidateRequest(nodes, region.backend, Variant(precision=region.variant.precision))
                 suggested.setdefault(request, "beside a kernel that another does faster")
         return [
             Offer(request, why)
@@ -199,8 +199,8 @@ def _precision(mix: Placement | None, nodes: Collection[int]) -> str:
     return max(found, default="")
 
 
-def _request(candidate: Candidate) -> Request:
-    return Request(candidate.nodes, candidate.backend, candidate.variant)
+def _request(candidate: Candidate) -> CandidateRequest:
+    return CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
 
 
 def _charged_us(placement: Placement) -> float:

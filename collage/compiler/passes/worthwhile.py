@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from collage.compiler.by_known import least_by_known, placed_by_known
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Outcome
 
 log = logging.getLogger(__name__)
@@ -44,16 +44,16 @@ class Worthwhile:
         self,
         context: Context,
         compilation: Compilation,
-        requests: Sequence[Request],
+        requests: Sequence[CandidateRequest],
         rivals_us: Mapping[tuple[int, ...], float],
-    ) -> dict[Request, Outcome]:
+    ) -> dict[CandidateRequest, Outcome]:
         """The outcomes of the requests, which are in the order of what they could gain, without those that are left."""
         measurer, epsilon_us = context.workbench(compilation).measurer, compilation.epsilon_us
         may_end = len(requests) > self.fruitless * self.piece and context.options.effort.races
         unknown = compilation.errors is None and any(request.variant.precision for request in requests)
         if compilation.proposal is None or unknown or not may_end:
             return measurer.race(requests, rivals_us, epsilon_us)
-        outcomes: dict[Request, Outcome] = {}
+        outcomes: dict[CandidateRequest, Outcome] = {}
         best_us = self._predicted_us(context, compilation)
         made, idle, left_s = measurer.made_in_all, 0, context.course.deadline.remaining_s
         for done, asked in _pieces(requests, self.piece):
@@ -89,7 +89,9 @@ class Worthwhile:
         return exact_us, *reduced_us
 
 
-def _pieces(requests: Sequence[Request], size: int) -> Iterator[tuple[int, Sequence[Request]]]:
+def _pieces(
+    requests: Sequence[CandidateRequest], size: int
+) -> Iterator[tuple[int, Sequence[CandidateRequest]]]:
     """The requests in pieces of whole regions with at least ``size`` requests, each with the number done after it."""
     start = 0
     for end, request in enumerate(requests):

@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collage.frontend.export.emit import DATA_LAYOUTS, Call, Maker, OnnxAttr
+from collage.frontend.export.emit import DATA_LAYOUTS, ExportedCall, Maker, OnnxAttr
 from collage.graph.dataflow import np_dtype
 
 
-def _matmul(c: Call) -> str:
+def _matmul(c: ExportedCall) -> str:
     """The product is accumulated in the output's dtype, so the inputs are cast to it."""
     return c.op("MatMul", *(c.cast(x, t.dtype, c.out.dtype) for x, t in zip(c.x, c.types, strict=True)))
 
 
-def _einsum(c: Call) -> str:
+def _einsum(c: ExportedCall) -> str:
     return c.op("Einsum", *c.x, equation=c.text("subscripts"))
 
 
-def _pads(c: Call, rank: int) -> tuple[int, ...]:
+def _pads(c: ExportedCall, rank: int) -> tuple[int, ...]:
     padding = c.integers("padding")
     return padding if len(padding) == 2 * rank else padding * (2 * rank // len(padding))
 
 
-def _windowed(c: Call, kernel_layouts: Sequence[str]) -> dict[str, OnnxAttr]:
+def _windowed(c: ExportedCall, kernel_layouts: Sequence[str]) -> dict[str, OnnxAttr]:
     rank = len(c.types[0].shape) - 2
     data, kernel = c.text("data_layout"), c.text("kernel_layout")
     c.need(data in DATA_LAYOUTS and c.text("out_layout") in ("", data), f"data layout {data}")
@@ -40,16 +40,16 @@ def _windowed(c: Call, kernel_layouts: Sequence[str]) -> dict[str, OnnxAttr]:
     }
 
 
-def _conv(c: Call) -> str:
+def _conv(c: ExportedCall) -> str:
     return c.op("Conv", *c.x, **_windowed(c, ("OIW", "OIHW", "OIDHW")))
 
 
-def _conv_transpose(c: Call) -> str:
+def _conv_transpose(c: ExportedCall) -> str:
     attrs = _windowed(c, ("IOW", "IOHW", "IODHW"))
     return c.op("ConvTranspose", *c.x, output_padding=c.integers("output_padding"), **attrs)
 
 
-def _attention(c: Call) -> str:
+def _attention(c: ExportedCall) -> str:
     """Tensors are (batch, sequence, heads, size). The optional bias is added to the scores before the softmax."""
     c.need(c.attr("causal_mask") is None and c.attr("window_size") is None, "masked attention")
     scale = c.attr("scale")
@@ -64,7 +64,7 @@ def _attention(c: Call) -> str:
 
 
 def _pool(op: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         layout, data = c.text("layout"), c.types[0].shape
         c.need(layout in DATA_LAYOUTS and c.text("out_layout") in ("", layout), f"layout {layout}")
         kernel, strides, dilation = c.integers("pool_size"), c.integers("strides"), c.integers("dilation")
@@ -94,7 +94,7 @@ def _pool(op: str) -> Maker:
     return make
 
 
-def _adaptive_avg_pool(c: Call) -> str:
+def _adaptive_avg_pool(c: ExportedCall) -> str:
     c.need(c.text("layout") in DATA_LAYOUTS, f"layout {c.text('layout')}")
     data, out = c.types[0].shape[2:], c.out.shape[2:]
     if all(extent == 1 for extent in out):
@@ -104,14 +104,14 @@ def _adaptive_avg_pool(c: Call) -> str:
     return c.op("AveragePool", c.x[0], kernel_shape=kernel, strides=kernel)
 
 
-def _batch_norm(c: Call) -> list[str | None]:
+def _batch_norm(c: ExportedCall) -> list[str | None]:
     c.need(not c.attr("training"), "batch normalisation in training")
     c.need(c.axis() == 1, "the channels are not on axis 1")
     c.need(c.attr("center") and c.attr("scale"), "batch normalisation without centre or scale")
     return [c.op("BatchNormalization", *c.x, epsilon=c.real("epsilon")), c.x[3], c.x[4]]
 
 
-def _trailing(c: Call, axes: tuple[int, ...]) -> None:
+def _trailing(c: ExportedCall, axes: tuple[int, ...]) -> None:
     rank = len(c.types[0].shape)
     c.need(
         axes and axes == tuple(range(rank - len(axes), rank)),
@@ -119,14 +119,14 @@ def _trailing(c: Call, axes: tuple[int, ...]) -> None:
     )
 
 
-def _layer_norm(c: Call) -> str:
+def _layer_norm(c: ExportedCall) -> str:
     c.need_opset(17)
     axes = c.axes("axes")
     _trailing(c, axes)
     return c.op("LayerNormalization", *c.x, axis=axes[0], epsilon=c.real("epsilon"))
 
 
-def _rms_norm(c: Call) -> str:
+def _rms_norm(c: ExportedCall) -> str:
     """The result is x / sqrt(mean(x²) + ε) · weight, calculated in at least 32 bits."""
     axes, dtype = c.axes("axes"), c.out.dtype
     _trailing(c, axes)
@@ -137,18 +137,18 @@ def _rms_norm(c: Call) -> str:
     return c.cast(c.op("Mul", c.op("Div", x, root), c.cast(c.x[1], dtype, wide)), wide, dtype)
 
 
-def _spatial(c: Call) -> None:
+def _spatial(c: ExportedCall) -> None:
     rank = len(c.types[0].shape)
     c.need(c.axis("channel_axis") == 1, "the channels are not on axis 1")
     c.need(c.axes("axes") == tuple(range(2, rank)), "normalises over other axes than the spatial ones")
 
 
-def _instance_norm(c: Call) -> str:
+def _instance_norm(c: ExportedCall) -> str:
     _spatial(c)
     return c.op("InstanceNormalization", *c.x, epsilon=c.real("epsilon"))
 
 
-def _group_norm(c: Call) -> str:
+def _group_norm(c: ExportedCall) -> str:
     """An InstanceNormalization over (batch, groups, rest). GroupNormalization of operator set 18 differs."""
     _spatial(c)
     groups, (batch, channels, *rest), dtype = c.integer("num_groups"), c.out.shape, c.out.dtype
@@ -160,7 +160,7 @@ def _group_norm(c: Call) -> str:
     return c.op("Add", scaled, c.reshape(c.x[2], per_channel))
 
 
-def _reduction_axes(c: Call) -> tuple[int, ...]:
+def _reduction_axes(c: ExportedCall) -> tuple[int, ...]:
     c.need(c.attr("axis") != (), "a reduction over no axes")
     return c.axes()
 
@@ -169,18 +169,18 @@ def _reduce(op: str) -> Maker:
     return lambda c: c.reduce(op, c.x[0], _reduction_axes(c), bool(c.attr("keepdims")))
 
 
-def _variance(c: Call) -> str:
+def _variance(c: ExportedCall) -> str:
     axes = _reduction_axes(c)
     centred = c.op("Sub", c.x[0], c.reduce("ReduceMean", c.x[0], axes, True))
     return c.reduce("ReduceMean", c.op("Mul", centred, centred), axes, bool(c.attr("keepdims")))
 
 
-def _std(c: Call) -> str:
+def _std(c: ExportedCall) -> str:
     return c.op("Sqrt", _variance(c))
 
 
 def _arg_reduce(op: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         if c.attr("axis") is not None:
             index = c.op(op, c.x[0], axis=c.axis(), keepdims=int(bool(c.attr("keepdims"))))
         else:
@@ -192,7 +192,7 @@ def _arg_reduce(op: str) -> Maker:
 
 
 def _cumulate(op: str, opset: int) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         c.need_opset(opset)
         x = c.x[0] if c.attr("axis") is not None else c.reshape(c.x[0], c.out.shape)
         axis = c.ints(c.axis() if c.attr("axis") is not None else 0)
@@ -203,7 +203,7 @@ def _cumulate(op: str, opset: int) -> Maker:
     return make
 
 
-def _topk(c: Call) -> list[str | None]:
+def _topk(c: ExportedCall) -> list[str | None]:
     axis, kind = c.axis(), c.text("ret_type")
     k = c.out.shape[axis]
     values, index = c.ops(

@@ -8,7 +8,7 @@ import numpy as np
 
 from collage.frontend.export.emit import (
     DATA_LAYOUTS,
-    Call,
+    ExportedCall,
     Maker,
     OnnxAttr,
     as_integers,
@@ -21,33 +21,33 @@ _BEGIN = -(2**63)
 """The end of a backward Slice that includes element 0."""
 
 
-def _reshape(c: Call) -> str:
+def _reshape(c: ExportedCall) -> str:
     return c.reshape(c.x[0], c.out.shape)
 
 
-def _permute(c: Call) -> str:
+def _permute(c: ExportedCall) -> str:
     rank = len(c.out.shape)
     axes = range(rank)[::-1] if c.attr("axes") is None else [a % rank for a in c.integers("axes")]
     return c.op("Transpose", c.x[0], perm=tuple(axes))
 
 
-def _concat(c: Call) -> str:
+def _concat(c: ExportedCall) -> str:
     return c.op("Concat", *c.x, axis=c.axis())
 
 
-def _stack(c: Call) -> str:
+def _stack(c: ExportedCall) -> str:
     axis = (0 if c.attr("axis") is None else c.integer("axis")) % len(c.out.shape)
     each = (*c.out.shape[:axis], 1, *c.out.shape[axis + 1 :])
     return c.op("Concat", *(c.reshape(x, each) for x in c.x), axis=axis)
 
 
-def _split(c: Call) -> list[str]:
+def _split(c: ExportedCall) -> list[str]:
     axis = c.axis()
     sizes = [t.shape[axis] for t in c.out_types]
     return c.ops("Split", len(sizes), c.x[0], c.ints(sizes), axis=axis)
 
 
-def _strided_slice(c: Call) -> str:
+def _strided_slice(c: ExportedCall) -> str:
     """Starts are wrapped and clamped here. Ends are calculated from the result's shape, so that none is ambiguous."""
     c.need(len(c.x) == 1, "slice bounds that are tensors")
     shape, rank = c.types[0].shape, len(c.types[0].shape)
@@ -66,11 +66,11 @@ def _strided_slice(c: Call) -> str:
     return c.op("Slice", c.x[0], c.ints(starts), c.ints(stops), c.ints(axes), c.ints(steps))
 
 
-def _flip(c: Call) -> str:
+def _flip(c: ExportedCall) -> str:
     return c.slice(c.x[0], c.axis(), -1, _BEGIN, -1)
 
 
-def _take(c: Call) -> str:
+def _take(c: ExportedCall) -> str:
     """An index out of range is an error in ONNX, so a Gather agrees with all modes but "nan" on valid ones."""
     c.need(c.text("mode") in ("fast", "wrap", "clip"), f"out-of-range mode {c.text('mode')}")
     index = c.ints(c.integer("arg1")) if "arg1" in c.node.attrs else c.x[1]
@@ -79,11 +79,11 @@ def _take(c: Call) -> str:
     return c.op("Gather", c.x[0], index, axis=c.axis())
 
 
-def _gather_elements(c: Call) -> str:
+def _gather_elements(c: ExportedCall) -> str:
     return c.op("GatherElements", *c.x, axis=c.axis())
 
 
-def _gather_nd(c: Call) -> str:
+def _gather_nd(c: ExportedCall) -> str:
     return c.op("GatherND", *c.x, batch_dims=c.integer("batch_dims"))
 
 
@@ -97,7 +97,7 @@ _SCATTER_REDUCTIONS = {
 
 
 def _scatter(op: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         kind = c.text("reduction")
         c.need(kind in _SCATTER_REDUCTIONS, f"reduction {kind}")
         reduction, opset = _SCATTER_REDUCTIONS[kind]
@@ -110,17 +110,17 @@ def _scatter(op: str) -> Maker:
     return make
 
 
-def _expand(c: Call) -> str:
+def _expand(c: ExportedCall) -> str:
     return c.op("Expand", c.x[0], c.ints(c.out.shape))
 
 
-def _tile(c: Call) -> str:
+def _tile(c: ExportedCall) -> str:
     shape, repeats, rank = c.types[0].shape, c.integers("repeats"), len(c.out.shape)
     x = c.x[0] if len(shape) == rank else c.reshape(c.x[0], (*[1] * (rank - len(shape)), *shape))
     return c.op("Tile", x, c.ints([1] * (rank - len(repeats)) + list(repeats)))
 
 
-def _repeat(c: Call) -> str:
+def _repeat(c: ExportedCall) -> str:
     shape, count = c.types[0].shape, c.integer("repeats")
     shape, axis = ((c.types[0].size,), 0) if c.attr("axis") is None else (shape, c.axis())
     single = c.reshape(c.x[0], (*shape[: axis + 1], 1, *shape[axis + 1 :]))
@@ -136,7 +136,7 @@ _PAD_MODES = {
 }
 
 
-def _pad(c: Call) -> str:
+def _pad(c: ExportedCall) -> str:
     """Relax has the widths before and after for each axis in turn. ONNX has all widths before, then all after."""
     widths = c.integers("pad_width")
     c.need(c.text("pad_mode") in _PAD_MODES, f"pad mode {c.text('pad_mode')}")
@@ -147,13 +147,13 @@ def _pad(c: Call) -> str:
     return c.op("Pad", c.x[0], pads, *value, mode=mode)
 
 
-def _pixel_shuffle(c: Call) -> str:
+def _pixel_shuffle(c: ExportedCall) -> str:
     c.need(len(c.types[0].shape) == 4, "pixel shuffle of other than 4 axes")
     return c.op("DepthToSpace", c.x[0], blocksize=c.integer("upscale_factor"), mode="CRD")
 
 
 def _trilu(upper: int) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         c.need_opset(14)
         return c.op("Trilu", c.x[0], c.ints(c.integer("arg1")), upper=upper)
 
@@ -164,31 +164,31 @@ def _filled(value: int) -> Maker:
     return lambda c: c.op("Expand", c.number(value, c.out.dtype), c.ints(c.out.shape))
 
 
-def _full(c: Call) -> str:
+def _full(c: ExportedCall) -> str:
     """The fill value is the last input: the only one of full, or the second one of full_like."""
     c.need(c.types and c.types[-1].size == 1 and "arg1" not in c.node.attrs, "a fill value that is no tensor")
     value = c.reshape(c.cast(c.x[-1], c.types[-1].dtype, c.out.dtype), ())
     return c.op("Expand", value, c.ints(c.out.shape))
 
 
-def _arange(c: Call) -> str:
+def _arange(c: ExportedCall) -> str:
     bounds = [c.real(name) if is_float(c.out.dtype) else c.integer(name) for name in ("arg0", "arg1", "arg2")]
     values = np.arange(*bounds).astype(np_dtype(c.out.dtype))
     c.need(values.shape == c.out.shape, "an arange whose bounds do not fit its shape")
     return c.array(values)
 
 
-def _eye(c: Call) -> str:
+def _eye(c: ExportedCall) -> str:
     rows, columns = c.out.shape
     offset = c.integer("arg1" if c.node.op == "eye_like" else "arg2")
     return c.array(np.eye(rows, columns, offset, dtype=np_dtype(c.out.dtype)))
 
 
-def _size(c: Call) -> str:
+def _size(c: ExportedCall) -> str:
     return c.number(c.types[0].size, c.out.dtype)
 
 
-def _one_hot(c: Call) -> str:
+def _one_hot(c: ExportedCall) -> str:
     """The indices are compared with 0 ... depth-1, since ONNX's OneHot would wrap negative indices."""
     rank, dtype = len(c.out.shape), c.types[0].dtype
     axis = c.integer("axis") % rank
@@ -203,7 +203,7 @@ _COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-def _resize(c: Call) -> str:
+def _resize(c: ExportedCall) -> str:
     mode, coordinates = c.text("method"), c.text("coordinate_transformation_mode")
     rank = len(c.out.shape)
     c.need(c.text("layout") in DATA_LAYOUTS, f"layout {c.text('layout')}")
@@ -234,7 +234,7 @@ _GRID_MODES = {
 }
 
 
-def _grid_sample(c: Call) -> str:
+def _grid_sample(c: ExportedCall) -> str:
     """Relax has the coordinates on axis 1 of the grid, and ONNX on the last axis. Set 20 has renamed the modes."""
     rank, mode = len(c.out.shape), c.text("method")
     c.need(c.text("layout") in DATA_LAYOUTS and mode in _GRID_MODES, f"method {mode}")
@@ -247,7 +247,7 @@ def _grid_sample(c: Call) -> str:
     )
 
 
-def _affine_grid(c: Call) -> str:
+def _affine_grid(c: ExportedCall) -> str:
     c.need_opset(20)
     batch, rank = c.out.shape[0], len(c.out.shape)
     size = c.ints([batch, 1, *as_integers(c.attr("arg1"))])
@@ -255,7 +255,7 @@ def _affine_grid(c: Call) -> str:
     return c.op("Transpose", grid, perm=(0, rank - 1, *range(1, rank - 1)))
 
 
-def _roi_align(c: Call) -> str:
+def _roi_align(c: ExportedCall) -> str:
     """Relax has the batch index in column 0 of the regions, and does not shift them by half a pixel."""
     c.need_opset(16)
     c.need(c.text("layout") == "NCHW" and c.text("mode") == "avg", f"{c.text('mode')} in {c.text('layout')}")
@@ -279,7 +279,7 @@ def _roi_align(c: Call) -> str:
     )
 
 
-def _roi_pool(c: Call) -> str:
+def _roi_pool(c: ExportedCall) -> str:
     c.need(c.text("layout") == "NCHW", f"layout {c.text('layout')}")
     return c.op(
         "MaxRoiPool", *c.x, pooled_shape=c.integers("pooled_size"), spatial_scale=c.real("spatial_scale")

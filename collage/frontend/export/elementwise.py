@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from collage.frontend.export.emit import Call, Maker, OnnxAttr, element_type, is_float
+from collage.frontend.export.emit import ExportedCall, Maker, OnnxAttr, element_type, is_float
 
 
 def _same(op: str, **attrs: OnnxAttr) -> Maker:
@@ -14,7 +14,7 @@ def _same(op: str, **attrs: OnnxAttr) -> Maker:
 
 
 def _of_bools(op: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         c.need(all(t.dtype == "bool" for t in c.types), "ONNX has it for bool only")
         return c.op(op, *c.x)
 
@@ -22,7 +22,7 @@ def _of_bools(op: str) -> Maker:
 
 
 def _bitwise(op: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         c.need_opset(18)
         return c.op(op, *c.x)
 
@@ -30,34 +30,34 @@ def _bitwise(op: str) -> Maker:
 
 
 def _shift(direction: str) -> Maker:
-    def make(c: Call) -> str:
+    def make(c: ExportedCall) -> str:
         c.need(c.out.dtype.startswith("uint"), "ONNX shifts unsigned integers only")
         return c.op("BitShift", *c.x, direction=direction)
 
     return make
 
 
-def _not_equal(c: Call) -> str:
+def _not_equal(c: ExportedCall) -> str:
     return c.op("Not", c.op("Equal", *c.x))
 
 
-def _rsqrt(c: Call) -> str:
+def _rsqrt(c: ExportedCall) -> str:
     return c.op("Reciprocal", c.op("Sqrt", c.x[0]))
 
 
-def _square(c: Call) -> str:
+def _square(c: ExportedCall) -> str:
     return c.op("Mul", c.x[0], c.x[0])
 
 
-def _trunc(c: Call) -> str:
+def _trunc(c: ExportedCall) -> str:
     return c.op("Mul", c.op("Sign", c.x[0]), c.op("Floor", c.op("Abs", c.x[0])))
 
 
-def _isfinite(c: Call) -> str:
+def _isfinite(c: ExportedCall) -> str:
     return c.op("Not", c.op("Or", c.op("IsNaN", c.x[0]), c.op("IsInf", c.x[0])))
 
 
-def _floor_divide(c: Call) -> str:
+def _floor_divide(c: ExportedCall) -> str:
     """ONNX rounds quotients of integers towards zero. One is subtracted where the remainder has the other sign."""
     quotient = c.op("Div", *c.x)
     if is_float(c.out.dtype):
@@ -70,14 +70,14 @@ def _floor_divide(c: Call) -> str:
     return c.op("Sub", quotient, c.op("Cast", below, to=element_type(c.out.dtype)))
 
 
-def _floor_mod(c: Call) -> str:
+def _floor_mod(c: ExportedCall) -> str:
     """The remainder has the divisor's sign. ONNX has this operator for integers only."""
     if not is_float(c.out.dtype):
         return c.op("Mod", *c.x, fmod=0)
     return c.op("Sub", c.x[0], c.op("Mul", c.x[1], c.op("Floor", c.op("Div", *c.x))))
 
 
-def _clip(c: Call) -> str:
+def _clip(c: ExportedCall) -> str:
     bounds = []
     for name in ("arg1", "arg2"):
         bound = c.real(name)
@@ -85,26 +85,26 @@ def _clip(c: Call) -> str:
     return c.op("Clip", c.x[0], *bounds)
 
 
-def _relu(c: Call) -> str:
+def _relu(c: ExportedCall) -> str:
     if is_float(c.out.dtype):
         return c.op("Relu", c.x[0])
     return c.op("Max", c.x[0], c.number(0, c.out.dtype))
 
 
-def _relu6(c: Call) -> str:
+def _relu6(c: ExportedCall) -> str:
     return c.op("Clip", c.x[0], c.number(0, c.out.dtype), c.number(6, c.out.dtype))
 
 
-def _leaky_relu(c: Call) -> str:
+def _leaky_relu(c: ExportedCall) -> str:
     return c.op("LeakyRelu", c.x[0], alpha=c.real("alpha"))
 
 
-def _prelu(c: Call) -> str:
+def _prelu(c: ExportedCall) -> str:
     after = len(c.types[0].shape) - 1 - c.axis()
     return c.op("PRelu", c.x[0], c.reshape(c.x[1], (*c.types[1].shape, *[1] * after)))
 
 
-def _gelu(c: Call) -> str:
+def _gelu(c: ExportedCall) -> str:
     if c.opset >= 20:
         return c.op("Gelu", c.x[0])
     dtype = c.out.dtype
@@ -113,7 +113,7 @@ def _gelu(c: Call) -> str:
     return c.op("Mul", half, c.op("Add", erf, c.number(1.0, dtype)))
 
 
-def _gelu_tanh(c: Call) -> str:
+def _gelu_tanh(c: ExportedCall) -> str:
     if c.opset >= 20:
         return c.op("Gelu", c.x[0], approximate="tanh")
     dtype, x = c.out.dtype, c.x[0]
@@ -123,11 +123,11 @@ def _gelu_tanh(c: Call) -> str:
     return c.op("Mul", c.op("Mul", x, c.number(0.5, dtype)), c.op("Add", tanh, c.number(1.0, dtype)))
 
 
-def _silu(c: Call) -> str:
+def _silu(c: ExportedCall) -> str:
     return c.op("Mul", c.x[0], c.op("Sigmoid", c.x[0]))
 
 
-def _softplus(c: Call) -> str:
+def _softplus(c: ExportedCall) -> str:
     beta = c.real("beta")
     c.need(c.real("threshold") >= 20, "Softplus with a threshold below 20 is no ONNX Softplus")
     if beta == 1:
@@ -136,7 +136,7 @@ def _softplus(c: Call) -> str:
     return c.op("Div", c.op("Softplus", c.op("Mul", c.x[0], factor)), factor)
 
 
-def _cast(c: Call) -> str:
+def _cast(c: ExportedCall) -> str:
     c.need("float8" not in c.out.dtype, "Relax does not say whether a cast to 8-bit floats saturates")
     return c.op("Cast", c.x[0], to=element_type(c.out.dtype))
 
@@ -145,16 +145,16 @@ def _softmax(op: str) -> Maker:
     return lambda c: c.op(op, c.x[0], axis=c.axis())
 
 
-def _first(c: Call) -> list[str | None]:
+def _first(c: ExportedCall) -> list[str | None]:
     return [c.x[0]]
 
 
-def _quantize(c: Call) -> str:
+def _quantize(c: ExportedCall) -> str:
     c.need(c.out.dtype == c.types[2].dtype, f"gives {c.out.dtype} with a zero point of {c.types[2].dtype}")
     return c.op("QuantizeLinear", *c.x, axis=c.axis())
 
 
-def _dequantize(c: Call) -> str:
+def _dequantize(c: ExportedCall) -> str:
     c.need(c.types[0].dtype == c.types[2].dtype, f"a zero point of {c.types[2].dtype} for {c.types[0].dtype}")
     return c.cast(c.op("DequantizeLinear", *c.x, axis=c.axis()), c.types[1].dtype, c.out.dtype)
 

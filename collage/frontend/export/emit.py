@@ -13,7 +13,7 @@ import onnx
 from collage.graph.dataflow import Array, Attr, Graph, Node, TensorType, np_dtype
 
 OnnxAttr: TypeAlias = "int | float | str | Sequence[int] | Sequence[float]"
-Maker: TypeAlias = "Callable[[Call], str | Sequence[str | None]]"
+Maker: TypeAlias = "Callable[[ExportedCall], str | Sequence[str | None]]"
 
 DATA_LAYOUTS = ("NCW", "NCHW", "NCDHW")
 """The data layouts of ONNX, by their names in Relax."""
@@ -132,7 +132,7 @@ class _Pending:
     attrs: Mapping[str, OnnxAttr]
 
 
-class Call:
+class ExportedCall:
     """One operator of the graph, in the form that makers take. ``x`` are the names of its inputs, in order.
 
     A maker builds an expression with ``op`` and returns the name of its result, or the names of its results.

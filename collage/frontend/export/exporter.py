@@ -1,8 +1,8 @@
 """Writing a part of the graph as an ONNX model, node by node: whole ONNX nodes, and operators by their makers.
 
-The makers are a table: each writes the ONNX nodes of a family of Relax operators. A maker takes a ``Call`` and returns
-the names of its results, or raises ``InexpressibleError``. The nodes are valid from operator set 18 on. Most of them
-are valid from 13 on, and ``Call.need_opset`` guards the others.
+The makers are a table: each writes the ONNX nodes of a family of Relax operators. A maker takes an ``ExportedCall`` and
+returns the names of its results, or raises ``InexpressibleError``. The nodes are valid from operator set 18 on. Most of
+them are valid from 13 on, and ``ExportedCall.need_opset`` guards the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collage.frontend.export.compute import COMPUTE
 from collage.frontend.export.data import DATA
 from collage.frontend.export.elementwise import ELEMENTWISE
 from collage.frontend.export.emit import (
-    Call,
     Emitter,
+    ExportedCall,
     InexpressibleError,
     Maker,
     element_type,
@@ -38,7 +38,7 @@ class ExportError(Exception):
     """A part of the graph has no ONNX form. The message names the operator, its ONNX node, and the reason."""
 
 
-def make(c: Call) -> None:
+def make(c: ExportedCall) -> None:
     """Write the operator's ONNX nodes. Raises InexpressibleError."""
     c.finish(_maker(c.node.op)(c))
 
@@ -97,7 +97,7 @@ class Exporter:
             for value in node.inputs:
                 if value not in self.defined and not self.model.graph.is_constant(value):
                     raise InexpressibleError(f"it reads v{value}, which is no input of the part")
-            make(Call(self.emitter, node))
+            make(ExportedCall(self.emitter, node))
         except InexpressibleError as reason:
             raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from reason
         self.defined.update(node.outputs)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx
 
-from collage.frontend.export.emit import Call, Emitter, InexpressibleError
+from collage.frontend.export.emit import Emitter, ExportedCall, InexpressibleError
 from collage.frontend.export.exporter import DEFAULT_DOMAINS, Exporter, ExportError, make
 from collage.frontend.model import Model
 from collage.frontend.read.apart import filled
@@ -71,7 +71,7 @@ def can_export(model: Model, node: int) -> str | None:
     """Why the node cannot be written operator by operator; None when it can. It takes 0.05 ms."""
     emitter = Emitter(model.graph, max(model.opset, EXPORT_OPSET), ())
     try:
-        make(Call(emitter, model.graph.nodes[node]))
+        make(ExportedCall(emitter, model.graph.nodes[node]))
     except InexpressibleError as reason:
         return str(reason)
     return None

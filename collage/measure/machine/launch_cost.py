@@ -17,7 +17,7 @@ from collage.measure.timing.switch_cost import switch_cost_us
 from collage.measure.worker.plan_protocol import PlanKernel, Stage
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.process import WorkerDiedError
-from collage.measure.worker.protocol import MeasureSwitch, Request, SwitchCost, plan_folder
+from collage.measure.worker.protocol import CandidateRequest, MeasureSwitch, SwitchCost, plan_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json
 from collage.measure_db.keys import Fact, as_number
@@ -51,7 +51,7 @@ class LaunchCost:
         self._kernels = kernels
         self._key = RequestKeys(session.measured, settings).launch_cost_key()
 
-    def epsilon_us(self, requests: Sequence[Request]) -> float:
+    def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
         """The cost in microseconds; see ``switch_cost_us``.
 
         It is measured with the kernels of ``requests`` the first time, and remembered for the backends' versions, the
@@ -70,7 +70,7 @@ class LaunchCost:
             culprit = self._blamed(requests, died)
         return self.epsilon_us([each for each in requests if each != culprit])
 
-    def _measure(self, requests: tuple[Request, ...]) -> SwitchCost:
+    def _measure(self, requests: tuple[CandidateRequest, ...]) -> SwitchCost:
         """The cost, measured in the worker. Raises WorkerDiedError."""
         settings = self._settings
         limit_s = len(requests) * settings.limits.time_s  # all of them are built and run
@@ -78,7 +78,7 @@ class LaunchCost:
         found: SwitchCost = self._session.worker(settings.threads).ask(message, message.limit_s)
         return found
 
-    def _blamed(self, requests: Sequence[Request], died: WorkerDiedError) -> Request:
+    def _blamed(self, requests: Sequence[CandidateRequest], died: WorkerDiedError) -> CandidateRequest:
         """The request whose kernel was loaded, or ran, when the worker died. It is rejected."""
         stage, number, launch = WorkerPosition(plan_folder(self._session.folder)).now
         culprit = requests[launch if stage is Stage.SWITCH else number]

@@ -12,7 +12,7 @@ from statistics import median
 from collage.core.deadline import BudgetOverError
 from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 
 log = logging.getLogger(__name__)
 
@@ -142,5 +142,5 @@ class Builder:
 
 
 def _backend(kernel: PlanKernel) -> str:
-    assert isinstance(kernel.what, Request)
+    assert isinstance(kernel.what, CandidateRequest)
     return kernel.what.backend

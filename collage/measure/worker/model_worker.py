@@ -42,13 +42,13 @@ from collage.measure.worker.plan_worker import PlanWorker
 from collage.measure.worker.protocol import (
     ORIGINAL_FILE,
     VALUES,
+    CandidateRequest,
     Evaluate,
     Evaluated,
     Init,
     Measure,
     MeasureSwitch,
     MeasureTransform,
-    Request,
     Spent,
     SwitchCost,
     TellSpent,
@@ -184,7 +184,7 @@ class ModelWorker:
 
     def _make(self, message: Make) -> Made | Rejection:
         request, options = message.kernel.what, message.kernel.options
-        assert isinstance(request, Request)
+        assert isinstance(request, CandidateRequest)
         alike = self._alike.get(self._kind(request, options))
 
         def made() -> Made | Rejection:
@@ -204,7 +204,7 @@ class ModelWorker:
 
     def _build_ahead(self, kernel: PlanKernel) -> BuiltAhead | Rejection:
         request = kernel.what
-        assert isinstance(request, Request)
+        assert isinstance(request, CandidateRequest)
         began = time.perf_counter()
         try:
             artifact = self._source(request, kernel.options).compiled()
@@ -213,20 +213,20 @@ class ModelWorker:
         self._ahead.keep(kernel.key, artifact, Subgraph(self.model, request.nodes).constants)
         return BuiltAhead(time.perf_counter() - began)
 
-    def _source(self, request: Request, options: BuildOptions) -> KernelSource:
+    def _source(self, request: CandidateRequest, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
         original = load_model(Path(self._init.folder) / ORIGINAL_FILE) if request.original else None
         subgraph = Subgraph(self.model, request.nodes)
         return KernelSource(subgraph, self._backend(request.backend), options, original)
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
-        assert isinstance(kernel.what, Request)
+        assert isinstance(kernel.what, CandidateRequest)
         constants = Subgraph(self.model, kernel.what.nodes).constants
         self._artifacts.keep(kernel.key, artifact, constants)
         if not constants and not kernel.what.original:
             self._alike[self._kind(kernel.what, kernel.options)] = kernel
 
-    def _kind(self, request: Request, options: BuildOptions) -> tuple[str, str, BuildOptions]:
+    def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:
         """What the artifact of a region without constants depends on."""
         return Subgraph(self.model, request.nodes).digest, request.backend, options
 
@@ -260,7 +260,7 @@ class ModelWorker:
 
         return marked
 
-    def _kept(self, request: Request, options: BuildOptions) -> BoundKernel:
+    def _kept(self, request: CandidateRequest, options: BuildOptions) -> BoundKernel:
         """The kernel that was measured, or where an earlier compile did that, one that is built again.
 
         Raises RejectedError.

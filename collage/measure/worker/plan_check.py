@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collage.check.gate import Output, allowed_error, may_be_rounding
+from collage.check.gate import CheckedOutput, allowed_error, may_be_rounding
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
 from collage.frontend.model import Model
@@ -117,7 +117,7 @@ class _Judge:
         if error <= allowed:
             return ""
         plain = from_layout(stored, self._layouts[position], self._subgraph.output_types[position])
-        output = Output(position, plain, error, self._precision)
+        output = CheckedOutput(position, plain, error, self._precision)
         if may_be_rounding(self._samples, self._subgraph, self._sample, output):
             return ""
         what = f"differs by {error:.1e} of its scale" if np.isfinite(error) else "is wrong"

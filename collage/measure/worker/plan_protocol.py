@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.timing.effort import Effort
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Rejection, Timing
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PlanKernel:
     """What a launch runs, and the options that it is built with."""
 
-    what: Request | LayoutTransform
+    what: CandidateRequest | LayoutTransform
     options: BuildOptions
 
     @property

@@ -42,7 +42,7 @@ def plan_folder(folder: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Request:
+class CandidateRequest:
     """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant.
 
     ``original`` asks for the model as its author wrote it in the place of all nodes, with a ``profile`` of the backend.
@@ -109,7 +109,7 @@ class Measure:
     seconds.
     """
 
-    request: Request
+    request: CandidateRequest
     options: BuildOptions
     limit_s: float
     sample_s: float
@@ -132,7 +132,7 @@ class MeasureTransform:
 class MeasureSwitch:
     """Measure the cost of switching between kernels of these candidates. Reply: SwitchCost."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[CandidateRequest, ...]
     options: BuildOptions
     limit_s: float
     sample_s: float

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from collage.bench.compiled import Compiled, Options, compile_to
-from collage.bench.pareto import Contest, curve, module_name
+from collage.bench.pareto import ParetoRace, curve, module_name
 from collage.compiler.accuracy import Asked as Inputs
 from collage.compiler.metrics import Metric
 from collage.core.progress import Progress
@@ -76,7 +76,7 @@ def precision(
                 budget_s=asked.budget_s,
             )
         others = Inputs(0.0, Metric(), tuple(subject.draws[: asked.draws]), asked.draws)
-        contest = Contest(
+        contest = ParetoRace(
             *(subject.file, files, options.threads, options.rounds),
             processes=min(PROCESSES, options.rounds),
             shapes=subject.shapes,
