@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "architecture.md"
 OPTIONAL = (
     *("cuda", "jinja2", "matplotlib", "mkl", "onednn", "openai", "openvino"),
-    *("prometheus_client", "pydantic", "ray", "scipy", "starlette", "tensorrt", "tokenizers", "torch"),
+    *("prometheus_client", "pydantic", "ray", "starlette", "tensorrt", "tokenizers", "torch"),
     "uvicorn",
 )
 LOOSE = {"__init__", "__main__", "_version", "api", "onnx_backend", "errors"}

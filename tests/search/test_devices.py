@@ -28,10 +28,10 @@ from collage.patterns.match import Match
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, offers_of, possible_transforms
 from collage.search.dp import place
-from collage.search.exact import place_exact
 from collage.search.placement import Placement
 from collage.search.transforms import ValueTransform
 from tests.backends_for_tests import onnx_model
+from tests.search.exact import place_exact
 from tests.storage_formats import DEVICE
 from tests.strategies import graphs
 

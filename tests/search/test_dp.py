@@ -10,14 +10,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-import collage.search.exact
-from collage.errors import CollageError, NoPlacementError
+from collage.errors import NoPlacementError
 from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
 from collage.search.candidate import Candidate
 from collage.search.dp import place
-from collage.search.exact import place_exact
 from collage.search.placement import Placement, check_placement
+from tests.search.exact import place_exact
 from tests.strategies import GraphBuilder, graph_of, nasnet_like, problems
 
 EPSILON = 0.5
@@ -266,12 +265,3 @@ def test_a_large_network_is_solved_exactly(horizontal: bool) -> None:
     assert placement.exact
     assert placement == place(graph, candidates[::-1], 2.0)
     assert placement.predicted_us == pytest.approx(place_exact(graph, candidates, 2.0).predicted_us)
-
-
-def test_the_exact_solver_says_how_to_install_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(collage.search.exact, "import_module", missing)
-    with pytest.raises(CollageError, match=r"pip install '\.\[exact\]'"):
-        place_exact(graph_of([], 1), [Candidate((0,), "a", 1.0)], EPSILON)

@@ -14,10 +14,10 @@ from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
 from collage.search.dp import place
-from collage.search.exact import place_exact
 from collage.search.placement import finish
 from collage.search.transforms import PlacedTransform
 from tests.search.brute_force import EPSILON, Case, edges, least_cost
+from tests.search.exact import place_exact
 from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 from tests.strategies import TENSOR, GraphBuilder, problems
 

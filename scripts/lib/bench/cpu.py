@@ -12,7 +12,7 @@ from scripts.lib.bench.options import Models, takes_models, takes_options
 from scripts.lib.bench.output import head, show
 
 if TYPE_CHECKING:
-    from collage.bench.compiled import Options
+    from scripts.lib.studies.compiled import Options
 
 
 @click.command("cpu")
@@ -72,12 +72,12 @@ def command(
       scripts/bench cpu resnext50_32x4d --batch 8
       scripts/bench cpu dcgan --without native --without onednn
     """
-    from collage.bench.peak import measure_peak
     from collage.report.progress_display import display
     from scripts.lib.studies import tables
     from scripts.lib.studies.comparison import compare, geometric_means
     from scripts.lib.studies.contenders import choose
     from scripts.lib.studies.each import each, say
+    from scripts.lib.studies.peak import measure_peak
 
     chosen = choose(contenders)
     paths = models.find()

@@ -14,7 +14,7 @@ import click
 from collage.cli.options import DB_OPTION, THREADS_OPTION
 
 if TYPE_CHECKING:
-    from collage.bench.compiled import Options
+    from scripts.lib.studies.compiled import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,8 +94,8 @@ def only_option(what: str) -> Callable[[F], F]:
 def _options(
     threads: int | None, rounds: int | None, db: Path | None = None, tune_trials: int = 0
 ) -> Options:
-    from collage.bench.compiled import Options
     from collage.kernel.target import usable_cores
+    from scripts.lib.studies.compiled import Options
 
     return Options(threads or usable_cores(), rounds or 0, None if db is None else str(db), tune_trials)
 

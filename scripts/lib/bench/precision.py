@@ -24,7 +24,7 @@ from scripts.lib.bench.options import (
 from scripts.lib.bench.output import head, show
 
 if TYPE_CHECKING:
-    from collage.bench.compiled import Options
+    from scripts.lib.studies.compiled import Options
     from scripts.lib.studies.precision import Asked
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from collage.api import default_registry
-from collage.bench.compiled import Compiled, Options, compile_to
 from collage.bench.engines import OURS, Contest, bench, prepare
-from collage.bench.hot_regions import hot_regions
-from collage.bench.peak import Peak
 from collage.bench.race import race
-from collage.bench.work import Work, node_work
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.read.load import load_onnx
 from collage.frontend.rewrite.simplify import simplify
+from scripts.lib.studies.compiled import Compiled, Options, compile_to
 from scripts.lib.studies.contenders import Contenders
+from scripts.lib.studies.hot_regions import hot_regions
+from scripts.lib.studies.peak import Peak
+from scripts.lib.studies.work import Work, node_work
 
 
 def compare(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from collage.bench.compiled import Options
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.report.progress_display import display
+from scripts.lib.studies.compiled import Options
 
 INTERRUPTED = 130
 

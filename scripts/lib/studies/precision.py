@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from collage.bench.compiled import Compiled, Options, compile_to
 from collage.bench.pareto import ParetoRace, curve, module_name
 from collage.compiler.accuracy import Asked as Inputs
 from collage.compiler.metrics import Metric
 from collage.core.progress import Progress
+from scripts.lib.studies.compiled import Compiled, Options, compile_to
 
 PROCESSES = 3
 """The number of processes that each contender has, one after another."""

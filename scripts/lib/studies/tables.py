@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from collage.bench.engines import OURS
-from collage.bench.peak import Peak
 from collage.report.show_terminal import plain_table
 from scripts.lib.errors import largest
 from scripts.lib.studies.comparison import geometric_means
 from scripts.lib.studies.one_by_one import PROBLEM
+from scripts.lib.studies.peak import Peak
 
 Result = Mapping[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collage.bench.work import Work
 from collage.report.report import Report
 from collage.schedule.program import Program
 from collage.schedule.region import Region
+from scripts.lib.studies.work import Work
 
 TOP = 10
 _ARITHMETIC = ("conv", "matmul", "gemm")

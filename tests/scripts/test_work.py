@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from collage.bench.peak import gemm
-from collage.bench.work import Work, node_work
 from collage.frontend.rewrite.simplify import simplify
+from scripts.lib.studies.peak import gemm
+from scripts.lib.studies.work import Work, node_work
 from tests.models import conv_net, make_model
 
 

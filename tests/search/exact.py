@@ -10,10 +10,9 @@ about circles is used here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any
 
 import numpy as np
+from scipy import optimize, sparse
 
 from collage.errors import CollageError
 from collage.graph.convexity import CyclicPlacementError
@@ -41,10 +40,8 @@ def place_exact(
 
     With a ``budget`` the errors of its candidates add up to no more, as in ``dp_budget.place_within``.
 
-    It needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists, and ``CollageError``
-    when scipy is missing or the solver gives up.
+    Raises ``NoPlacementError`` if no placement exists, and ``CollageError`` if the solver gives up.
     """
-    optimize, sparse = _scipy()
     usable = contenders(graph, candidates, epsilon_us, margin)
     if not usable:
         return finish(graph, (), epsilon_us)
@@ -113,12 +110,3 @@ def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[ValueT
                         (value, LayoutTransform(graph.type_of(value), source, target)),
                         tuple(dict.fromkeys((*writer, *reader))),
                     )
-
-
-def _scipy() -> tuple[Any, Any]:
-    try:
-        return import_module("scipy.optimize"), import_module("scipy.sparse")
-    except ImportError as error:
-        raise CollageError(
-            "the exact solver needs scipy: pip install '.[exact]' in Collage's checkout"
-        ) from error
