@@ -189,6 +189,13 @@ def own(op: str, inputs: Sequence[str], outputs: Sequence[str] = ("m",), **attri
     return N(op, inputs, outputs, op, domain="com.microsoft", **attributes)
 
 
+def ends(op: str, domain: str = "") -> onnx.GraphProto:
+    """A branch that applies the operator to ``r``. It does not say of which shape its result is."""
+    result = helper.make_tensor_type_proto(FLOAT, None)
+    nodes = [helper.make_node(op, ["r"], ["e"], domain=domain)]
+    return helper.make_graph(nodes, "branch", [], [helper.make_value_info("e", result)])
+
+
 def packed(name: str, element: int, shape: Sequence[int]) -> onnx.TensorProto:
     low, high = (-8, 8) if element == TensorProto.INT4 else (0, 16)
     return helper.make_tensor(name, element, shape, RNG.integers(low, high, math.prod(shape)).tolist())
@@ -237,6 +244,22 @@ OF_ONNX_RUNTIME: dict[str, Callable[[], onnx.ModelProto]] = {
         ([2, 4, 8], [2, 4, 5]),
         {"w": normal(5, 8), "b": normal(5)},
     ),
+    "in a branch": lambda: between(
+        [
+            N("ReduceSum", ["r"], ["sum"], keepdims=0),
+            N("Greater", ["sum", "most"], ["many"]),
+            N(
+                "If",
+                ["many"],
+                ["m"],
+                "if",
+                then_branch=ends("Gelu", "com.microsoft"),
+                else_branch=ends("Sigmoid"),
+            ),
+        ],
+        ([2, 4, 8], [2, 4, 8]),
+        {"most": np.array(25, np.float32)},
+    ),
     "int4": lambda: dequantised(TensorProto.INT4),
     "uint4": lambda: dequantised(TensorProto.UINT4),
 }
@@ -260,19 +283,37 @@ def test_shapes_that_depend_on_numbers_are_not_taken_from_a_run(database: Path) 
         np.testing.assert_allclose(np.sort(module(x)), np.tanh(np.unique(np.maximum(x, 0))), rtol=1e-5)
 
 
-def test_declared_types_are_believed_where_nobody_infers_others() -> None:
-    """The number of positive rows depends on numbers, and the file says what it is."""
-    nodes = [N("Compress", ["x", "mask"], ["c"], axis=0), N("Relu", ["c"], ["y"])]
-    shapes = {"x": [4, 3], "mask": [4]}
-    for declared, found in (([2, 3], (2, 3)), ([2, 5], None), ([2, 3, 1], None)):
-        model = make_model(nodes, shapes, {"y": declared}, types={"mask": TensorProto.BOOL})
-        model.graph.value_info.append(helper.make_tensor_value_info("c", FLOAT, declared))
-        if found is None:
-            with pytest.raises(DataDependentError):
-                import_model(model)
-        else:
-            graph = import_model(model).graph
-            assert [graph.type_of(each).shape for each in graph.outputs] == [found]
+@pytest.mark.parametrize(
+    ("node", "other", "declared", "believed"),
+    [
+        (N("Reshape", ["x", "i"], ["c"]), [2], [2, 6], True),
+        (N("Reshape", ["x", "i"], ["c"]), [2], [2, 6, 1], False),
+        (N("Gather", ["z", "i"], ["c"]), [2], [2, 2], False),
+        (N("Transpose", ["z"], ["c"]), [2], [2, 2], False),
+        (N("Unique", ["x"], ["c"]), [2], [7], False),
+    ],
+    ids=["reshaped", "of another rank", "of what is found", "what is found, moved", "what is found"],
+)
+def test_declared_types_of_what_depends_on_numbers(
+    node: onnx.NodeProto, other: Sequence[int], declared: Sequence[int], believed: bool
+) -> None:
+    """A file may say which shape a computed one is, but not how many elements are found."""
+    nodes = [N("NonZero", ["x"], ["z"]), node, N("Cast", ["c"], ["f"], to=FLOAT), N("Relu", ["f"], ["y"])]
+    model = make_model(
+        nodes[0 if "z" in node.input else 1 :],
+        {"x": [4, 3], "i": other},
+        {"y": declared},
+        types={"i": TensorProto.INT64},
+    )
+    infos = [("z", TensorProto.INT64, [2, 2]), ("f", FLOAT, declared)]
+    infos.append(("c", FLOAT if "x" in node.input else TensorProto.INT64, declared))
+    model.graph.value_info.extend(helper.make_tensor_value_info(*info) for info in infos)
+    if believed:
+        graph = import_model(model).graph
+        assert [graph.type_of(each).shape for each in graph.outputs] == [tuple(declared)]
+    else:
+        with pytest.raises(DataDependentError):
+            import_model(model)
 
 
 def noisy(

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from collage.core.library_text import library_text
-from collage.frontend.read.scopes import reads
+from collage.frontend.read.scopes import all_nodes, bodies, reads
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.rewrite.bounds import Types
 from collage.frontend.session import Reference, unoptimised_session
@@ -37,6 +37,8 @@ _ELEMENTS = {
     )
 }
 """Elements of tensors, as sessions of ONNX Runtime name them."""
+_FINDS = frozenset("Compress NonMaxSuppression NonZero StringSplit Unique".split())
+"""Operators whose results have as many elements as they find."""
 _MOST_BYTES = 1 << 26
 """Inputs of a node that is run have at most so many."""
 
@@ -47,14 +49,17 @@ def settle(model: onnx.ModelProto, declared: Iterable[onnx.ValueInfoProto] = ())
     Nodes with texts, those that ONNX Runtime refuses, and those whose shapes depend on numbers get the ``declared``
     types, or stay as they are.
     """
-    _settle_by_onnx_runtime(model)
-    types = Types.of(model.graph)
-    made = {name for node in model.graph.node for name in node.output if name}
-    found = {info.name: info for info in declared if info.name in made and _fits(info, types)}
-    if found:
+    known = {info.name: info for info in declared}
+    while True:
+        _settle_by_onnx_runtime(model)
+        types = Types.of(model.graph)
+        nodes = [node for node in model.graph.node if _may_be_declared(node, types)]
+        made = [known[name] for node in nodes for name in node.output if name in known]
+        found = {info.name: info for info in made if _fits(info, types)}
+        if not found:
+            return model
         _write(model.graph, found)
-        _settle_by_onnx_runtime(infer_types(model))
-    return model
+        infer_types(model)
 
 
 def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
@@ -75,7 +80,7 @@ def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
         if not found:
             for index in ready:
                 node = model.graph.node[index]
-                if not any(name in ruled for name in node.output):
+                if not bodies(node) and not any(name in ruled for name in node.output):
                     found |= _outputs(model, node, types, constants)
             tried.update(ready)
             if not ready:
@@ -86,9 +91,22 @@ def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
 
 
 def _is_beyond_onnx(node: onnx.NodeProto) -> bool:
-    """Whether onnx has no rule for the node's shapes."""
+    """Whether onnx has no rule for the node's shapes, or for those of a node in its bodies."""
     standard = node.domain in ("", "ai.onnx")
-    return not (standard and onnx.defs.has(node.op_type))
+    inner = (each for body in bodies(node) for each in all_nodes(body))
+    return not (standard and onnx.defs.has(node.op_type)) or any(map(_is_beyond_onnx, inner))
+
+
+def _may_be_declared(node: onnx.NodeProto, types: Types) -> bool:
+    """Whether the shapes of the node's outputs may be those that the file declares, if nobody infers any.
+
+    How many elements are found depends on numbers, and a file declares what an exporter saw once. What is behind such a
+    node depends on it.
+    """
+    if node.domain in ("", "ai.onnx") and node.op_type in _FINDS:
+        return False
+    shapes = (types.shapes.get(name) for name in reads(node))
+    return all(shape is not None and min(shape, default=0) >= 0 for shape in shapes)
 
 
 def _has_unknown(node: onnx.NodeProto, types: Types) -> bool:
