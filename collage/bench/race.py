@@ -83,7 +83,7 @@ def verdict(low: float, high: float) -> str:
 def race(
     setups: Mapping[str, Setup],
     *,
-    expected: Sequence[Array] | None = None,
+    expected: Sequence[Array | None] | None = None,
     errors: Errors | None = None,
     rounds: int = 30,
     processes: int = 1,
@@ -154,10 +154,12 @@ def outputs_of(setup: Setup) -> Sequence[Array]:
         contender.kill()
 
 
-def _largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
+def _largest_error(actual: Sequence[Array], expected: Sequence[Array | None]) -> float | None:
+    """The largest error of the outputs that are compared; None if there is none."""
     if len(actual) != len(expected):
         return math.inf
-    return max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+    pairs = ((a, e) for a, e in zip(actual, expected, strict=True) if e is not None)
+    return max((relative_error(*pair) for pair in pairs), default=None)
 
 
 def _rounds(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from collage.core.library_text import library_text
+from collage.core.typed import shown
 from collage.errors import CollageError, InputError, UsageError
 
 EXTRA = "pip install '.[serve]' in Collage's checkout"
@@ -197,8 +198,13 @@ def end_tokens_in(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         found = read_json(folder / name).get("eos_token_id")
         ids = found if isinstance(found, list) else [found]
-        if found is not None and all(isinstance(each, int) for each in ids):
-            return tuple(ids)
+        if found is None:
+            continue
+        if not all(isinstance(each, int) for each in ids):
+            raise CollageError(
+                f"{folder / name} says that eos_token_id is {shown(found)}: correct that, or remove it."
+            )
+        return tuple(ids)
     return ()
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -254,3 +255,17 @@ def test_a_budget_is_of_no_use_with_a_module(option: tuple[str, ...], network: P
     fails(
         2, "bench", network, "--module", module, *option, words=(f"{option[0]} is of no use with --module",)
     )
+
+
+def test_outputs_that_are_drawn_are_not_compared(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Dropout", ["x", "half", "yes"], ["d"]),
+        helper.make_node("Tanh", ["d"], ["y"]),
+        helper.make_node("Relu", ["x"], ["z"]),
+    ]
+    weights = {"half": np.array(0.5, np.float32), "yes": np.array(True)}
+    model = make_model(nodes, {"x": [8, 64]}, {"y": [8, 64], "z": [8, 64]}, weights)
+    onnx.save_model(model, str(tmp_path / "net.onnx"))
+    options = ("--quick", "--rounds", "1", "--db", tmp_path / "db", "--engines", "onnxruntime", "--json")
+    found = json_of("bench", tmp_path / "net.onnx", *options)
+    assert all(each["max_relative_error"] < 1e-5 for each in found["engines"].values())

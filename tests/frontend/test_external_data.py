@@ -183,7 +183,7 @@ def put(kind: str, path: Path) -> None:
         ("socket", "no regular file"),
         ("device", "no regular file"),
         ("folder", "no regular file"),
-        ("dangling", "there is no file"),
+        ("dangling", "which is not there. Get that file again"),
     ],
 )
 def test_what_is_no_regular_file_is_refused_at_once(kind: str, words: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from collage.api import default_registry, load
 from collage.cli.main import main
 from collage.core.progress import Progress
-from collage.errors import InputError, ModelError, ModuleFileError, UsageError
+from collage.errors import CollageError, InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
 from collage.serve.decoder.buckets import fastest_buckets
 from collage.serve.decoder.build import compile_decoder
@@ -370,6 +370,15 @@ def test_positions_that_a_config_names(config: dict[str, Any], positions: int | 
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path / "it.onnx").positions == positions
     assert read_config(tmp_path / "onnx/it.onnx").positions == positions
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_positions", "many"), ("n_positions", -3), ("eos_token_id", "x")], ids=str
+)
+def test_a_config_without_sense(name: str, value: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(CollageError, match=rf"config.json says that {name} is {value!r}: correct that"):
+        read_config(tmp_path / "it.onnx")
 
 
 @pytest.mark.parametrize(

@@ -100,4 +100,8 @@ def _data_file(location: str, folders: Sequence[Path]) -> Path:
             return path
         if path.exists():
             raise ValueError(f"{path} is no regular file. Put the external data file there")
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link to {os.readlink(path)}, which is not there. Get that file again"
+            )
     raise ValueError(f"there is no file {folders[0] / inner}. Put the external data file next to the model")

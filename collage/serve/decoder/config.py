@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collage.errors import ModelError
+from collage.core.typed import shown
+from collage.errors import CollageError, ModelError
 from collage.serve.tokenizer import end_tokens_in, read_json
 
 _SUFFIX = ".onnx"
@@ -50,21 +51,25 @@ def read_config(file: Path) -> DecoderConfig:
     folder = file.absolute().parent  # of the link, if it is one
     if folder.name == _INNER and not (folder / "config.json").exists():
         folder = folder.parent
-    return DecoderConfig(_positions(read_json(folder / "config.json")), end_tokens_in(folder))
+    file = folder / "config.json"
+    return DecoderConfig(_positions(file, read_json(file)), end_tokens_in(folder))
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def _positions(file: Path, config: Mapping[str, Any]) -> int | None:
     inner = config.get("text_config")  # of models that take more than texts
     if isinstance(inner, dict):
         config = {**config, **inner}
-    found = [number for name in _POSITIONS if (number := _number(config, name)) is not None]
+    found = [number for name in _POSITIONS if (number := _number(file, config, name))]
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _BY_LENGTH:
-        original = _number(rope, _ORIGINAL) or _number(config, _ORIGINAL)
+        original = _number(file, rope, _ORIGINAL) or _number(file, config, _ORIGINAL)
         found = [original] if original else found
     return found[0] if found else None
 
 
-def _number(config: Mapping[str, Any], name: str) -> int | None:
+def _number(file: Path, config: Mapping[str, Any], name: str) -> int | None:
+    """A number of positions, None if it is not there. Raises CollageError for what is none."""
     found = config.get(name)
-    return found if isinstance(found, int) and found > 0 else None
+    if found is None or (isinstance(found, int) and found > 0):
+        return found
+    raise CollageError(f"{file} says that {name} is {shown(found)}: correct that, or remove it.")
