@@ -11,7 +11,8 @@ import onnx
 from collage.compiler.share import Share
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
-from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
+from collage.frontend.model_artifacts import fits_an_artifact
+from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.shapes import Shapes, fix_shapes
 from collage.frontend.read.weights import WeightFiles
@@ -84,7 +85,9 @@ def _compile_each(
         if fits_an_artifact(original):
             program = modules[0].program
             threads = modules[0].report.threads
-            fallback = Fallback(artifact_of(original), program.model_inputs, program.model_outputs, threads)
+            fallback = Fallback(
+                AsLoaded.of(original).serialised(), program.model_inputs, program.model_outputs, threads
+            )
         else:
             log.warning(
                 "the model's constants have 2 GiB or more, which one ONNX file cannot hold: calls with other shapes "

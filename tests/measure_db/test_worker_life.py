@@ -23,9 +23,9 @@ with open(sys.argv[1] + "/starts", "a") as starts:
 from collage.measure_db.database import Database
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import Request
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
-from collage.measure.settings import Limits, MeasureSettings
+from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.backends.base import BuildOptions
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
@@ -36,15 +36,15 @@ class Local(NumpyBackend):  # defined in __main__
 backends = {"local": Local(), "hang": hostile.Hang(), "hang-with-lock": hostile.HangWithLock()}
 versions = dict.fromkeys(backends, "1")
 with Database(sys.argv[1] + "/db.sqlite") as database:
-    settings = MeasureSettings(backends, versions, BuildOptions(threads=1), "test", limits=Limits(600.0))
+    settings = MeasureSettings(backends, versions, BuildOptions(threads=1), "test", limits=CandidateLimits(600.0))
     session = WorkerSession(MeasuredModel(chain_model()), settings)
     with Measurer(session, database) as measurer:
-        (outcome,) = measurer.measure([Request((0,), "local")]).values()
+        (outcome,) = measurer.measure([CandidateRequest((0,), "local")]).values()
         print(type(outcome).__name__, session.worker(1)._process.pid, session.folder, flush=True)
         if sys.argv[2] == "idle":
             sys.stdin.read()
         elif sys.argv[2] != "done":
-            measurer.measure([Request((1,), sys.argv[2])])
+            measurer.measure([CandidateRequest((1,), sys.argv[2])])
 """
 
 
