@@ -34,8 +34,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-_LONG = ("tests/scripts/", "tests/integration/", "tests/cli/", "tests/native/", "tests/serve/")
-"""Where single tests take long. They come first, so that no process is left with them at the end."""
+_LONG = ("tests/slow/", "tests/compile/")
+"""Tiers with long tests. They come first, so that no process is left with them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,7 +29,7 @@ Rounds = Callable[[Variant, int], bool]
 
 
 def rounded(array: Any) -> Any:
-    """The array with every number rounded to bfloat16. `tests/graph/test_storage.py` checks the rounding itself."""
+    """The array with every number rounded to bfloat16. `test_storage.py` checks the rounding itself."""
     with np.errstate(all="ignore"):
         single = np.asarray(array, np.float32)
     return from_layout(to_layout(single, PLAIN_BF16), PLAIN_BF16, TensorType(single.shape, "float32"))

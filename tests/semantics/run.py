@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from tests.semantics.cover import conversion, covers
 
 from collage.backends.base import Backend
 from collage.core.library_text import library_text
@@ -18,6 +17,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
 from tests.frontend.onnx_cases import Case, Feed
 from tests.semantics.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
+from tests.semantics.cover import conversion, covers
 from tests.semantics.values import Kind, draw, kinds_of
 
 __all__ = ["CONVERSION", "Cell", "same", "try_case"]

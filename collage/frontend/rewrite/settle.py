@@ -80,7 +80,7 @@ def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
         if not found:
             for index in ready:
                 node = model.graph.node[index]
-                if not bodies(node) and not any(name in ruled for name in node.output):
+                if not any(bodies(node)) and not any(name in ruled for name in node.output):
                     found |= _outputs(model, node, types, constants)
             tried.update(ready)
             if not ready:

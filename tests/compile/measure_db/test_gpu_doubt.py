@@ -1,0 +1,282 @@
+"""What a slow GPU has timed, and what had too little memory or time, is kept with the reason and decided again."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collage.backends.base import Backend
+from collage.backends.cublas_kernels import library as cublas
+from collage.backends.cudnn_kernels import library as cudnn
+from collage.check.stages import looks_like_memory, rejection_of
+from collage.compiler.passes.recall import _of_the_day
+from collage.core.nvml import Clocks
+from collage.errors import DatabaseError
+from collage.measure.machine import free_memory
+from collage.measure.machine import memory as machine
+from collage.measure.machine.free_memory import after_death, with_free_memory
+from collage.measure.machine.gpu_now import gpu_now
+from collage.measure_db.busy import BUSY_VARIABLE
+from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt, GpuNow
+from collage.measure_db.migrations import MIGRATIONS
+from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower, late
+from tests.backends_for_tests import NumpyBackend
+from tests.cli.helpers import json_of, succeeds
+from tests.compile.compiler.test_recall import made
+from tests.compile.measure_db.test_exchange import KEY, SURE, filled, merged
+
+FAST, SLOW = Clocks("H100", 1980, 2619), Clocks("H100", 1200, 2619)
+NEAR, COOL = Clocks("H100", 1905, 2619), Clocks("H100", 1980, 1593)
+CAPPED, OTHER = Clocks("H100", 1200, 2619, power_capped=True), Clocks("Small GPU", 900, 1000)
+SHORT = Rejection(RejectionKind.MEMORY, "out of memory of the GPU", 10 << 30)
+KEYS = [replace(KEY, digest=f"d{number}") for number in range(7)]
+NOTED = [FAST, SLOW, NEAR, COOL, CAPPED, OTHER]
+
+
+@pytest.fixture(autouse=True)
+def usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BUSY_VARIABLE, raising=False)
+
+
+def never() -> bool:
+    raise AssertionError("no measurement was made on a busy machine")
+
+
+def known(path: Path, now: GpuNow, rows: dict[object, Outcome]) -> set[str]:
+    """The digests that a compile knows which finds such a GPU."""
+    filled(path, rows)
+    with Database(path) as database:
+        database.doubt(Doubt(never, lambda: now, on_gpu=[KEY.backend]))
+        return {key.digest for key in database.get(KEYS)}
+
+
+def test_what_was_measured_at_low_clocks_is_unknown_when_they_are_high(tmp_path: Path) -> None:
+    rows = {key: replace(SURE, clocks=clocks) for key, clocks in zip(KEYS, NOTED, strict=False)}
+    everything = {f"d{number}" for number in range(6)}
+    assert known(tmp_path / "fast", GpuNow(clocks=FAST), rows) == everything - {"d1", "d3"}
+    assert known(tmp_path / "near", GpuNow(clocks=NEAR), rows) == everything - {"d1", "d3"}
+    for number, now in enumerate((SLOW, COOL, OTHER, None)):
+        assert known(tmp_path / f"same{number}", GpuNow(clocks=now), rows) == everything
+
+
+def test_a_lost_race_at_low_clocks_is_run_again(tmp_path: Path) -> None:
+    rows = {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: Slower(12.0, 11.0, 3, 0.0, SLOW)}
+    assert known(tmp_path / "db", GpuNow(clocks=FAST), rows) == {"d0"}
+
+
+def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None:
+    slow = replace(SURE, clocks=SLOW)
+    with Database(filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: slow})) as database:
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST), on_gpu=[KEY.backend]))
+        assert KEYS[1] not in database.get(KEYS)
+        database.put(KEYS[1], slow)
+        database.put(KEYS[2], SHORT)
+        assert database.get(KEYS[1:]) == {KEYS[1]: slow, KEYS[2]: SHORT}
+
+
+def test_the_gpu_is_asked_once_and_only_where_something_depends_on_it(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    def ask() -> GpuNow:
+        asked.append(None)
+        return GpuNow(11 << 30, FAST)
+
+    rows = {
+        KEYS[0]: SURE,
+        KEYS[1]: replace(SURE, clocks=FAST),
+        KEYS[2]: replace(SURE, clocks=SLOW),
+        KEYS[3]: SHORT,
+    }
+    with Database(filled(tmp_path / "db", rows)) as database:
+        database.doubt(Doubt(never, ask, on_gpu=[KEY.backend]))
+        assert len(database.get(KEYS[:2])) == 2 and not asked
+        assert database.get(KEYS) == {KEYS[0]: SURE, KEYS[1]: rows[KEYS[1]]}
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "again"),
+    [(None, False), (9 << 30, False), (10 << 30, False), (10_300 << 20, False), (12 << 30, True)],
+)
+def test_a_kernel_is_tried_again_where_more_memory_is_free(
+    free_bytes: int | None, again: bool, tmp_path: Path
+) -> None:
+    rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
+    assert known(tmp_path / "db", GpuNow(free_bytes), rows) == ({"d1"} if again else {"d0", "d1"})
+
+
+@pytest.mark.parametrize(("limit_s", "again"), [(0.0, False), (5.0, False), (60.0, True)])
+def test_what_took_too_long_is_tried_again_with_a_higher_limit(
+    limit_s: float, again: bool, tmp_path: Path
+) -> None:
+    slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
+    rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        database.doubt(Doubt(never))
+        assert (KEYS[0] not in database.get(KEYS, lambda _: limit_s)) is again
+        assert KEYS[1] in database.get(KEYS, lambda _: limit_s)
+        database.put(KEYS[0], slow)
+        assert KEYS[0] in database.get(KEYS, lambda _: limit_s)
+
+
+@pytest.mark.parametrize(
+    ("busy", "quiet", "again"), [(0.5, True, True), (0.5, False, False), (0.01, True, False)]
+)
+def test_what_took_too_long_on_a_busy_machine_is_tried_again_on_a_quiet_one(
+    busy: float, quiet: bool, again: bool, tmp_path: Path
+) -> None:
+    hung = Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit", busy=busy)
+    rows = {KEYS[0]: replace(hung, message=late(60.0)), KEYS[1]: hung}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        assert database.get(KEYS) == rows
+        database.doubt(Doubt(lambda: quiet))
+        assert database.get(KEYS, lambda _: 60.0) == ({} if again else rows)
+        database.put(KEYS[0], hung)
+        assert database.get(KEYS[:1]) == {KEYS[0]: hung}
+    assert len(merged(tmp_path, tmp_path / "db")) == 2
+
+
+@pytest.mark.parametrize(
+    ("now", "again"), [(None, False), (4 << 30, False), (11 << 30, False), (16 << 30, True)]
+)
+def test_a_kernel_for_the_host_is_tried_again_where_more_of_its_memory_is_free(
+    now: int | None, again: bool, tmp_path: Path
+) -> None:
+    """That of a GPU does not count."""
+    rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
+    with Database(filled(tmp_path / "db", rows)) as database:
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40), lambda: now))
+        assert {*database.get(KEYS)} == ({KEYS[1]} if again else {*rows})
+
+
+def test_what_is_recorded_is_read_and_merged(tmp_path: Path) -> None:
+    rows = {KEYS[0]: replace(SURE, clocks=CAPPED), KEYS[1]: SHORT, KEYS[2]: Slower(3.0, 2.0, 3, 0.1, FAST)}
+    path = filled(tmp_path / "db", rows)
+    with Database(path) as database:
+        assert database.get(KEYS) == rows
+        assert database.best_clocks(KEY.hardware) == {"H100": FAST}
+        assert database.best_clocks("another machine") == {}
+    found = {row["digest"]: (row["clocks"], row["free_bytes"]) for row in merged(tmp_path, path)}
+    assert found["d0"][0] == '{"gpu": "H100", "sm_mhz": 1200, "memory_mhz": 2619, "power_capped": true}'
+    assert found["d1"] == (None, 10 << 30)
+
+
+def test_a_database_of_today_has_neither(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Database(path, migrations=MIGRATIONS[:5]) as old:
+        old.run(
+            "INSERT INTO kernels (digest, backend, backend_version, settings, threads, hardware, tvm_version,"
+            " median_us, noise_us, min_us, repeats, max_error, gate, created, description) VALUES"
+            " ('d0', 'onednn', '3.2', '', 2, 'EPYC abc', '0.27.0', 10.0, 0.1, 9.0, 31, 0.0, ?, 1.0, '')",
+            (GATE,),
+        )
+    with Database(path) as database:
+        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST)))
+        assert database.get(KEYS) == {KEYS[0]: SURE}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"gpu": 1, "sm_mhz": 1, "memory_mhz": 1, "power_capped": false}', "7"]
+)
+def test_clocks_of_somebody_else_that_are_none_are_not_taken(text: str, tmp_path: Path) -> None:
+    path = filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST)})
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE kernels SET clocks = ?", (text,))
+    assert merged(tmp_path, path) == []
+    with Database(path) as database, pytest.raises(DatabaseError, match="damaged"):
+        database.get(KEYS)
+
+
+class OnGpu(NumpyBackend):
+    device = "cuda"
+
+
+def test_only_a_lack_of_memory_has_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "free_memory", lambda: 5 << 30)
+    monkeypatch.setattr(free_memory, "gpu_now", lambda: GpuNow(6 << 30))
+    monkeypatch.setattr(free_memory, "memory_limit", lambda: 7 << 30)
+    monkeypatch.setattr(machine, "spare_memory", lambda: 8 << 30)
+    short, wrong = Rejection(RejectionKind.MEMORY, "x"), Rejection(RejectionKind.INACCURATE, "x")
+
+    def noted(backend: Backend, outcome: Outcome) -> list[int | None]:
+        results = with_free_memory(backend, lambda: outcome), after_death(backend, outcome)
+        return [each.free_bytes if isinstance(each, Rejection) else None for each in results]
+
+    assert noted(OnGpu(), short) == [5 << 30, 6 << 30]
+    assert noted(NumpyBackend(), short) == [7 << 30, 8 << 30]
+    assert noted(NumpyBackend(), wrong) == noted(OnGpu(), wrong) == noted(OnGpu(), SURE) == [None, None]
+    assert after_death(OnGpu(), SHORT) == SHORT
+    assert after_death(NumpyBackend(), short, 9 << 30) == replace(short, free_bytes=9 << 30)
+
+
+class NoMemory:
+    """cuDNN where the GPU has no memory left."""
+
+    def cudnnBackendExecute(self, *_: Any) -> int:  # noqa: N802
+        return 4004
+
+    def cudnnGetLastErrorString(self, text: Any, size: int) -> None:  # noqa: N802
+        text.value = b"nothing is left"
+
+
+def test_a_lack_of_memory_is_known_by_the_words_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "library", NoMemory)
+    for call in (lambda: cublas.check_product(3), lambda: cudnn.call("cudnnBackendExecute")):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        assert rejection_of("run", raised.value).kind is RejectionKind.MEMORY, raised.value
+    with pytest.raises(cublas.CublasError) as other:
+        cublas.check_product(13)
+    assert rejection_of("run", other.value).kind is RejectionKind.FAILED
+    for text in (
+        "cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY: x",
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "[executionContext.cpp::ExecutionContext::552] Error Code 2: OutOfMemory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ):
+        assert looks_like_memory(text), text
+
+
+def test_a_compile_with_such_outcomes_is_no_finished_one() -> None:
+    compilation, best = made().measured(), {"H100": FAST}
+    first, *rest = compilation.outcomes
+
+    def of_the_day(outcome: Outcome) -> bool:
+        return _of_the_day(replace(compilation, outcomes={first: outcome}), best)
+
+    late_then = Rejection(RejectionKind.TIMEOUT, "x", busy=0.5)
+    assert of_the_day(late_then) and not of_the_day(replace(late_then, busy=0.01))
+    assert of_the_day(SHORT) and of_the_day(replace(SURE, clocks=SLOW))
+    assert not of_the_day(replace(SURE, clocks=CAPPED)) and not of_the_day(replace(SHORT, free_bytes=None))
+    fast = dict.fromkeys(rest[:4], replace(SURE, clocks=FAST))
+    if len(fast) == 4:
+        assert not _of_the_day(
+            replace(compilation, outcomes={first: replace(SURE, clocks=SLOW), **fast}), best
+        )
+
+
+def test_db_why_tells_clocks_and_memory(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Database(path) as database:
+        for key, clocks in zip(KEYS, (FAST, SLOW, CAPPED), strict=False):
+            database.put(
+                replace(key, digest="d", settings=key.digest), replace(SURE, clocks=clocks), "matmul"
+            )
+        database.put(replace(KEY, digest="d", settings="s"), SHORT, "matmul")
+    for command in (["why", "matmul"], ["list"]):
+        text = " ".join(succeeds("db", *command, "--all", "--db", path).split()) + " "
+        assert "1980/2619 " in text and "1200/2619! " in text and "1200/2619 by power" in text
+        assert "with 10240 MiB free" in text
+    (rows,) = json_of("db", "why", "matmul", "--all", "--json", "--db", path)["regions"].values()
+    assert sum(row["clocks"] is not None for row in rows) == 3
+
+
+def test_without_a_gpu_nothing_is_known_of_it() -> None:
+    assert gpu_now() == GpuNow()

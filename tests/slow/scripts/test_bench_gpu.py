@@ -1,0 +1,291 @@
+"""`scripts/bench gpu`: without a GPU, with a part that is cut off, and a network on a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import collage
+from collage.errors import UsageError
+from collage.runtime.suffix import SuffixExecutor
+from scripts.lib.bench.gpu import earlier_parts
+from scripts.lib.gpu.contenders import collage_contender
+from scripts.lib.gpu.fragment import Fragment
+from scripts.lib.gpu.gaps import Idle, idle_in, runs_of, told
+from scripts.lib.gpu.parts import Part, parts_of, run_parts
+from scripts.lib.gpu.shown import shown
+from scripts.lib.gpu.task import Task
+from tests.compile.frontend.test_to_onnx import Net
+from tests.cuda_processes import Gpu
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "bench"
+SLOW = """
+import sys, time
+from pathlib import Path
+from scripts.lib.gpu.fragment import Fragment
+fragment = Fragment(Path(sys.argv[1]))
+fragment.step("first", lambda: 1)
+fragment.step("wrong", lambda: 1 / 0)
+fragment.step("slow", lambda: time.sleep(600))
+"""
+
+
+def test_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "gpu", "mlp", "--out", str(tmp_path / "gpu.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert not done.stdout and not list(tmp_path.iterdir())
+    (line,) = (each for each in done.stderr.splitlines() if each.strip())
+    assert "runs on an NVIDIA GPU only, and there is no NVIDIA driver" in line
+
+
+def test_what_is_left_of_a_part_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_part.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    out = tmp_path / "found.json"
+    parts = [Part("a", "slow_part", "", 3.0), Part("b", "slow_part", "", 3.0)]
+    run_parts(parts, out, 12.0, {"gpu": "none"})
+    found = json.loads(out.read_text())
+    assert found["gpu"] == "none"
+    first = found["parts"]["a"]
+    assert (first["first"], first["doing"], first["ended"]) == (1, "slow", "stopped after 3 s")
+    assert first["wrong"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert found["parts"]["b"] == {"left out": "the time is over"}
+
+
+def test_what_a_part_has_found_is_kept_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed as a whole leaves what it has found so far, and no processes."""
+    (tmp_path / "slow_part.py").write_text(SLOW.replace("lambda: 1)", "lambda: __import__('os').getpid())"))
+    out = tmp_path / "found.json"
+    code = f"""
+from pathlib import Path
+from scripts.lib.gpu.parts import Part, run_parts
+run_parts([Part("a", "slow_part", "", 60.0)], Path({str(out)!r}), 60.0, {{}})
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SCRIPT.parents[1]}"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        found = json.loads(out.read_text()) if out.exists() else {}
+        if found.get("parts", {}).get("a", {}).get("doing") == "slow":
+            break
+        time.sleep(0.1)
+    child.kill()
+    child.wait()
+    part = Path(f"/proc/{found['parts']['a']['first']}")
+    while part.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not part.exists()
+
+
+def test_shares_of_the_time() -> None:
+    """The checks and networks leave time for PyTorch's compiler, which takes all of it where it begins."""
+    tasks = [Task(each, 1, "float32", "cuda", (), 60.0, True, "") for each in ("mlp", "bert_base")]
+    names = [(each.name, each.greedy) for each in parts_of(tasks)]
+    assert names == [
+        ("checks", False),
+        ("mlp-1-float32-cuda", False),
+        ("bert_base-1-float32-cuda", False),
+        ("mlp-1-float32-cuda against torch.compile", True),
+        ("bert_base-1-float32-cuda against torch.compile", True),
+    ]
+
+
+def test_a_part_with_too_little_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts that share the time have it one after another, instead of too little each."""
+    (tmp_path / "slow_part.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    least_s = {"a": 4.0, "b": 30.0, "c": 1.0}
+    parts = [Part(name, "slow_part", "", 20.0, least_s=each) for name, each in least_s.items()]
+    found = run_parts(parts, tmp_path / "found.json", 6.0, {})["parts"]
+    assert found["a"]["ended"] == "stopped after 4 s"
+    assert found["b"] == {"left out": "the time is over"}
+    assert "ended" in found["c"]
+
+
+def test_idle_time_is_when_no_stream_has_a_kernel() -> None:
+    run = [(0.0, 10.0), (4.0, 6.0), (5.0, 14.0), (15.5, 20.0)]
+    spans = [(begin + shift, end + shift) for shift in (0.0, 5000.0, 10000.0, 15000.0) for begin, end in run]
+    spans += [(20000.0, 20001.0)]  # a run of which the profiler has missed kernels
+    runs = runs_of(spans[::-1])
+    assert [len(each) for each in runs] == [4, 4, 4, 4, 1]
+    assert idle_in(runs[0]) == Idle(4, 20.0, 1.5)
+    found = told(runs, 23.0)
+    assert found["kernels"] == 4 and found["runs"] == 1 and found["run us"] == 20.0
+    assert found["mean idle us between kernels"] == 0.5
+    assert found["at most, without the profiler"] == 1.5  # 23 us, of which kernels take 18.5, in three gaps
+
+
+def test_steps_go_on_after_a_failure(tmp_path: Path) -> None:
+    fragment = Fragment(tmp_path / "found.json")
+
+    def fails() -> Any:
+        raise ValueError("no")
+
+    assert fragment.step("one", fails) is None
+    assert fragment.step("two", lambda: 2) == 2
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["one"] == {"failed": "ValueError: no"} and found["two"] == 2
+    assert found["seconds"].keys() == {"one", "two"} and "doing" not in found
+
+
+def test_a_network_on_a_stand_in(tmp_path: Path) -> None:
+    """Collage's own steps succeed there, and those of PyTorch on a GPU fail, each by itself."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("torch")
+    gpu = Gpu.build(tmp_path, "libcublasLt.so.13")
+    backends = ("tvm_cuda", "cublas")
+    task = Task("mlp", 1, "float32", "cuda", backends, 20.0, False, str(tmp_path), True)
+    assert Task.read(json.loads(json.dumps(task.plain()))) == task
+    code = "from scripts.lib.gpu.{} import main; main()"
+    gpu.run(code.format("network"), json.dumps(task.plain()), str(tmp_path / "found.json"), "60")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["right"]["error"] < 1e-5
+    assert {*found["compile"]["backends"]} <= {*backends}
+    assert "failed" in found["pytorch"]
+    assert found["times"]["us"]["collage"]["latency us"] > 0
+    gpu.run(code.format("rivals"), json.dumps(task.plain()), str(tmp_path / "rivals.json"), "60")
+    again = json.loads((tmp_path / "rivals.json").read_text())
+    assert again["load"]["error"] < 1e-5
+    assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {
+        "collage"
+    }
+
+
+def test_a_module_that_an_engine_ends_is_timed_from_host_to_host(tmp_path: Path) -> None:
+    """Where the nonzero elements are is found by an engine, since nobody knows how many there will be."""
+    net = Net(18)
+    onnx.save(net.build(net.op("NonZero", net.op("Relu", net.input(8, 8)))), tmp_path / "model.onnx")
+    module = collage.compile(tmp_path / "model.onnx", db=tmp_path / "db", progress=False)
+    assert isinstance(module.executor, SuffixExecutor)
+    x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    contender = collage_contender(module, [x])
+    contender.enqueue()
+    contender.wait()
+    np.testing.assert_array_equal(contender.whole()[0], np.nonzero(x > 0))
+
+
+@pytest.mark.parametrize("workload", ["mlp", "bert_base"])
+def test_networks_in_float16(workload: str) -> None:
+    torch = pytest.importorskip("torch")
+    found = Task(workload, 1, "float16", "cuda", (), 1.0, False, "", small=True).build()
+    with torch.inference_mode():
+        outputs = found.model(*found.sample(0))
+    for each in outputs if isinstance(outputs, tuple) else (outputs,):
+        assert each.dtype is torch.float16 and torch.isfinite(each).all()
+
+
+def test_what_is_left_out_is_done_by_a_later_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was whole is not run again, and the others are."""
+    quick = "import os, sys\nfrom pathlib import Path\nfrom scripts.lib.gpu.fragment import Fragment\n"
+    quick += 'Fragment(Path(sys.argv[1])).step("process", os.getpid)\n'
+    (tmp_path / "quick_part.py").write_text(quick)
+    (tmp_path / "slow_part.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    parts = [Part("a", "quick_part", "", 20.0), Part("b", "slow_part", "", 3.0)]
+    first = run_parts(parts, tmp_path / "one.json", 30.0, {})["parts"]
+    again = [parts[0], Part("b", "quick_part", "", 20.0), Part("c", "quick_part", "", 20.0)]
+    run_parts(again, tmp_path / "two.json", 30.0, {}, first)
+    second = json.loads((tmp_path / "two.json").read_text())["parts"]
+    assert second["a"] == first["a"]
+    assert "ended" in first["b"] and "ended" not in second["b"]
+    assert len({second[name]["process"] for name in "abc"}) == 3
+
+
+def test_points_after_the_first_get_what_is_left() -> None:
+    points = [("float32", 1), ("float32", 16), ("float16", 1)]
+    tasks = [Task("mlp", batch, kind, "cuda", (), 60.0, True, "") for kind, batch in points]
+    found = [(each.name, each.shares > 0, each.greedy) for each in parts_of(tasks)]
+    assert found == [
+        ("checks", True, False),
+        ("mlp-1-float32-cuda", True, False),
+        ("mlp-1-float32-cuda against torch.compile", True, True),
+        ("mlp-16-float32-cuda", False, False),
+        ("mlp-16-float32-cuda against torch.compile", False, True),
+        ("mlp-1-float16-cuda", False, False),
+        ("mlp-1-float16-cuda against torch.compile", False, True),
+    ]
+
+
+def _part(ratio: float, *backends: str, torch_compile: bool = True, **more: Any) -> dict[str, Any]:
+    us = {"collage": {"host to host us": 10.0}, **({"torch.compile": {}} if torch_compile else {})}
+    return {
+        "right": {"error": 1e-6},
+        "compile": {"backends": dict.fromkeys(backends, 3), "devices": {"cuda:plain": 9}},
+        "times": {"us": us, "best rival over collage": ratio},
+        "idle": {"mean idle us between kernels": 1.5},
+        **more,
+    }
+
+
+def test_what_a_run_shows() -> None:
+    """Goals are met, missed or unknown, by the numbers of the parts."""
+    names = [("nasnet_a_mobile", "cuda"), ("bert_base", "cuda")]
+    names += [("dcgan", each) for each in ("cuda", "cpu", "auto")]
+    tasks = [Task(name, 1, "float32", device, (), 60.0, device == "cuda", "") for name, device in names]
+    assert {each["met"] for each in shown(tasks, {})["against rivals"].values()} == {None}
+    streams = {
+        "speedup": {"one stream": 1.0, "nimble": 1.2, "opara": 1.5},
+        "scheduling ms": {"nimble": 4.0, "opara": 0.1},
+    }
+    every = "tvm_cuda", "cublas", "cudnn"
+    parts = {
+        "nasnet_a_mobile-1-float32-cuda": _part(1.44, *every, streams=streams),
+        "bert_base-1-float32-cuda": _part(0.9, *every),
+        "bert_base-1-float32-cuda against torch.compile": {
+            "times": {"us": {"torch.compile": {}}, "best rival over collage": 1.0}
+        },
+        "dcgan-1-float32-cuda": _part(1.2, "cudnn"),
+        "dcgan-1-float32-cpu": _part(1.0, "onednn"),
+        "dcgan-1-float32-auto": _part(1.0, "cudnn"),
+    }
+    found = shown(tasks, parts)
+    assert found["right"]["met"] is True and found["backends together"]["with all three"] == 2
+    rivals = found["against rivals"]["float32, batch 1"]
+    assert rivals["geometric mean"] == round((1.44 * 1.0 * 1.2) ** (1 / 3), 3)
+    assert (rivals["least"], rivals["met"], rivals["without torch.compile"]) == (1.0, True, [])
+    network = found["streams"]["networks"]["nasnet_a_mobile-1-float32-cuda"]
+    assert network["opara over nimble"] == 1.25 and network["scheduling ms"]["opara"] == 0.1
+    assert found["streams"]["met"] is True and found["idle"]["met"] is True
+    assert found["auto"]["dcgan-1-float32"]["met"] is True
+
+    parts["bert_base-1-float32-cuda against torch.compile"]["times"]["best rival over collage"] = 0.97
+    parts["dcgan-1-float32-cpu"]["times"]["us"]["collage"]["host to host us"] = 5.0
+    parts["dcgan-1-float32-cuda"]["right"] = {"failed": "AssertionError: wrong by 1.0e+00"}
+    parts["nasnet_a_mobile-1-float32-cuda"]["idle"] = {"mean idle us between kernels": 9.0}
+    parts["nasnet_a_mobile-1-float32-cuda"]["compile"]["backends"] = {"cudnn": 2}
+    streams["speedup"]["opara"] = 1.25
+    found = shown(tasks, parts)
+    for point in ("right", "backends together", "streams", "idle"):
+        assert found[point]["met"] is False, point
+    assert found["against rivals"]["float32, batch 1"]["met"] is False
+    assert found["auto"]["dcgan-1-float32"]["met"] is False
+
+    parts = {name: each for name, each in parts.items() if "against" not in name}
+    parts["bert_base-1-float32-cuda"] = _part(1.3, *every, torch_compile=False)
+    rivals = shown(tasks, parts)["against rivals"]["float32, batch 1"]
+    assert (rivals["met"], rivals["without torch.compile"]) == (None, ["bert_base"])
+
+
+def test_results_of_something_else_are_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    for text, words in (
+        ("{}", "has no results"),
+        ('{"gpu": "A", "parts": {}}', "has results of A, and this is B"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            earlier_parts(path, "B")

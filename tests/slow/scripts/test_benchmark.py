@@ -1,0 +1,62 @@
+"""`scripts/bench cpu` on a tiny network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.models import elementwise_net
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "bench"
+
+
+def script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "cpu", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save_model(elementwise_net(), str(path))
+    done = script(
+        path,
+        "--contenders",
+        "onnxruntime",
+        "--rounds",
+        "1",
+        "--db",
+        tmp_path / "db",
+        "--without",
+        "tvm",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rounds"] == 1 and found["peak_gflops"] > 1
+    (model,) = found["models"]
+    assert model["model"] == "net.onnx" and model["gflop"] == 0
+    assert model["engines"].keys() == {"onnxruntime", "collage"}
+    assert np.isclose(found["geometric_mean"]["best"], model["speedup_vs_best_engine"], atol=1e-3)
+    assert model["ablation"].keys() == {"tvm"} and model["ablation"]["tvm"] > 0
+    assert sum(row["share"] for row in model["hot_regions"]) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rubbish",), ("unknown model: rubbish", "dcgan")),
+        (("net.onnx", "--batch", "8"), ("--batch", "net.onnx")),
+        (("--threads", "0"), ("--threads",)),
+    ],
+)
+def test_usage(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = script(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    for word in words:
+        assert word in done.stderr
