@@ -109,7 +109,7 @@ def compile_decoder(
     """Compile a decoder's ONNX model for serving, and write one file.
 
     MODEL is an ONNX file, or a folder with one in it or in its folder onnx. A config.json and generation_config.json
-    beside it tell how many positions the model has, and which tokens end an answer.
+    beside it name the number of positions of the model, and the tokens that end an answer.
 
     The model is cut at its attention. What lies between is measured and placed for each number of tokens, the whole is
     checked against ONNX Runtime, and iterations are timed. A model that cannot be served is refused, and the message

@@ -134,7 +134,7 @@ class Summary:
 
 
 def read_summary(path: Path) -> Summary:
-    """Read what ``collage show`` needs, and check the signature where a key is given. Raises ModuleFileError."""
+    """Read the reports and programs of a file, without loading a kernel. Raises ModuleFileError."""
     archive = open_archive(path)
     refuse_decoder(path, archive)
     manifest = archive.manifest

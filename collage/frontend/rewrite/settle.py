@@ -136,7 +136,7 @@ def _fits(info: onnx.ValueInfoProto, types: Types) -> bool:
 
 
 def _by_rules(model: onnx.ModelProto, types: Types) -> dict[str, onnx.ValueInfoProto]:
-    """The types of values of unknown type that ONNX Runtime infers, by name, where it knows the rank.
+    """The types of values of unknown type that ONNX Runtime infers, by name, if it knows the rank.
 
     A shape of no extents may be that of a scalar, or not be known at all. So it is left out.
     """
@@ -160,7 +160,7 @@ def _by_rules(model: onnx.ModelProto, types: Types) -> dict[str, onnx.ValueInfoP
 
 
 def _size(types: Types, name: str) -> int | None:
-    """The number of elements; None where the type or the shape is unknown, and for texts."""
+    """The number of elements; None if the type or the shape is unknown, and for texts."""
     shape = types.shapes.get(name)
     known = types.elements.get(name, TensorProto.STRING) != TensorProto.STRING
     return None if shape is None or not known or min(shape, default=1) < 0 else int(np.prod(shape))
@@ -171,7 +171,7 @@ def _outputs(
 ) -> dict[str, onnx.ValueInfoProto]:
     """The types of the node's outputs, by name, from runs.
 
-    There are none where ONNX Runtime refuses the node, where it gives texts, and where shapes depend on numbers.
+    There are none if ONNX Runtime refuses the node, if it gives texts, and if shapes depend on numbers.
     """
     names = list(reads(node))
     given = [name for name in names if name not in constants]

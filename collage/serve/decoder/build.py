@@ -33,7 +33,7 @@ def compile_decoder(
 ) -> CompiledDecoder:
     """Compile a decoder for serving: a model, its file, or a folder that has one.
 
-    ``config.json`` beside the file tells how many positions there are, and which tokens end an answer. Each segment is
+    ``config.json`` beside the file names the number of positions, and the tokens that end an answer. Each segment is
     measured and placed for each bucket, the whole is compared with ONNX Runtime on the original model, and the time of
     an iteration is measured for each bucket. Raises ModelError for a model that cannot be served, which names the node,
     UsageError for options that do not fit each other, and what ``collage.compile`` raises.
