@@ -34,6 +34,7 @@ from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.shapes import fix_shapes, model_inputs
 from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.read.weights import WeightFiles
+from collage.frontend.rewrite.settle import settle_outputs
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.calibration import best_calibration_us
@@ -91,6 +92,7 @@ def compile_model(
         loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
         shapes = with_shapes_of(example_inputs, options.shapes)
         fix_shapes(original, shapes)
+        settle_outputs(original)
         crews = None
         if options.cluster is not None:
             progress(Progress("cluster", 0, 1, str(options.cluster)))

@@ -62,6 +62,21 @@ def settle(model: onnx.ModelProto, declared: Iterable[onnx.ValueInfoProto] = ())
         infer_types(model)
 
 
+def settle_outputs(model: onnx.ModelProto) -> None:
+    """Write the types of outputs behind such operators into the caller's model, in place, if they are known."""
+    if not any(map(_is_beyond_onnx, model.graph.node)):
+        return
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for info in copy.graph.output:
+        info.ClearField("type")
+    settle(infer_types(copy))
+    types = Types.of(copy.graph)
+    for info, found in zip(model.graph.output, copy.graph.output, strict=True):
+        if _size(types, info.name) is not None:
+            info.CopyFrom(found)
+
+
 def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     tried: set[int] = set()

@@ -274,6 +274,16 @@ def test_what_is_around_operators_of_onnx_runtime_is_placed(name: str, database:
     assert_agrees(module, model)
 
 
+def test_an_output_behind_such_an_operator_has_the_shape_that_comes(database: Path) -> None:
+    """Also if an engine runs the model whole: the file says 1x8."""
+    nodes = [N("Relu", ["x"], ["r"]), own("BiasGelu", ["r", "b"], ("y",))]
+    model = with_types(make_model(nodes, {"x": [4, 8]}, {"y": [1, 8]}, {"b": normal(8)}))
+    module = compiled(model, database, backends=["onnxruntime"])
+    call = module.bind()
+    call()
+    assert module.outputs == {"y": "float32[4x8]"} and call.outputs["y"].shape == (4, 8)
+
+
 def test_shapes_that_depend_on_numbers_are_not_taken_from_a_run(database: Path) -> None:
     nodes = [N("Relu", ["x"], ["r"]), own("Unique", ["r"], ("u", "at", "counts")), N("Tanh", ["u"], ["y"])]
     module = compiled(with_types(make_model(nodes, {"x": [12]}, {"y": ["n"]})), database)
