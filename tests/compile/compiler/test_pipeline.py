@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
 from collage.compiler.events import Bounded, Event, Failed, Measured
-from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compiled
+from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
@@ -39,50 +39,6 @@ def made(**options: Any) -> Made:
     )
     found.lab.journal = Measured(8), Failed("tanh: crashed; not used")
     return found
-
-
-def leaves(passes: Sequence[Any]) -> Iterator[str]:
-    """Names of the passes that are made of no others, in order."""
-    for each in passes:
-        inner = [getattr(each, field.name) for field in fields(each)]
-        inner = [
-            p
-            for value in inner
-            for p in (value if isinstance(value, tuple) else [value])
-            if is_dataclass(p) and callable(p)
-        ]
-        yield from leaves(inner) if inner else [type(each).__name__]
-
-
-def test_a_full_compile_is_this_list_of_passes() -> None:
-    search = [
-        "Place",
-        "Calibrate",
-        "Baselines",
-        "Refine",
-        "Concurrency",
-        "GpuStreams",
-        "EarlyMixes",
-        "Select",
-    ]
-    early = ["Measure", "Place", "Calibrate", "Concurrency"]
-    first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "GpuStreams", "Glance"]
-    promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
-    streams = ["Place", "Calibrate", "Concurrency", "GpuStreams", "Glance"]
-    begin = ["Import", "Verify", "Ranges", "Match", "RefuseOpaque", "RefuseUncovered"]
-    assert list(leaves(FULL)) == [*begin, *promising, "Measure", *streams, *search]
-
-
-def test_a_quick_compile_is_this_list_of_passes() -> None:
-    search = ["MeasureFew", "PlaceOnce", "GpuStreams", "SelectOnly"]
-    begin = ["Import", "Verify", "EarlyEngines", "Match", "RefuseOpaque", "RefuseUncovered"]
-    assert list(leaves(QUICK)) == [*begin, *search * 4]
-
-
-def test_a_compile_that_is_stopped_settles() -> None:
-    few = leaves(QUICK)  # only where no engine runs the whole model
-    assert list(leaves(ANYTIME)) == [*leaves(FULL), "Select", *few]
-    assert list(leaves(ANYTIME_QUICK)) == [*leaves(QUICK), "SelectOnly"]
 
 
 def test_a_full_compile() -> None:

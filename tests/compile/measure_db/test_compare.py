@@ -34,10 +34,6 @@ def test_error_is_relative_to_the_largest_value() -> None:
     assert relative_error(expected.copy(), expected) == 0
 
 
-def test_against_zeros_the_error_is_absolute() -> None:
-    assert relative_error(np.array([0.5, 0], F), np.zeros(2, F)) == 0.5
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_odd_values_must_agree(odd: float) -> None:
     expected = np.array([1, odd, 2], F)
@@ -46,10 +42,6 @@ def test_odd_values_must_agree(odd: float) -> None:
     assert relative_error(np.array([1, 2, 2], F), expected) == math.inf
     assert relative_error(np.array([1, -odd, 2], F), expected) == (0 if np.isnan(odd) else math.inf)
     assert relative_error(np.array([odd], F), np.array([odd], F)) == 0
-
-
-def test_nan_where_a_number_is_expected() -> None:
-    assert relative_error(np.array([1, np.nan], F), np.array([1, 2], F)) == math.inf
 
 
 def test_integers_and_booleans_are_exact() -> None:
@@ -71,10 +63,6 @@ def test_small_floats() -> None:
     )
     big = np.array([60000, -60000], np.float16)
     assert relative_error(-big, big) == 2  # and not the infinity that float16 would give
-
-
-def test_scalars() -> None:
-    assert relative_error(np.array(2.0, F), np.array(2.0, F)) == 0
 
 
 def test_the_coarsest_dtype_of_a_region_decides() -> None:
@@ -171,10 +159,3 @@ def test_an_element_of_next_to_no_scale_makes_no_large_noise() -> None:
     expected = Expected.of(wanted, channels_first=True)
     assert expected.error(actual) > 0.3
     assert 5e-4 < expected.as_noise(actual) < 5e-3
-
-
-def test_noise_of_what_has_no_power() -> None:
-    assert Expected.of(np.arange(4)).as_noise(np.arange(4)) == 0
-    assert Expected.of(np.zeros((0, 3), np.float32)).as_noise(np.zeros((0, 3), np.float32)) == 0
-    odd = np.array([1, np.nan, np.inf, 2], np.float32)
-    assert Expected.of(odd).as_noise(odd) == 0

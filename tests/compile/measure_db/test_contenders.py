@@ -60,18 +60,6 @@ def test_those_that_were_fast_come_first() -> None:
     ]
 
 
-def test_similar_operators_tell_more_than_others() -> None:
-    contenders = Contenders(Field(operators=lambda nodes: "conv" if nodes[0] < 10 else "add"))
-    noted(contenders, (0, "a", took(10.0)), (0, "b", took(40.0)))
-    for node in (10, 11, 12):
-        noted(contenders, (node, "a", took(90.0)), (node, "b", took(10.0)))
-    requests = {
-        kind: [CandidateRequest((node,), name) for name in "ab"] for kind, node in (("conv", 5), ("add", 20))
-    }
-    assert contenders.in_order(requests["conv"])[0].backend == "a"
-    assert contenders.in_order(requests["add"])[0].backend == "b"
-
-
 def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
     contenders = Contenders(Field(operators=lambda nodes: "conv"))
     for node in range(5):

@@ -17,14 +17,12 @@ import pytest
 
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database, KernelKey, NetworkKey
-from collage.measure_db.database_file import default_path
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
 from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower, Timing
 from tests.small_disk import no_file_above
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 MEASURED = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
-FINITE_ONLY = replace(MEASURED, tuning="a record", finite_only=True)
 CRASHED = Rejection(RejectionKind.CRASHED, "SIGSEGV")
 
 
@@ -99,21 +97,6 @@ def test_networks_and_facts(path: Path) -> None:
         assert database.get_facts("wrong", ["m"]) == {"m": {"3": "reason"}}
 
 
-def test_many_networks_and_facts_at_once(path: Path) -> None:
-    keys = [NetworkKey("g", str(number), 2, "EPYC", "v") for number in range(200)]
-    timing = Timing(100.0, 1.0, 99.0, 120.0, 40)
-    with Database(path) as database:
-        for key in keys[::10]:
-            database.put_network(key, replace(timing, repeats=int(key.placement)))
-            database.put_fact("number", key.placement, int(key.placement))
-        database.put_fact("another", "1", 1)
-        found = database.get_networks([*keys, keys[0]])
-        assert {key: each.repeats for key, each in found.items()} == {k: int(k.placement) for k in keys[::10]}
-        facts = database.get_facts("number", [key.placement for key in keys])
-        assert facts == {key.placement: int(key.placement) for key in keys[::10]}
-        assert database.get_networks([]) == database.get_facts("number", []) == {}
-
-
 def test_what_was_recorded_before_is_recorded_anew(path: Path) -> None:
     network, timing = NetworkKey("g", "p", 2, "EPYC", "onednn=3.2"), Timing(100.0, 1.0, 99.0, 120.0, 40)
     with Database(path) as database:
@@ -146,11 +129,6 @@ def test_stats(path: Path) -> None:
     assert stats.hardware == {"EPYC abc": 3}
     assert (stats.networks, stats.facts) == (0, 1)
     assert stats.file_bytes > 0
-
-
-def test_default_path_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "collage" / "measurements.sqlite"
 
 
 def test_no_database(path: Path) -> None:
@@ -295,31 +273,6 @@ def test_together_is_over_where_it_is_interrupted_before_it_begins(path: Path) -
         _put_together(database, [KEY])
 
 
-@pytest.mark.parametrize("count", [1, 3000])
-def test_together_on_a_full_disk(path: Path, count: int) -> None:
-    """Few changes meet the full disk when they are committed, many while they are made: SQLite rolls back itself."""
-    _fill(path)
-    with Database(path) as database:
-        with (
-            no_file_above(1000),
-            pytest.raises(DatabaseError, match="cannot be written: the disk is full"),
-        ):
-            _put_together(database, [replace(KEY, digest=str(n), settings="s" * 1000) for n in range(count)])
-        _put_together(database, [KEY])
-        assert database.get([KEY, replace(KEY, digest="0", settings="s" * 1000)]) == {KEY: MEASURED}
-
-
-def test_together_in_a_full_database(path: Path) -> None:
-    with Database(path) as database:
-        (pages,) = database._connection.execute("PRAGMA page_count").fetchone()
-        database._connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(DatabaseError, match="cannot be written: the disk is full"):
-            _put_together(database, [replace(KEY, digest="d" * 1000 + str(n)) for n in range(100)])
-        database._connection.execute("PRAGMA max_page_count = 1000000")
-        _put_together(database, [KEY])
-        assert database.get([KEY]) == {KEY: MEASURED}
-
-
 def _put_together(database: Database, keys: list[KernelKey]) -> None:
     with database.together():
         for key in keys:
@@ -355,14 +308,6 @@ def test_migration_keeps_what_is_there(path: Path) -> None:
     with Database(path, migrations=[*MIGRATIONS, add_note]) as database:
         assert database.get([KEY]) == {KEY: MEASURED}
         assert database._rows("SELECT note FROM kernels") == [("none",)]
-
-
-def test_kernels_that_are_right_on_finite_numbers_only(path: Path) -> None:
-    with Database(path) as database:
-        database.put(KEY, FINITE_ONLY)
-        database.put(_with("digest"), MEASURED)
-    with Database(path) as database:
-        assert database.get([KEY, _with("digest")]) == {KEY: FINITE_ONLY, _with("digest"): MEASURED}
 
 
 def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(

@@ -214,23 +214,6 @@ def test_rows_of_the_target_that_are_damaged_are_replaced(tmp_path: Path, column
         assert {row.table.name for row in good} == {table.name for table in tables}
 
 
-def test_a_row_is_counted_once_when_its_race_is_replaced(tmp_path: Path) -> None:
-    """Of three plans here, one is equal on both sides, one differs, and one is new."""
-    other, third = replace(PLAN, placement="p2"), replace(PLAN, placement="p3")
-    mine = filled(tmp_path / "mine", {PLAN: TIMING, other: TIMING})
-    rest = {other: replace(TIMING, noise_us=0.1), third: TIMING}
-    theirs = filled(tmp_path / "theirs", {PLAN: TIMING, **rest})
-    for file in (mine, theirs):
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute("UPDATE networks SET created = 5")
-    with snapshot(theirs) as source, Database(mine) as target:
-        found = merge(target, source)
-        assert (found.taken, found.same, found.less_certain) == (2, 1, 0)
-        assert target.get_networks([PLAN, other, third]) == {PLAN: TIMING, **rest}
-        again = merge(target, source)
-        assert (again.taken, again.same, again.less_certain) == (0, 3, 0)
-
-
 def test_a_file_with_a_trigger_or_a_view_is_not_read(tmp_path: Path) -> None:
     for number, program in enumerate(
         (

@@ -73,24 +73,6 @@ def test_what_is_no_such_value_is_made_again(stored: Any, tmp_path: Path) -> Non
         assert database.get_facts("number", ["here"]) == {"here": 2.0}
 
 
-def test_timings_in_another_form_are_made_again(tmp_path: Path) -> None:
-    with Database(tmp_path / "db.sqlite") as database:
-        database.put_fact("timings", "here", {"one": {"mean": 3.0}})
-        assert database.remember(TIMINGS.at("here"), Making({"one": TIMING})) == {"one": TIMING}
-
-
-def test_an_interleaved_run_is_looked_up_in_two_queries(tmp_path: Path) -> None:
-    labels = [str(number) for number in range(20)]
-    key = RaceKey({label: network(label) for label in labels})
-    queries: list[str] = []
-    with Database(tmp_path / "db.sqlite") as database:
-        raced = {label: Raced(TIMING, (1.0,)) for label in labels}
-        key.record(database, raced)
-        database._connection.set_trace_callback(queries.append)
-        assert key.look_up(database) == raced
-    assert len(queries) == 2
-
-
 def test_an_interleaved_run_is_known_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     with Database(tmp_path / "db.sqlite") as database:
         network("a").record(database, TIMING)

@@ -16,7 +16,7 @@ from collage.measure import whole
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.timing.effort import QUICK
-from collage.measure.worker import process, session
+from collage.measure.worker import session
 from collage.measure.worker.process import WorkerProcess, Workers
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 from tests.slow.measure_db.test_measurer import OPTIONS
@@ -47,12 +47,6 @@ def test_the_folder_of_the_model(refused: str, temporary: Path, monkeypatch: pyt
     finally:
         each.close()
     assert not [*temporary.glob("collage-measure-*")]
-
-
-def test_the_folder_of_a_worker(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "TemporaryFolder", refuse)
-    with Workers() as workers, pytest.raises(MeasurementError, match=told(temporary)):
-        workers.lend(1)
 
 
 def test_a_process_that_cannot_be_started(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

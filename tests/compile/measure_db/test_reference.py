@@ -274,12 +274,6 @@ def test_store_keeps_any_array(tmp_path: Path, shape: tuple[int, ...], dtype: st
         store.load(8, found)
 
 
-def test_store_knows_when_it_is_complete(tmp_path: Path) -> None:
-    assert ValueStore(tmp_path).complete() is None
-    ValueStore(tmp_path).mark_complete({3: "reason"})
-    assert ValueStore(tmp_path).complete() == {3: "reason"}
-
-
 def embedding() -> Model:
     """Token ids into 50 rows, through arithmetic and views; positions into 7; a mask into nothing."""
     nodes = [

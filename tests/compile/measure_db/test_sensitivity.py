@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from onnx import helper
 
-from collage.check import sensitivity
 from collage.check.compare import relative_error
 from collage.check.sensitivity import sensitivities
 from collage.frontend.model import import_model
@@ -74,41 +71,3 @@ def test_rounding_counts_where_the_outputs_depend_on_the_largest_numbers() -> No
     (found,) = {sensitivities(model, [value], [sample] * count, compare)[value] for count in (1, 2, 4)}
     # The difference of both scores is off by up to 0.008 of 40, and p (1 - p) = 1/4.
     assert 8 < found < 20
-
-
-def test_the_last_values_are_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes, last = [], "x"
-    for number in range(12):
-        nodes.append(helper.make_node("Mul", [last, "two"], [f"v{number}"], f"mul{number}"))
-        last = f"v{number}"
-    nodes.append(helper.make_node("Tanh", [last], ["y"], "tanh"))
-    weights = {"two": np.array(2.0, np.float32)}
-    model = import_model(make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, weights))
-    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 8)
-    sample = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32) * 1e-4]
-    found = sensitivities(model, [model.onnx_values[f"v{k}"] for k in range(12)], [sample], compare)
-    shares = [found[model.onnx_values[f"v{k}"]] for k in range(12)]
-    assert len({*shares[-2:]}) == 2 and len({*shares[:10]}) == 6
-
-
-def test_a_check_may_end_it_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = import_model(conv_net())
-    values = [v for node in model.graph.nodes for v in node.outputs]
-    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
-    counted: list[str] = []
-    for name in ("run", "values"):
-        original = getattr(sensitivity._NoisyModel, name)
-
-        def noted(model: Any, *about: Any, original: Any = original) -> Any:
-            counted.append("run")
-            return original(model, *about)
-
-        monkeypatch.setattr(sensitivity._NoisyModel, name, noted)
-    whole = sensitivities(model, values, [sample], compare, lambda: counted.append("check"))
-    assert whole and counted == ["check", "run"] * (len(counted) // 2)
-
-    def late() -> None:
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        sensitivities(model, values, [sample], compare, late)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds, rounded
 from collage.kernel.target import Target
-from collage.measure.machine.measure_speeds import _best_size, measure_speeds
-from collage.measure.machine.quiet import Machine, use_machine
+from collage.measure.machine.measure_speeds import _best_size
 from collage.measure.machine.speeds import (
     MACHINE_SPEEDS,
     machine_speeds,
@@ -27,7 +22,6 @@ from collage.measure.machine.speeds import (
     write_speeds,
 )
 from collage.measure.worker.process import WorkerProcess, Workers
-from collage.measure.worker.protocol import MeasuredSpeeds
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
@@ -112,33 +106,6 @@ def test_speeds_that_others_disturbed_are_measured_again(
         machine_speeds(TARGET, database, NOBODY, 0.05)
     machine_speeds(TARGET, database, workers, 0.05)
     assert machine_speeds(TARGET, database, NOBODY, 0.05).measured
-
-
-@needs_core
-def test_speeds_wait_for_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
-    held, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with machine_lock():
-            held.set()
-            over.wait(60.0)
-
-    @contextmanager
-    def waiting() -> Iterator[None]:
-        over.set()
-        yield
-
-    def measured() -> MeasuredSpeeds:
-        use_machine(Machine(2, waiting=waiting))
-        return measure_speeds(2, 0.01)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait()
-    assert copy_context().run(measured).speeds.measured
-    assert over.is_set()
-    holder.join()
 
 
 class Deadly(Workers):

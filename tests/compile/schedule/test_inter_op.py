@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collage.schedule.dag import Dag
 from collage.schedule.inter_op import lower_bound_us, schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
-from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
+from collage.schedule.schedule import TEAM, Schedule, check, makespan_us
 from collage.schedule.stream_mapping import MappedStreams, nimble, opara
 from collage.schedule.timeline import Costs
 from tests.schedule.dags import dags
@@ -145,22 +145,6 @@ def test_nimble_runs_the_longest_chain_first_and_opara_in_turns() -> None:
     by_opara = opara(dag, costs, [300, 260, 240, 30, 20, 10])
     assert by_opara(dag, costs, 2, everybody).schedule.order == (3, 0, 4, 1, 5, 2)
     assert by_opara(dag, costs, 2, everybody).time_us == 60
-
-
-def test_two_equal_branches_run_side_by_side() -> None:
-    dag = Dag.of_edges(6, [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)])
-    costs = Costs((10.0,) * 6, (15.0,) * 6)
-    found = schedule_inter_op(dag, costs, 2)
-    assert found.schedule.streams[0] == found.schedule.streams[5] == TEAM
-    assert {found.schedule.streams[1], found.schedule.streams[2]} == {0, 1}
-    assert found.time_us == 10 + 30 + 10
-    assert concurrency(dag, found.schedule, times(costs, found.schedule)) == pytest.approx(80 / 50)
-
-
-def test_perfectly_split_kernels_stay_one_after_another() -> None:
-    dag = Dag.of_edges(3, [])
-    costs = Costs((10.0,) * 3, (20.0,) * 3)
-    assert set(schedule_inter_op(dag, costs, 2).schedule.streams) == {TEAM}
 
 
 def test_large_networks_are_scheduled_in_seconds() -> None:

@@ -19,7 +19,7 @@ from collage.backends.view import View
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph
-from collage.graph.storage import HOST, PLAIN
+from collage.graph.storage import PLAIN
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
@@ -34,8 +34,6 @@ from tests.backends_for_tests import onnx_model
 from tests.search.exact import place_exact
 from tests.storage_formats import DEVICE
 from tests.strategies import graphs
-
-MACHINES = ("host", "npu")
 
 
 @dataclass(frozen=True)
@@ -281,9 +279,3 @@ def test_a_model_is_split_where_that_pays() -> None:
     assert every[tuple(chosen)] == pytest.approx(min(every.values()))
     assert chosen[heavy]
     assert not any(chosen[:heavy])
-
-
-def test_texts() -> None:
-    assert str(DEVICE) == "npu:plain"
-    assert replace(DEVICE, device=HOST) == PLAIN
-    assert Variant((PLAIN,), (DEVICE,)).layout == "plain -> npu:plain"

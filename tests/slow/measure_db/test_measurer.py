@@ -28,7 +28,7 @@ from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure.worker import model_workers
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import CandidateRequest, Evaluate, artifact_folder
+from collage.measure.worker.protocol import CandidateRequest, artifact_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
@@ -104,15 +104,6 @@ def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
     with measurer(model, database, hostile.Slowest(), hostile.Slow()) as left:
         found = left.race([slowest, slow])[slow]
         assert isinstance(found, Measurement) and found.median_us < 4000
-
-
-def test_rivals_that_are_given_have_to_be_beaten(model: Model, database: Database) -> None:
-    request = CandidateRequest((0,), "slow")
-    with measurer(model, database, hostile.Slow()) as first:
-        assert isinstance(first.race([request], {(0,): 10.0})[request], Slower)
-        assert isinstance(
-            first.race([CandidateRequest((0, 1), "slow")], {(0, 1): 1e9}).popitem()[1], Measurement
-        )
 
 
 def test_an_exhaustive_effort_lets_nothing_go(model: Model, database: Database) -> None:
@@ -218,25 +209,6 @@ def test_what_took_too_long_tells_how_busy_the_machine_was(
         assert outcome.busy == 0.7 and one.known([request]) == {request: outcome}
 
 
-def test_what_is_known_is_looked_up_in_one_query(model: Model, database: Database) -> None:
-    requests = [CandidateRequest(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
-    queries: list[str] = []
-    with measurer(model, database) as one:
-        for request in requests:
-            database.put(one.key(request), Measurement(1.0, 0.1, 0.9, 9, 0.0))
-        database._connection.set_trace_callback(queries.append)
-        assert len(one.measure(requests)) == len(one.known(requests)) == len(requests)
-    assert len(queries) == 2
-
-
-def test_a_launch_by_itself_needs_no_worker(model: Model, database: Database, temporary: Path) -> None:
-    with measurer(model, database) as one:
-        launch = one.epsilon_us([])
-        assert 0 < launch < 5
-        assert one.epsilon_us([]) == launch
-        assert list(temporary.iterdir()) == []
-
-
 def test_equal_subgraphs_are_measured_once(database: Database) -> None:
     nodes = [helper.make_node("Relu", ["x" if i == 0 else f"t{i - 1}"], [f"t{i}"]) for i in range(4)]
     kind = ((4, 4), TensorProto.FLOAT)
@@ -272,15 +244,6 @@ def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Datab
     assert made[0] == made[2] and made[1] != made[3]
     found = log.read_text().split()
     assert found.count("nn.relu") == 1 and found.count("matmul") == 2, found
-
-
-def test_another_version_is_measured_anew(model: Model, database: Database) -> None:
-    request = CandidateRequest((0,), "numpy")
-    with measurer(model, database) as first:
-        first.measure([request])
-    with measurer(model, database, version="2.0") as second:
-        second.measure([request])
-        assert second.measurements_made == 1
 
 
 def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database: Database) -> None:
@@ -436,19 +399,6 @@ def test_workers_model_must_be_the_same(model: Model, database: Database) -> Non
             one.measure([CandidateRequest((0,), "numpy")])
 
 
-def test_values_survive_the_worker(model: Model, database: Database) -> None:
-    """A fresh worker reads the reference values that its predecessor computed."""
-    with measurer(model, database, hostile.Exits(), NumpyBackend()) as one:
-        one.measure([CandidateRequest((0,), "exits")])
-        values = Path(one.session.folder) / "values"
-        stamps = {path: path.stat().st_mtime_ns for path in values.iterdir()}
-        assert len(stamps) == 6  # input, four results, and the note that it is complete
-        assert isinstance(
-            one.measure([CandidateRequest((0,), "numpy")])[CandidateRequest((0,), "numpy")], Measurement
-        )
-        assert {path: path.stat().st_mtime_ns for path in values.iterdir()} == stamps
-
-
 def test_models_with_their_weights_outside_reach_the_worker(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,18 +412,3 @@ def test_models_with_their_weights_outside_reach_the_worker(
         (outcome,) = one.measure([CandidateRequest((0,), "numpy")]).values()
         assert (Path(one.session.folder) / "model.bin").exists()
         assert isinstance(outcome, Measurement)
-
-
-def test_memory_limit_comes_from_the_environment(
-    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLLAGE_WORKER_MEMORY", str(1 << 31))
-    with measurer(model, database) as one:
-        assert one.session.init.memory_bytes == 1 << 31
-
-
-def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:
-    with measurer(model, database) as one:
-        worker = one.session.worker(OPTIONS.threads)
-        assert worker.ask(Evaluate(60.0), 60.0) == worker.ask(Evaluate(60.0), 60.0)
-        assert np.load(Path(one.session.folder) / "values" / "0.npy").shape == (8, 16)
