@@ -18,7 +18,6 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure import measurer as measurer_module
-from collage.measure.timing.effort import QUICK
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, ahead_folder
 from collage.measure_db.database import Database
@@ -117,18 +116,6 @@ def test_a_builder_that_is_killed_costs_nothing_but_its_help(
         builder._processes[0].end()
         found = made.measure(REQUESTS)
         assert all(isinstance(each, Measurement) for each in found.values())
-
-
-def test_no_process_is_started_for_few_candidates_or_a_quick_compile(
-    model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with measurer(model, database, Noting(tmp_path / "log"), effort=QUICK) as made:
-        made.measure(REQUESTS[:2])
-        assert made.session.builder(start=False) is None
-    monkeypatch.setattr(measurer_module, "_AHEAD_S", 0.3)
-    with measurer(model, database, Noting(tmp_path / "log")) as made:
-        made.measure(REQUESTS[:2])
-        assert made.session.builder(start=False) is None
 
 
 def test_a_session_may_be_closed_while_the_process_starts(

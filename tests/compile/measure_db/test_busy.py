@@ -18,7 +18,7 @@ from collage.core.cpu_time import Cpu, CpuReading
 from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.errors import DatabaseError
 from collage.measure.machine import quiet
-from collage.measure.machine.calibration import best_calibration_us, known_calibration_us, slowed
+from collage.measure.machine.calibration import slowed
 from collage.measure.machine.quiet import Machine
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
@@ -172,17 +172,6 @@ def test_busy_is_how_much_slower_the_machine_is_than_at_its_best(calibrated: lis
     assert slowed(57.0, 50.0) == 0.0
     calibrated[:] = [90.0, 50.0]  # slow before and not after: a moment, not the state of the machine
     assert watched(machine, clocks, 1.0)[1] == 0.0
-
-
-def test_the_best_calibration_is_a_fact_of_the_machine(tmp_path: Path) -> None:
-    with Database(tmp_path / "db.sqlite") as database:
-        assert known_calibration_us(database, "EPYC") is None
-        first = best_calibration_us(database, "EPYC")
-        assert 0 < first == known_calibration_us(database, "EPYC")
-        name = database.run("SELECT key FROM facts")[0][0]
-        database.put_fact("calibration_us", name, 1e-3)
-        assert best_calibration_us(database, "EPYC") == 1e-3
-        assert known_calibration_us(database, "other") is None
 
 
 def test_a_process_that_keeps_a_core_busy_is_noticed() -> None:

@@ -8,24 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collage.check.compare import Expected, region_tolerance, relative_error, tolerance
-from collage.graph.dataflow import TensorType
+from collage.check.compare import Expected, region_tolerance, relative_error
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
-from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
+from collage.kernel.buffers import aligned_empty, as_bytes, poison
 
 F = np.float32
-DTYPES = [
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "int8",
-    "uint8",
-    "int64",
-    "bool",
-    "complex64",
-]
 
 
 def test_error_is_relative_to_the_largest_value() -> None:
@@ -65,13 +52,6 @@ def test_small_floats() -> None:
     assert relative_error(-big, big) == 2  # and not the infinity that float16 would give
 
 
-def test_the_coarsest_dtype_of_a_region_decides() -> None:
-    assert tolerance("float32") == 1e-4
-    assert tolerance("int64") == 0
-    assert region_tolerance(["float32", "float16", "int64"]) == tolerance("float16")
-    assert region_tolerance([]) == 0
-
-
 def test_quantised_values_may_be_a_step_off() -> None:
     expected = np.array([0, 100, 255], np.uint8)
     step, far = np.array([0, 101, 255], np.uint8), np.array([0, 120, 255], np.uint8)
@@ -85,21 +65,6 @@ def test_quantised_values_may_be_a_step_off() -> None:
     assert relative_error(np.array([-128], np.int8), np.array([127], np.int8), rounded=True) > 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (129,)])
-def test_buffers_are_aligned_and_dense(dtype: str, shape: tuple[int, ...]) -> None:
-    array = aligned_array(TensorType(shape, dtype))
-    assert array.shape == shape
-    assert array.dtype.name == dtype
-    assert array.ctypes.data % 64 == 0 or array.size == 0
-    assert array.flags.c_contiguous
-    assert array.flags.writeable
-    assert as_bytes(array).size == array.nbytes
-    poison(array)
-    if "float" in dtype and array.size:
-        assert np.isnan(array.astype(F)).all()
-
-
 def test_poison_shows_in_every_dtype() -> None:
     for dtype in ("int8", "uint8", "int64", "uint16"):
         array = aligned_empty((4,), dtype)
@@ -108,14 +73,6 @@ def test_poison_shows_in_every_dtype() -> None:
     flags = aligned_empty((3,), "bool")
     poison(flags)
     assert flags.tolist() == [True, False, True]
-
-
-def test_copies_are_aligned() -> None:
-    original = np.arange(12, dtype=F).reshape(3, 4).T
-    copy = aligned_copy(original)
-    assert np.array_equal(copy, original)
-    assert copy.flags.c_contiguous
-    assert copy.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

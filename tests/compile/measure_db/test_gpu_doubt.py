@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collage.backends.base import Backend
 from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
 from collage.check.stages import looks_like_memory, rejection_of
 from collage.compiler.passes.recall import _of_the_day
 from collage.core.nvml import Clocks
-from collage.errors import DatabaseError
-from collage.measure.machine import free_memory
-from collage.measure.machine import memory as machine
-from collage.measure.machine.free_memory import after_death, with_free_memory
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt, GpuNow
 from collage.measure_db.results import Outcome, Rejection, RejectionKind, Slower, late
-from tests.backends_for_tests import NumpyBackend
 from tests.compile.compiler.test_recall import made
 from tests.compile.measure_db.test_exchange import KEY, SURE, filled, merged
 
@@ -137,40 +129,6 @@ def test_what_is_recorded_is_read_and_merged(tmp_path: Path) -> None:
     found = {row["digest"]: (row["clocks"], row["free_bytes"]) for row in merged(tmp_path, path)}
     assert found["d0"][0] == '{"gpu": "H100", "sm_mhz": 1200, "memory_mhz": 2619, "power_capped": true}'
     assert found["d1"] == (None, 10 << 30)
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"gpu": 1, "sm_mhz": 1, "memory_mhz": 1, "power_capped": false}', "7"]
-)
-def test_clocks_of_somebody_else_that_are_none_are_not_taken(text: str, tmp_path: Path) -> None:
-    path = filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST)})
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE kernels SET clocks = ?", (text,))
-    assert merged(tmp_path, path) == []
-    with Database(path) as database, pytest.raises(DatabaseError, match="damaged"):
-        database.get(KEYS)
-
-
-class OnGpu(NumpyBackend):
-    device = "cuda"
-
-
-def test_only_a_lack_of_memory_has_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_memory", lambda: 5 << 30)
-    monkeypatch.setattr(free_memory, "gpu_now", lambda: GpuNow(6 << 30))
-    monkeypatch.setattr(free_memory, "memory_limit", lambda: 7 << 30)
-    monkeypatch.setattr(machine, "spare_memory", lambda: 8 << 30)
-    short, wrong = Rejection(RejectionKind.MEMORY, "x"), Rejection(RejectionKind.INACCURATE, "x")
-
-    def noted(backend: Backend, outcome: Outcome) -> list[int | None]:
-        results = with_free_memory(backend, lambda: outcome), after_death(backend, outcome)
-        return [each.free_bytes if isinstance(each, Rejection) else None for each in results]
-
-    assert noted(OnGpu(), short) == [5 << 30, 6 << 30]
-    assert noted(NumpyBackend(), short) == [7 << 30, 8 << 30]
-    assert noted(NumpyBackend(), wrong) == noted(OnGpu(), wrong) == noted(OnGpu(), SURE) == [None, None]
-    assert after_death(OnGpu(), SHORT) == SHORT
-    assert after_death(NumpyBackend(), short, 9 << 30) == replace(short, free_bytes=9 << 30)
 
 
 class NoMemory:

@@ -207,22 +207,6 @@ def test_opaque_nodes_control_flow_and_captured_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(load(model, store, model.graph.outputs[0]), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
-        helper.make_node("Reshape", ["b", "shape"], ["r"]),
-        helper.make_node("Cast", ["r"], ["y"], to=FLOAT),
-    ]
-    made = onnx_model(nodes, {"x": ((2, 6), FLOAT)}, {"y": ((12,), FLOAT)}, {"shape": np.array([12])})
-    model = import_model(made)
-    store, wrong = evaluated(model, tmp_path)
-    assert wrong == {}
-    assert unknown(model, store) == []
-    arrays = [load(model, store, v.id) for v in model.graph.values if v.type.dtype == "bfloat16"]
-    assert arrays
-    assert all(array.dtype == ml_dtypes.bfloat16 for array in arrays)
-
-
 def test_candidates_across_a_region_are_measured_in_process(tmp_path: Path) -> None:
     model = chain_model()
     store, _ = evaluated(model, tmp_path)
@@ -312,16 +296,3 @@ def test_indices_stay_within_what_they_index(tmp_path: Path, opaque: bool) -> No
     store, wrong = evaluated(model, tmp_path)
     assert wrong == {}
     assert unknown(model, store) == []
-
-
-def test_random_inputs_have_the_right_types_and_are_reproducible() -> None:
-    nodes = [
-        helper.make_node("Where", ["c", "h", "h2"], ["y"]),
-    ]
-    kinds = {"c": ((3,), BOOL), "h": ((64, 3), TensorProto.FLOAT16), "h2": ((), TensorProto.FLOAT16)}
-    model = import_model(onnx_model(nodes, kinds, {"y": ((64, 3), TensorProto.FLOAT16)}))
-    first = random_inputs(model, np.random.default_rng(5))
-    assert [(a.dtype.name, a.shape) for a in first] == [("bool", (3,)), ("float16", (64, 3)), ("float16", ())]
-    assert abs(float(first[1].astype(float).std()) - 1) < 0.2
-    again = random_inputs(model, np.random.default_rng(5))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))

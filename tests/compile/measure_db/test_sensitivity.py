@@ -9,7 +9,7 @@ from onnx import helper
 from collage.check.compare import relative_error
 from collage.check.sensitivity import sensitivities
 from collage.frontend.model import import_model
-from tests.models import conv_net, make_model
+from tests.models import make_model
 
 
 def compare(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
@@ -32,19 +32,6 @@ def test_what_is_added_to_something_large_matters_less() -> None:
     assert found[values["y"]] == pytest.approx(1.0, rel=1e-3)
     assert found[values["m"]] == pytest.approx(0.9, rel=0.1)
     assert 0.05 < found[values["t"]] < 0.2
-
-
-def test_noise_of_many_values_is_shared_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = import_model(conv_net())
-    values = [v for node in model.graph.nodes for v in node.outputs]
-    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
-    each = sensitivities(model, values, [sample], compare)
-    assert set(each) == set(values)
-    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 2)
-    grouped = sensitivities(model, values, [sample], compare)
-    assert len(set(grouped.values())) == 2
-    least, most = min(each.values()), max(each.values())
-    assert all(least / 2 < share < 2 * most for share in grouped.values())
 
 
 def test_a_value_inside_a_node_has_the_sensitivity_of_what_the_node_makes() -> None:

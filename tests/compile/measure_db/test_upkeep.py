@@ -10,7 +10,7 @@ from pathlib import Path
 from collage.measure_db.database import Database
 from collage.measure_db.listing import RowFilter, candidates, latest
 from collage.measure_db.results import Rejection, RejectionKind
-from collage.measure_db.rows import KERNELS, NOT_OURS, rows_of
+from collage.measure_db.rows import rows_of
 from collage.measure_db.upkeep import OLD_GATE, PruneRule, prune, verify
 from tests.compile.measure_db.test_exchange import KEY, PLAN, SURE, TIMING, VERSIONS, filled
 
@@ -29,21 +29,6 @@ def test_only_what_no_compile_uses_is_removed(tmp_path: Path) -> None:
         assert prune(database, PruneRule()) == {OLD_GATE: 1}
         assert [row["digest"] for row in rows_of(database)] == ["d1"]
         assert prune(database, PruneRule()) == {}
-
-
-def test_rows_of_wrong_types_are_removed(tmp_path: Path) -> None:
-    keys = [replace(KEY, digest=f"d{number}") for number in range(4)]
-    fact = ("launches_us", str(PLAN))
-    path = filled(tmp_path / "db", {**dict.fromkeys(keys, SURE), PLAN: TIMING, fact: [1.0]})
-    changed(path, "UPDATE kernels SET gate = 'new' WHERE digest = 'd0'")
-    changed(path, "UPDATE kernels SET created = 'today' WHERE digest = 'd1'")
-    changed(path, "UPDATE kernels SET hardware = ? WHERE digest = 'd2'", b"\x00")
-    changed(path, "UPDATE networks SET threads = 'two'")
-    rule = PruneRule(before=6.0, hardware="EPYC abc", versions=VERSIONS)
-    with Database(path) as database:
-        assert prune(database, rule) == {NOT_OURS: 4}
-        assert [row["digest"] for row in rows_of(database, (KERNELS,))] == ["d3"]
-        assert verify(database) == []
 
 
 def test_each_rule_removes_its_rows_and_the_facts_of_plans_go_with_the_plans(tmp_path: Path) -> None:

@@ -24,17 +24,15 @@ from collage.kernel.options import BuildOptions
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings
-from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
+from collage.measure.timing.effort import FULL, Effort
 from collage.measure.worker import model_workers
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
 from collage.measure.worker.protocol import CandidateRequest, artifact_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower, late
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
-from tests.compile.measure_db.test_request_keys import Tuned
 from tests.measure_db import hostile
 
 OPTIONS = BuildOptions(threads=1)
@@ -82,16 +80,6 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
         assert second.race([numpy, slow])[slow] == to_the_end
 
 
-def test_what_lost_against_a_backend_that_is_not_used_now_is_measured(
-    model: Model, database: Database
-) -> None:
-    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
-    with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
-        assert isinstance(both.race(requests)[requests[1]], Slower)
-    with measurer(model, database, hostile.Slow()) as alone:
-        assert isinstance(alone.race(requests[1:])[requests[1]], Measurement)
-
-
 def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
     model: Model, database: Database
 ) -> None:
@@ -106,12 +94,6 @@ def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
         assert isinstance(found, Measurement) and found.median_us < 4000
 
 
-def test_an_exhaustive_effort_lets_nothing_go(model: Model, database: Database) -> None:
-    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
-    with measurer(model, database, NumpyBackend(), hostile.Slow(), effort=EXHAUSTIVE) as first:
-        assert all(isinstance(each, Measurement) for each in first.race(requests).values())
-
-
 def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
     requests = [
         CandidateRequest((0,), "numpy"),
@@ -124,7 +106,7 @@ def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
         assert first.measurements_made == 3
     for outcome in found.values():
         assert isinstance(outcome, Measurement)
-        assert 0 < outcome.min_us <= outcome.median_us < 1000
+        assert 0 < outcome.min_us <= outcome.median_us
         assert outcome.repeats >= 7
         assert outcome.max_error < 1e-6
     assert [(p.done, p.total) for p in seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -177,27 +159,6 @@ def test_extraordinary_values_are_those_of_the_weights(database: Database) -> No
         assert unknown.extraordinary
 
 
-def test_more_time_is_for_what_had_too_little_with_its_trials(model: Model, database: Database) -> None:
-    """A candidate that is tuned has more time than others, then and now."""
-
-    requests = [CandidateRequest((2,), "tuner"), CandidateRequest((2,), "numpy")]
-    backends: dict[str, Backend] = {"tuner": Tuned(), "numpy": NumpyBackend()}
-    versions, options = dict.fromkeys(backends, "1.0"), BuildOptions(1, tune_trials=60)
-    settings = MeasureSettings(backends, versions, options, "test machine", limits=CandidateLimits(60.0))
-
-    def session(time_s: float) -> Measurer:
-        measured = MeasuredModel(model)
-        return Measurer(WorkerSession(measured, replace(settings, limits=CandidateLimits(time_s))), database)
-
-    with session(60.0) as first:
-        for request, limit_s in zip(requests, (360.0, 60.0), strict=True):
-            database.put(first.key(request), Rejection(RejectionKind.TIMEOUT, late(limit_s)))
-        database.doubt(Doubt(lambda: False))
-        assert {*first.known(requests)} == {*requests}
-    with session(61.0) as second:
-        assert second.known(requests) == {}
-
-
 def test_what_took_too_long_tells_how_busy_the_machine_was(
     model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,16 +205,6 @@ def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Datab
     assert made[0] == made[2] and made[1] != made[3]
     found = log.read_text().split()
     assert found.count("nn.relu") == 1 and found.count("matmul") == 2, found
-
-
-def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database: Database) -> None:
-    class Spinning(NumpyBackend):
-        def settings(self, options: BuildOptions) -> str:
-            return f"exclusive {options.exclusive}"
-
-    with measurer(model, database, Spinning()) as one:
-        assert one.key(CandidateRequest((0, 1, 2, 3), "numpy")).settings == "exclusive True"
-        assert one.key(CandidateRequest((0, 1), "numpy")).settings == "exclusive False"
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +341,6 @@ def test_a_worker_that_does_not_start_says_why(
 
 
 def test_workers_model_must_be_the_same(model: Model, database: Database) -> None:
-    from dataclasses import replace
 
     with measurer(model, database) as one:
         init = one.session.init

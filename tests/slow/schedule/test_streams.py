@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from collage.schedule.dag import Dag
 from collage.schedule.nimble import maximum_matching, nimble_streams
-from collage.schedule.opara import opara_order, opara_streams
+from collage.schedule.opara import opara_streams
 from collage.schedule.schedule import Ordered, Schedule, check
 from tests.schedule.dags import dags, maximum_logical_concurrency
 
@@ -105,19 +105,3 @@ def test_opara_follows_a_predecessor_or_begins_a_stream(dag: Dag) -> None:
         if not before:  # all its predecessors have been followed before
             assert all(any(streams[w] == streams[u] for w in range(u + 1, v)) for u in dag.predecessors[v])
     assert sorted(set(streams)) == list(range(max(streams, default=-1) + 1))
-
-
-@settings(max_examples=200, deadline=None)
-@given(dags(10))
-def test_opara_launches_in_turns_the_smallest_first(dag: Dag) -> None:
-    rng = np.random.default_rng(len(dag))
-    memory, demand = rng.integers(0, 2, len(dag)).astype(bool).tolist(), rng.random(len(dag)).tolist()
-    order = opara_order(dag, memory, demand)
-    check(dag, Schedule(order, (0,) * len(dag)))
-    for position, v in enumerate(order):
-        done = set(order[:position])
-        ready = [w for w in range(len(dag)) if w not in done and set(dag.predecessors[w]) <= done]
-        same = [w for w in ready if memory[w] == memory[v]]
-        assert demand[v] == min(demand[w] for w in same)
-        if position and len(same) < len(ready):
-            assert memory[v] != memory[order[position - 1]]
