@@ -30,7 +30,7 @@ from collage.measure.worker.session import WorkerSession
 from collage.measure_db.busy import BUSY_VARIABLE, is_busy, patience
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.keys import Fact, read_text, write_text
+from collage.measure_db.keys import Fact, read_text
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend, chain_model
@@ -108,7 +108,7 @@ def test_facts_that_were_timed_are_doubted_too(tmp_path: Path) -> None:
     trial = EngineTrial({"a": replace(TIMING, busy=0.02), "b": replace(TIMING, busy=BUSY)})
     assert trial.busy() == BUSY and EngineTrial().busy() is None
     cost: Fact[SwitchCost] = Fact("cost", attrgetter("us"), SwitchCost, attrgetter("busy"))
-    plain: Fact[str] = Fact("plain", write_text, read_text)
+    plain: Fact[str] = Fact("plain", str, read_text)
     with Database(tmp_path / "db.sqlite") as database:
         cost.at("x").record(database, SwitchCost(1.5, BUSY))
         cost.at("y").record(database, SwitchCost(2.5, 0.02))

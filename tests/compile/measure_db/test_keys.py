@@ -17,17 +17,15 @@ from collage.measure_db.keys import (
     read_numbers,
     read_text,
     read_timings,
-    write_number,
     write_numbers,
-    write_text,
     write_timings,
 )
 from collage.measure_db.results import Timing
 
 TIMING = Timing(100.0, 1.0, 99.0, 120.0, 40)
-NUMBER: Fact[float] = Fact("number", write_number, as_number)
+NUMBER: Fact[float] = Fact("number", float, as_number)
 NUMBERS: Fact[tuple[float, ...]] = Fact("numbers", write_numbers, read_numbers)
-TEXT: Fact[str] = Fact("text", write_text, read_text)
+TEXT: Fact[str] = Fact("text", str, read_text)
 TIMINGS: Fact[Any] = Fact("timings", write_timings, read_timings)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.schedule.dag import Dag
-from collage.schedule.inter_op import lower_bound_us, schedule_inter_op
+from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, check, makespan_us
 from collage.schedule.stream_mapping import MappedStreams, nimble, opara
@@ -68,7 +68,6 @@ def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]
     check(dag, found.schedule)
     sequential = sum(costs.team_us)
     exact = shortest_us(dag, costs)
-    assert lower_bound_us(dag, costs, 2) <= exact * (1 + 1e-6) + 1e-6
     assert exact <= found.time_us * (1 + 1e-6) + 1e-6
     # No theorem: 1.4 times the exact time was the worst that was ever drawn.
     assert found.time_us <= min(sequential, 1.5 * exact) + 1e-6
@@ -88,7 +87,6 @@ def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: in
     found = schedule_inter_op(dag, dear, threads)
     check(dag, found.schedule)
     assert max(found.schedule.streams, default=TEAM) < threads
-    assert lower_bound_us(dag, costs, threads) <= found.time_us + 1e-6
     assert found.time_us <= sum(costs.team_us) + 1e-6
     for v, stream in enumerate(found.schedule.streams):
         assert stream == TEAM or costs.single_threaded_us[v] is not None
