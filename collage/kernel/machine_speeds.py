@@ -79,7 +79,8 @@ WRITTEN_DOWN = MachineSpeeds()
 def rounded(speeds: MachineSpeeds) -> MachineSpeeds:
     """The same with two significant digits of each measured number, since a third one is different each time."""
     numbers: dict[str, Any] = {field.name: getattr(speeds, field.name) for field in fields(speeds)}
-    return replace(speeds, **{n: _two_digits(each) for n, each in numbers.items() if isinstance(each, float)})
+    changes: dict[str, Any] = {n: _two_digits(each) for n, each in numbers.items() if isinstance(each, float)}
+    return replace(speeds, **changes)
 
 
 def _two_digits(number: float) -> float:
