@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
-from collage.compiler.events import Bounded, Event, Failed, Measured
+from collage.compiler.events import Event, Failed, Measured
 from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
 from collage.measure.timing.effort import QUICK as QUICK_EFFORT
-from collage.report.best_so_far import BUDGET, INTERRUPT
-from collage.report.report import ErrorReport
-from collage.report.show import facts
 from tests.beside import TakeAll
 from tests.compiler.null import Made, NullBackend, each_node
 
@@ -106,27 +102,6 @@ def test_ctrl_c_while_the_worker_ends_throws_nothing_away(monkeypatch: pytest.Mo
     monkeypatch.setattr(each.lab, "close", close)
     assert compiled(each.context, each.start.source).result.label == "collage"
     assert closed == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("ended", "why"),
-    [
-        (BUDGET, "the budget was over before our own placements of reduced precision were tried"),
-        (INTERRUPT, "the compile was interrupted before our own placements of reduced precision were tried"),
-    ],
-)
-def test_a_report_says_why_errors_are_not_known(ended: str, why: str) -> None:
-    each = made(tolerance=1e-2, budget_s=60.0)
-    found = compiled(each.context, each.start.source)
-    each.context.course.ended = ended
-    stopped = replace(found, log=tuple(event for event in found.log if not isinstance(event, Bounded)))
-    stopped = replace(stopped, selected=replace(found.result, error=None))
-    errors = report_of(each.context, stopped, 0.0).errors
-    assert errors == ErrorReport(1e-2, "max", "12 made-up inputs", reason=why)
-    program = found.result.parts.program
-    assert dict(facts(report_of(each.context, stopped, 0.0), program))["error budget"] == (
-        f"0.01 by max; no error was measured on 12 made-up inputs; 0 of 4 regions in reduced precision; {why}"
-    )
 
 
 def test_a_report_says_that_nothing_runs_in_reduced_precision() -> None:

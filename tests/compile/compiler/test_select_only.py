@@ -14,15 +14,6 @@ from collage.measure.timing.effort import QUICK
 from tests.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
 
 
-def test_a_quick_compile_selects_what_was_placed() -> None:
-    made, start = planned()
-    found = SelectOnly()(made.context, start)
-    assert found.result.label == "quick"
-    assert list(found.result.timings) == ["quick"]
-    assert notes(found) == ["a quick compile: few candidates, few samples, no comparison of whole networks"]
-    assert made.runs.raced == []
-
-
 def test_a_quick_compile_of_wrong_outputs_has_no_placement() -> None:
     made, start = planned()
     made.runs.findings = {"quick": WRONG}

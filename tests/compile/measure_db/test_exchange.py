@@ -322,20 +322,3 @@ def test_a_database_that_is_in_use_is_not_replaced_by_an_export(tmp_path: Path) 
         assert {*other.get([KEY, tanh]), *mine.get([KEY])} == {KEY, tanh}
     with Database(tmp_path / "mine.sqlite") as mine:
         assert export(mine, tmp_path / "other.sqlite", replace=True).taken == 1
-
-
-def test_all_rows_around_a_damaged_page_are_taken(tmp_path: Path) -> None:
-    many = {replace(KEY, digest=f"d{number:04}"): SURE for number in range(1500)}
-    path = filled(tmp_path / "db", many)
-    with Database(path) as database:
-        database.run("PRAGMA wal_checkpoint(TRUNCATE)")
-    data = bytearray(path.read_bytes())
-    page = data.index(b"d0700") // 4096 * 4096
-    data[page : page + 4096] = b"\xff" * 4096
-    path.write_bytes(data)
-    with Database(tmp_path / "new") as target, snapshot(path) as source:
-        found = merge(target, source)
-        taken = {row["digest"] for row in rows_of(target)}
-    assert found.taken == len(taken) > 1400
-    assert {"d0000", "d1499"} <= taken and "d0700" not in taken
-    assert found.refused == {"of damaged pages of kernels, perhaps more than one": 1}

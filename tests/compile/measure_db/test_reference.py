@@ -27,7 +27,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.candidate import measure_candidate
-from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
+from collage.measure_db.results import Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -205,40 +205,6 @@ def test_opaque_nodes_control_flow_and_captured_values(tmp_path: Path) -> None:
     inputs = random_inputs(model, np.random.default_rng(0))
     (expected,) = session.run(None, dict(zip(model.input_names, inputs, strict=True)))
     np.testing.assert_allclose(load(model, store, model.graph.outputs[0]), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_candidates_across_a_region_are_measured_in_process(tmp_path: Path) -> None:
-    model = chain_model()
-    store, _ = evaluated(model, tmp_path)
-    for nodes in ((0,), (1, 2), (0, 1, 2, 3)):
-        outcome = measure_candidate(
-            KernelSource(Subgraph(model, nodes), NumpyBackend(), BuildOptions()), Samples(store)
-        )
-        assert isinstance(outcome, Measurement)
-
-
-def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-
-    class Counting(NumpyBackend):
-        def load(self, artifact: bytes, options: BuildOptions) -> Any:
-            loads.append(len(artifact))
-            return super().load(artifact, options)
-
-    monkeypatch.setattr("collage.measure.worker.candidate.last_level_cache", lambda: 4 << 20)
-    monkeypatch.setattr("collage.measure.worker.candidate.weights_among", lambda subgraph: 8 << 20)
-    model = chain_model((2, 1 << 18))  # 1 MiB of weights
-    store, _ = evaluated(model, tmp_path)
-    source = KernelSource(Subgraph(model, (0,)), Counting(), BuildOptions())
-    outcome = measure_candidate(source, Samples(store))
-    assert isinstance(outcome, Measurement)
-    assert len(loads) == 8
-    loads.clear()
-    outcome = measure_candidate(source, Samples(store), rival_us=0.1)
-    assert isinstance(outcome, Slower)
-    assert outcome.least_us > outcome.rival_us == 0.1
-    assert len(loads) == 1  # what takes far longer than another is let go before its weights rotate
-    assert isinstance(measure_candidate(source, Samples(store), rival_us=1e9), Measurement)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 100)])

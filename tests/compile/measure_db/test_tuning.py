@@ -68,18 +68,6 @@ def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(
     assert measure(model, database, 3, RELU, TANH) == (found, 0)
 
 
-def test_what_is_not_tuned_is_measured_once_for_any_number_of_trials(
-    model: Model, database: Database
-) -> None:
-    first, made = measure(model, database, 0, ADD, TANH)
-    assert made == 2
-    assert first[TANH] == Rejection(RejectionKind.UNSUPPORTED, "needs trials")
-    second, made = measure(model, database, 3, ADD, TANH)
-    assert made == 1
-    assert second[ADD] == first[ADD]
-    assert isinstance(second[TANH], Measurement)
-
-
 def test_failing_to_tune_is_a_rejection(model: Model, database: Database) -> None:
     found, _ = measure(model, database, 7, TANH)
     assert found[TANH] == Rejection(RejectionKind.FAILED, "tune: RuntimeError: nothing found")

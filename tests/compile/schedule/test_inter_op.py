@@ -74,11 +74,6 @@ def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]
     assert makespan_us(dag, found.schedule, times(costs, found.schedule)) <= found.time_us + 1e-6
 
 
-def test_a_launch_on_the_team_goes_first_where_others_can_run_beside_what_follows_it() -> None:
-    dag, costs = Dag(((), (), (1,), ())), Costs((5.0, 1.0, 4.0, 1.0), (5.0, None, 4.0, None))
-    assert schedule_inter_op(dag, costs, 2).time_us == shortest_us(dag, costs) == 7.0
-
-
 @settings(max_examples=100, deadline=None)
 @given(priced(12), st.integers(2, 4))
 def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: int) -> None:

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +25,8 @@ from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.timing.effort import FULL, Effort
 from collage.measure.worker import model_workers
-from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import CandidateRequest, artifact_folder
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
@@ -182,31 +180,6 @@ def test_equal_subgraphs_are_measured_once(database: Database) -> None:
     assert len(set(outcomes.values())) == 1
 
 
-def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Database, tmp_path: Path) -> None:
-    """Those with weights have them in their kernels."""
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal((4, 4), np.float32) for name in ("v", "w")}
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("MatMul", ["a", "v"], ["b"]),
-        helper.make_node("Relu", ["b"], ["c"]),
-        helper.make_node("MatMul", ["c", "w"], ["d"]),
-    ]
-    kind = ((4, 4), TensorProto.FLOAT)
-    model = import_model(onnx_model(nodes, {"x": kind}, {"d": kind}, weights))
-    requests = [CandidateRequest((n,), "tallying") for n in range(4)]
-    log = tmp_path / "log"
-    with measurer(model, database, hostile.Tallying(log)) as one:
-        one.measure(requests)
-        for request in requests:
-            assert one.kernels.make(PlanKernel(request, OPTIONS)) is None
-        folder = artifact_folder(one.session.folder)
-        made = [(Path(folder) / PlanKernel(request, OPTIONS).key).read_bytes() for request in requests]
-    assert made[0] == made[2] and made[1] != made[3]
-    found = log.read_text().split()
-    assert found.count("nn.relu") == 1 and found.count("matmul") == 2, found
-
-
 @pytest.fixture(scope="module")
 def hostile_outcomes(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Each hostile backend on one operator, one after the other in one measurer, a good one last."""
@@ -338,15 +311,6 @@ def test_a_worker_that_does_not_start_says_why(
         pytest.raises(MeasurementError, match=r"did not start.*libtvm is broken"),
     ):
         one.measure([CandidateRequest((0,), "numpy")])
-
-
-def test_workers_model_must_be_the_same(model: Model, database: Database) -> None:
-
-    with measurer(model, database) as one:
-        init = one.session.init
-        one.session._begun.init = replace(init, model=replace(init.model, fingerprint="another"))
-        with pytest.raises(MeasurementError, match="differs"):
-            one.measure([CandidateRequest((0,), "numpy")])
 
 
 def test_models_with_their_weights_outside_reach_the_worker(
