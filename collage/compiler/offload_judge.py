@@ -21,7 +21,7 @@ from collage.errors import CollageError, NoPlacementError
 from collage.measure.timing.effort import FULL
 from collage.measure.timing.interleave import FEWEST, SURE
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.keys import Fact, as_number, write_number
+from collage.measure_db.keys import Fact, as_number
 from collage.measure_db.results import Measurement, Outcome, Rejection, Timing
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
@@ -38,7 +38,7 @@ _CHALLENGER = "rival"
 _ABOUT = f"{LABEL}, "
 _SHORT = Race(replace(FULL, rounds=12, compare_s=5.0), FEWEST, FEWEST, about=_ABOUT)
 _LONG = Race(replace(FULL, rounds=30, compare_s=8.0), SURE, SURE, mark=" again", about=_ABOUT)
-_TRIAL_S: Fact[float] = Fact("trial_s", write_number, as_number)
+_TRIAL_S: Fact[float] = Fact("trial_s", float, as_number)
 _HOPELESS = 1.3
 """A factor on the sum of the op level. Where the regions and kernels of a proposal, measured alone, take longer than
 this, the network is not run. The sum is within a tenth of the whole, and it takes longer to build a network than to

@@ -22,12 +22,12 @@ from collage.measure.plans import PlanFailedError
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database
-from collage.measure_db.keys import Fact, read_text, write_text
+from collage.measure_db.keys import Fact, read_text
 from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
 
 log = logging.getLogger(__name__)
 
-_DROPPED: Fact[str] = Fact("plan_dropped", write_text, read_text)
+_DROPPED: Fact[str] = Fact("plan_dropped", str, read_text)
 _FEW_OPS = 6
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says of a full disk, and of a quota that is used up."""

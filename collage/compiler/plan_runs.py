@@ -15,7 +15,6 @@ from collage.compiler.accuracy import Accuracy
 from collage.compiler.assemble import Assembler
 from collage.compiler.executable import Executable, network_key
 from collage.compiler.final_check import FinalCheck, Finding
-from collage.compiler.foreseen import EDITION
 from collage.compiler.plan_failures import PlanFailures
 from collage.core.progress import Progress
 from collage.graph.dataflow import Array
@@ -59,7 +58,6 @@ def _read_finding(value: Any) -> Finding:
 
 _FINDING: Fact[Finding] = Fact("final_check", asdict, _read_finding)
 _ERRORS: Fact[tuple[float, ...]] = Fact("errors_on_samples", write_numbers, read_numbers)
-_FORESEEN: Fact[float] = Fact("error_foreseen", float, float)
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,6 @@ class PlanRuns:
     seed: int
     progress: Callable[[Progress], None]
     made: int = field(default=0, init=False)
-    _seen: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
-    """Errors of plans in reduced precision on the samples, by where the database has them."""
 
     @cached_property
     def failures(self) -> PlanFailures:
@@ -192,31 +188,16 @@ class PlanRuns:
         return accuracy.asked.metric.of_all(self._errors(executable, accuracy))
 
     def error_and_foreseen(self, executable: Executable, accuracy: Accuracy) -> tuple[float, float]:
-        """The same, and the error to expect of other inputs, by the spread on the samples.
-
-        The spread of other plans in reduced precision counts, too, as far as they were run before this one was run
-        first. What is foreseen of a plan stays the same from then on.
-        """
+        """The same, and the bound on the errors of other inputs (``Metric.foreseen``)."""
         errors, metric = self._errors(executable, accuracy), accuracy.asked.metric
-        about = self._on_samples(executable, accuracy)
-        if about is None or not executable.reduced:
-            return metric.of_all(errors), metric.foreseen(errors)
-        alike = [each for other, each in self._seen.items() if other != about]
-        self._seen[about] = errors
-        found = self.database.remember(
-            _FORESEEN.at(f"{about} {EDITION}"), partial(metric.foreseen, errors, alike)
-        )
-        return metric.of_all(errors), found
+        return metric.of_all(errors), metric.foreseen(errors)
 
     def _errors(self, executable: Executable, accuracy: Accuracy) -> tuple[float, ...]:
         look = partial(accuracy.errors, lambda inputs: self.outputs(executable, inputs)[0])
-        about = self._on_samples(executable, accuracy)
-        return look() if about is None else self.database.remember(_ERRORS.at(about), look)
-
-    def _on_samples(self, executable: Executable, accuracy: Accuracy) -> str | None:
-        """The database key of what samples tell of a plan; None where it cannot be kept."""
         about, samples = self._checked_as(executable), accuracy.digest
-        return None if about is None or samples is None else f"{about} {samples}"
+        if about is None or samples is None:
+            return look()
+        return self.database.remember(_ERRORS.at(f"{about} {samples}"), look)
 
     def _checked_as(self, executable: Executable) -> str | None:
         """The database key of a finding, which covers the weights. None where the model is too large to be hashed."""

@@ -1,6 +1,6 @@
 """How fast a machine is, as planning needs it: a value that is measured once for each machine.
 
-``WRITTEN_DOWN`` has the numbers of the machine that the kernels were written on. They count where nothing is measured.
+``WRITTEN_DOWN`` has the numbers of the machine that the kernels were written on. They count if nothing is measured.
 """
 
 from __future__ import annotations
@@ -8,22 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, TypeVar
-
-
-@dataclass(frozen=True)
-class Level:
-    """A cache, or the memory: ``nbytes`` is what a core has of it to itself or together with others; memory has 0.
-
-    Speeds are in GB/s: of one thread, and of the whole team.
-    """
-
-    nbytes: int
-    shared: bool
-    read_gbs: float
-    write_gbs: float
-    team_read_gbs: float
-    team_write_gbs: float
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -59,58 +44,33 @@ def _differences(blocking: Blocking) -> str:
 
 @dataclass(frozen=True)
 class MachineSpeeds:
-    """What is measured of a machine, for a team of ``threads`` threads.
+    """The speeds of a machine, for a team of ``threads`` threads.
 
-    - ``peak_gflops``: float32 multiplications and additions of one thread in registers, which no kernel exceeds.
-    - ``gemm_gflops``, ``team_gemm_gflops``: those of our matrix product, on one thread and on the team.
-    - ``levels``: the caches from the first one on, and the memory.
-    - ``barrier_us``, ``wake_us``: a barrier of the team, and the first launch after its threads have gone to sleep.
+    - ``gemm_gflops``, ``team_gemm_gflops``: our float32 matrix product, on one thread and on the team.
+    - ``own_cache_bytes``: the size of the largest cache that a core does not share.
+    - ``last_cache_gbs``: reading the last cache with one thread, in GB/s.
+    - ``memory_gbs``, ``team_memory_gbs``: reading the memory, with one thread and with the team.
+    - ``barrier_us``: a barrier of the team.
     - ``winograd_ns``: a core's time for one point of a tile of 16 channels in Winograd's transforms.
-    - ``measured``: whether these are measurements, so that bounds may be derived from them.
+    - ``measured``: whether these are measurements.
     """
 
     threads: int = 2
-    peak_gflops: float = 250.0
     gemm_gflops: float = 240.0
     team_gemm_gflops: float = 480.0
-    levels: tuple[Level, ...] = (
-        Level(48 << 10, False, 420.0, 230.0, 840.0, 460.0),
-        Level(1 << 20, False, 120.0, 220.0, 240.0, 440.0),
-        Level(32 << 20, True, 120.0, 110.0, 230.0, 200.0),
-        Level(0, True, 40.0, 35.0, 40.0, 35.0),
-    )
+    own_cache_bytes: int = 1 << 20
+    last_cache_gbs: float = 120.0
+    memory_gbs: float = 40.0
+    team_memory_gbs: float = 40.0
     barrier_us: float = 0.5
-    wake_us: float = 12.0
     winograd_ns: float = 0.75
     blocking: Blocking = Blocking()
     measured: bool = False
 
-    @property
-    def memory(self) -> Level:
-        """The level behind all caches."""
-        return self.levels[-1]
-
-    @property
-    def last_cache(self) -> Level:
-        """The cache before the memory, or the memory itself where there is none."""
-        return self.levels[max(0, len(self.levels) - 2)]
-
-    @property
-    def own_cache_bytes(self) -> int:
-        """The size of the largest cache that a core does not share, in bytes, or that of the first one."""
-        own = [each.nbytes for each in self.levels if not each.shared]
-        return max(own, default=self.levels[0].nbytes)
-
-    def memory_gbs(self, threads: int) -> float:
-        """The speed of reading memory with one thread, or with all."""
-        return self.memory.read_gbs if threads == 1 else self.memory.team_read_gbs
-
     def flop_in(self, microseconds: float) -> int:
-        """The floating-point operations that our product does on one thread in that time."""
+        """The floating-point operations of our product on one thread in that time."""
         return round(microseconds * self.gemm_gflops * 1e3)
 
-
-T = TypeVar("T", Level, MachineSpeeds)
 
 WRITTEN_DOWN = MachineSpeeds()
 """The speeds of the machine that the kernels were written on: two cores of Zen 5 with 1 MB of L2 each."""
@@ -118,14 +78,9 @@ WRITTEN_DOWN = MachineSpeeds()
 
 def rounded(speeds: MachineSpeeds) -> MachineSpeeds:
     """The same with two significant digits of each measured number, since a third one is different each time."""
-    levels = tuple(_rounded(each) for each in speeds.levels)
-    return replace(_rounded(speeds), levels=levels)
-
-
-def _rounded(value: T) -> T:
-    numbers: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(value)}
+    numbers: dict[str, Any] = {field.name: getattr(speeds, field.name) for field in fields(speeds)}
     changes: dict[str, Any] = {n: _two_digits(each) for n, each in numbers.items() if isinstance(each, float)}
-    return replace(value, **changes)
+    return replace(speeds, **changes)
 
 
 def _two_digits(number: float) -> float:

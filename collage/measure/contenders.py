@@ -67,11 +67,6 @@ class Losses:
         return prior
 
 
-def _nothing_known(_: CandidateRequest) -> float:
-    """Return a bound that holds for every kernel."""
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Charges:
     """What calls cost on top of kernels' own times: ``switch_us`` microseconds for one of the ``engines``."""
@@ -86,14 +81,12 @@ class Field:
 
     ``operators`` describes a region's operators. ``rivals_us`` are times by nodes, in microseconds, that candidates
     have to beat from the beginning. ``losses`` are those of earlier races, and those of this race are added.
-    ``least_us`` are microseconds that a candidate takes at least, whatever its kernel is.
     """
 
     charges: Charges = field(default_factory=Charges)
     operators: Callable[[Nodes], str] = str
     rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
-    least_us: Callable[[CandidateRequest], float] = _nothing_known
 
 
 class Contenders:
@@ -119,17 +112,17 @@ class Contenders:
         return sorted(requests, key=self._expected)
 
     def hopeless(self, request: CandidateRequest) -> Slower | None:
-        """What is known of a candidate that will lose, before it is built: a lower bound, or earlier races of its kind.
+        """The outcome of a candidate that will lose, before it is built: it has no samples (``repeats`` is 0).
 
-        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0). Where others of
-        the region were measured while the machine was busy, they may be wrong about it, and it is marked as they are.
+        Its call alone takes as long as its rival, or its kind has lost many races. None if it has to be measured. If
+        others of the region were measured while the machine was busy, they may be wrong about it, and it is marked as
+        they are.
         """
         about, rival_us = self.about, self.rival_us(request)
         if math.isinf(rival_us):
             return None
-        least_us = about.least_us(request)
-        if least_us >= rival_us:
-            return Slower(least_us, max(rival_us, 0.0), 0, self._busy.get(request.nodes))
+        if rival_us <= 0:
+            return Slower(0.0, 0.0, 0, self._busy.get(request.nodes))
         factor = about.losses.least(about.operators(request.nodes), _kind(request))
         if factor <= _HOPELESS:
             return None

@@ -17,7 +17,6 @@ from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
-from collage.graph.storage import HOST
 from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
 from collage.measure.ahead import Ahead
@@ -30,7 +29,6 @@ from collage.measure.machine.free_memory import after_death
 from collage.measure.machine.launch_cost import LaunchCost
 from collage.measure.plan_kernels import PlanKernels
 from collage.measure.request_keys import RequestKeys
-from collage.measure.roofline import least_us
 from collage.measure.timing.calls import Enough
 from collage.measure.timing.effort import QUICK
 from collage.measure.worker.protocol import CandidateRequest, Measure, MeasureTransform
@@ -91,7 +89,6 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
-        self._bounds_us: dict[tuple[tuple[int, ...], bool], float] = {}
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -209,7 +206,7 @@ class Measurer:
         if not self.settings.effort.races:
             return self.measure(requests)
         charges = Charges(self._engines, switch_us)
-        about = Field(charges, self._operators, rivals_us or {}, self._losses, self._least_us)
+        about = Field(charges, self._operators, rivals_us or {}, self._losses)
         return self._outcomes(requests, Contenders(about), self._progress)
 
     def measure(
@@ -223,18 +220,6 @@ class Measurer:
         instead of the measurer's own. Raises UsageError for an unknown backend.
         """
         return self._outcomes(requests, None, progress or self._progress)
-
-    def _least_us(self, request: CandidateRequest) -> float:
-        """The roofline of the candidate in microseconds; 0 for engines, GPUs and reduced precisions."""
-        elsewhere = request.backend in self._engines or self.backends[request.backend].device != HOST
-        if elsewhere or request.variant.precision:
-            return 0.0
-        subgraph = self.measured.subgraph(request.nodes)
-        direct = not self.backends[request.backend].reassociates(subgraph, request.variant)
-        about = request.nodes, direct
-        if about not in self._bounds_us:
-            self._bounds_us[about] = least_us(subgraph, self.settings.build.speeds, direct=direct)
-        return self._bounds_us[about]
 
     def _operators(self, nodes: tuple[int, ...]) -> str:
         return str(self.measured.subgraph(nodes))

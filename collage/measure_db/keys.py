@@ -134,16 +134,6 @@ def read_numbers(value: Any) -> tuple[float, ...]:
     return tuple(float(each) for each in value)
 
 
-def write_number(value: float) -> Json:
-    """A number as JSON."""
-    return value
-
-
-def write_text(value: str) -> Json:
-    """Text as JSON."""
-    return value
-
-
 def read_text(value: Any) -> str | None:
     """The text, or None for anything else."""
     return value if isinstance(value, str) else None

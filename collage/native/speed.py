@@ -1,4 +1,4 @@
-"""How fast the processor multiplies, reads and writes, and how long a team takes to meet and to wake up.
+"""How fast the processor reads, and how long a team takes to meet.
 
 The loops are in `kernels/speed.cpp`, and run as tasks of a team.
 """
@@ -15,10 +15,8 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
 from collage.native.kernel_library import library_function
 from collage.native.launch import LaunchList, Step, Task
-from collage.native.team import Team, team_of
+from collage.native.team import team_of
 
-_ROUNDS = 10_000
-"""Rounds of arithmetic at a time: some 50 us, so that most samples are not interrupted."""
 _AT_ONCE_BYTES = 2 << 20
 _STRIDE = 1024
 _BARRIERS = 200
@@ -60,38 +58,26 @@ def can_measure() -> bool:
     return library_function("collage_speed_arithmetic") is not None
 
 
-def arithmetic(threads: int) -> Sampled:
-    """Floating-point operations in registers."""
-    tasks, counts = [], []
-    for _ in range(threads):
-        result, count = aligned_bytes(64), np.zeros(1, np.int64)
-        counts.append(count)
-        tasks.append(_task("arithmetic", result, count, _ROUNDS))
-    run = LaunchList(team_of(threads), [Step(tuple(tasks))])
-    run()
-    return Sampled(run, float(sum(int(each[0]) for each in counts)))
-
-
-def transfer(name: str, threads: int, nbytes: int) -> Sampled:
-    """Reading ("read") or writing ("write") ``nbytes`` bytes that each thread has to itself, again and again."""
+def reading(nbytes: int) -> Sampled:
+    """One thread that reads ``nbytes`` bytes again and again."""
     size = max(_STRIDE, nbytes // _STRIDE * _STRIDE)
     times = max(1, _AT_ONCE_BYTES // size)
-    tasks = [_task(name, _zeros(size), aligned_bytes(64), size, times) for _ in range(threads)]
-    run = LaunchList(team_of(threads), [Step(tuple(tasks))])
-    return Sampled(run, float(size * times * threads), before=run)
+    task = _task("read", _zeros(size), aligned_bytes(64), size, times)
+    run = LaunchList(team_of(1), [Step((task,))])
+    return Sampled(run, float(size * times), before=run)
 
 
 class Memory:
-    """An array that no cache holds, of which one of ``parts`` parts after another is read or written."""
+    """An array that no cache holds, of which one of ``parts`` parts after another is read."""
 
     def __init__(self, nbytes: int, parts: int) -> None:
         self._whole = _zeros(nbytes)
         self._pieces = np.array_split(self._whole.reshape(-1, _STRIDE), parts)
         self._next = 0
 
-    def transfer(self, name: str, threads: int) -> Sampled:
-        """Reading ("read") or writing ("write") of the part whose turn it is among all transfers."""
-        runs = [_part_run(name, piece, threads) for piece in self._pieces]
+    def reading(self, threads: int) -> Sampled:
+        """Reading the part whose turn it is among all that read this array."""
+        runs = [_part_run(piece, threads) for piece in self._pieces]
 
         def call() -> None:
             runs[self._next]()
@@ -105,26 +91,15 @@ def barrier(threads: int) -> Sampled:
     return Sampled(LaunchList(team_of(threads), [_nothing(threads)] * _BARRIERS), _BARRIERS)
 
 
-def wake(threads: int) -> Sampled:
-    """A launch after the team's threads were sent to sleep."""
-    team = team_of(threads)
-    return Sampled(LaunchList(team, [_nothing(threads)]), before=lambda: _sleeping(team))
-
-
-def _sleeping(team: Team) -> None:
-    team.park()
-    time.sleep(2e-4)
-
-
 def _nothing(threads: int) -> Step:
     return Step(
         tuple(_task("arithmetic", aligned_bytes(64), np.zeros(1, np.int64), 0) for _ in range(threads))
     )
 
 
-def _part_run(name: str, piece: Array, threads: int) -> LaunchList:
+def _part_run(piece: Array, threads: int) -> LaunchList:
     shares: Sequence[Array] = np.array_split(piece, threads)
-    tasks = [_task(name, share, aligned_bytes(64), share.nbytes, 1) for share in shares]
+    tasks = [_task("read", share, aligned_bytes(64), share.nbytes, 1) for share in shares]
     return LaunchList(team_of(threads), [Step(tuple(tasks))])
 
 

@@ -4,7 +4,7 @@ A launch takes the whole team for ``team_us`` or one thread for ``single_threade
 depends on what else could run meanwhile, so modes and streams are chosen together. An algorithm (list scheduling, or
 Nimble's or Opara's streams mapped to threads) decides streams and order for given modes, and a local search changes the
 modes. It starts from the sequential schedule and keeps what is better, so by the given costs the result is never longer
-than that. ``lower_bound_us`` is what no schedule is shorter than.
+than that.
 """
 
 from __future__ import annotations
@@ -80,21 +80,3 @@ def _groups(dag: Dag, possible: Sequence[int]) -> list[frozenset[int]]:
     ]
     groups = [*map(frozenset, levels.values()), *map(frozenset, chains.values()), *pairs]
     return list(dict.fromkeys([*groups, *(frozenset((v,)) for v in possible)]))
-
-
-def lower_bound_us(dag: Dag, costs: Costs, threads: int) -> float:
-    """A time in microseconds that no schedule is shorter than.
-
-    It is the larger one of the critical path by each launch's shorter time, and the least work divided by ``threads``.
-    """
-    least = [
-        min(t, t if a is None else a) for t, a in zip(costs.team_us, costs.single_threaded_us, strict=True)
-    ]
-    ways = [0.0] * len(dag)
-    for v, before in enumerate(dag.predecessors):
-        ways[v] = least[v] + max((ways[u] for u in before), default=0.0)
-    work = [
-        min(t * threads, t * threads if a is None else a)
-        for t, a in zip(costs.team_us, costs.single_threaded_us, strict=True)
-    ]
-    return max(max(ways, default=0.0), sum(work) / threads)

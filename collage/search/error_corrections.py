@@ -1,8 +1,8 @@
-"""What plans that were run tell about predicted errors: factors by which kinds of kernels are off by more.
+"""Factors that correct predicted errors, one for each kind of kernel, from the measured errors of plans.
 
-Predictions are wrong in the same way for all kernels of a backend in a precision. Rounding factors to 8 bits, for
-example, is no noise that averages out. A plan tells only the error of all its kernels together. So all plans that were
-run are looked at: the factors are those that explain their errors, and are as near to 1 as they can be.
+Predictions are wrong in the same way for all kernels of a backend in a precision: rounding factors to 8 bits, for
+example, is no noise that averages out. A measured error is that of all kernels of a plan together. So the factors are
+fitted to all measured plans at once: they explain the errors, and are as near to 1 as possible.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Kind: TypeAlias = "tuple[str, str]"
 """A kind of kernels: the names of a backend and of a precision."""
 
 _OF_PLAN = 0.3
-"""The spread of a plan's error around what is predicted with the right factors, as that of its logarithm."""
+"""The standard deviation of the logarithm of a plan's error, around the prediction with the right factors."""
 _OF_ALL, _OF_KIND = 0.7, 0.9
-"""The spread of a factor that all kinds share, and of each kind's own one, as that of their logarithms."""
+"""The standard deviations of the logarithms of the factor that all kinds share, and of each kind's own factor."""
 _STEPS = 20
 """Steps of the Gauss-Newton method. Some five are enough."""
 
@@ -50,9 +50,9 @@ class Factors:
 
 
 def factors_by(seen: Sequence[Seen]) -> Factors:
-    """The factors that explain the errors of plans: the likeliest ones, where all spreads are log-normal.
+    """The likeliest factors, given the errors of plans: the maximum of the posterior, all spreads being log-normal.
 
-    Plans without an error, or that no kernel of reduced precision is part of, say nothing.
+    Plans without an error, and plans without a kernel of reduced precision, do not count.
     """
     told = [each for each in seen if each.error > 0 and math.fsum(each.added.values()) > 0]
     kinds = sorted({kind for each in told for kind, added in each.added.items() if added > 0})

@@ -1,10 +1,9 @@
-"""How errors of kernels travel to the outputs, so that a search can add them up.
+"""The error of the outputs that kernels in reduced precision cause, as a sum that a search can minimise.
 
-A kernel in reduced precision is off by so much of its outputs' scale (``Measurement.max_error``). A value's sensitivity
-says by how much of their scale the model's outputs change for that (see ``measure_db.sensitivity``). The product is the
-kernel's contribution. Roundings of different kernels are independent, so that contributions add up in quadrature: the
-unit of ``Candidate.error`` is the square of a contribution. What plans that were run have shown corrects it
-(``error_corrections``).
+A kernel's contribution is its own error, as a share of its outputs' scale (``Measurement.max_error``), times the
+sensitivity of its outputs: the share of a value's error that is left in the model's outputs (``check.sensitivity``).
+Roundings of different kernels are independent, so contributions add up in quadrature, and the unit of
+``Candidate.error`` is the square of a contribution. Errors of plans that were run correct it (``error_corrections``).
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ class ErrorModel:
     seen: tuple[Seen, ...] = ()
 
     def added(self, values: Iterable[int], max_error: float, kind: Kind, least: float = 0.0) -> float:
-        """What a kernel adds that writes ``values`` with this error, in the unit of ``Candidate.error``.
+        """The ``Candidate.error`` of a kernel of that kind that writes ``values`` with ``max_error``.
 
-        It is at least ``least``, which is without a factor, too (see ``inner_errors``).
+        Before the kind's factor it is at least ``least`` (see ``inner_errors``).
         """
         return self.factors.of(kind) ** 2 * max(self.without_factor(values, max_error), least)
 
     def without_factor(self, values: Iterable[int], max_error: float) -> float:
-        """The same by sensitivities alone, whatever plans have shown."""
+        """The same by sensitivities alone."""
         return math.fsum((max_error * self.sensitivities.get(value, self._largest)) ** 2 for value in values)
 
     def of_rounding(self, ports: Iterable[tuple[int, Storage]]) -> float:
-        """What values add that are stored in these storages, where their sensitivities are known.
+        """The ``Candidate.error`` of storing values in these storages; values of unknown sensitivity add nothing.
 
         A kernel's own error has that only as far as it shows on one input, where it may be small by luck.
         """

@@ -1,9 +1,8 @@
-"""Errors of regions with a product and more, by those of the smallest kernels that have the product.
+"""Lower bounds on the errors of large regions: the errors of small kernels for the products inside them.
 
-A region's error is measured at its outputs, on one input. Where it ends with few numbers that count, such as the scores
-of an image, its roundings may cancel each other there, and on other inputs they do not: a network's second half was off
-by 0.0009 once, and by 0.03 on other images. The search would pick such luck. So a region is charged at least what the
-products inside it add by themselves.
+A region's error is measured at its outputs, on one input. If few numbers come out, such as the scores of an image, its
+roundings may cancel each other by luck, and the search would pick such luck: the second half of a network was off by
+0.0009 on one image, and by 0.03 on others. So a region is charged at least the errors of its products by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collage.search.errors import ErrorModel
 
 @dataclass(frozen=True)
 class _Product:
-    """The smallest measured kernels of a product have so many nodes, and the worst of them adds so much."""
+    """The number of nodes of a product's smallest measured kernels, and the error that the worst of them adds."""
 
     size: int
     added: float
@@ -30,16 +29,16 @@ class _Product:
 
 @dataclass(frozen=True)
 class InnerErrors:
-    """What products add to the error of the outputs, by precision and node, in the unit of ``Candidate.error``."""
+    """The errors of products, by precision and node, in the unit of ``Candidate.error``."""
 
     products: frozenset[int] = frozenset()
     known: Mapping[str, Mapping[int, _Product]] = field(default_factory=dict)
 
     @staticmethod
     def of(model: Model, outcomes: Mapping[CandidateRequest, Outcome], errors: ErrorModel) -> InnerErrors:
-        """What the smallest measured kernels of a product add, the worst of those that have no other product.
+        """The errors by measured kernels with a single product: for each product the worst of its smallest kernels.
 
-        Engines store what is between two products in the narrow type, too, as the worst of these kernels does.
+        The worst of them stores its result in the narrow type, as engines do between two products.
         """
         products = frozenset(n for n, node in enumerate(model.graph.nodes) if node.op in COMPUTE_BOUND)
         found: dict[str, dict[int, _Product]] = {}
@@ -57,7 +56,7 @@ class InnerErrors:
         return InnerErrors(products, found)
 
     def within(self, request: CandidateRequest) -> float:
-        """What the products of a region add at least, where smaller kernels for them were measured."""
+        """The least error of a region: of all its products for which smaller kernels were measured."""
         known = self.known.get(request.variant.precision)
         if not known:
             return 0.0

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,20 +42,6 @@ class Misbehaving(NumpyBackend):
         self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
     ) -> None:
         call()
-
-
-class Tallying(NumpyBackend):
-    """Right, and writes the operators of each kernel that it generates to a file."""
-
-    name: ClassVar[str] = "tallying"
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        with self.log.open("a") as file:
-            file.write("".join(f"{node.op}\n" for node in subgraph.operators))
-        return super().codegen(subgraph, options)
 
 
 class Slow(Misbehaving):

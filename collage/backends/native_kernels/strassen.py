@@ -199,7 +199,7 @@ class StrassenGemm(_AnyStrassen):
 def least_rows(build: BuildOptions) -> int:
     """The fewest rows of a matrix product that is worth it on this machine: 128 where nothing is measured."""
     speeds = build.speeds
-    return max(_LEAST_ROWS, round(_LEAST_BALANCE * speeds.team_gemm_gflops / speeds.memory.team_read_gbs))
+    return max(_LEAST_ROWS, round(_LEAST_BALANCE * speeds.team_gemm_gflops / speeds.team_memory_gbs))
 
 
 def right_factors(weights: Floats, deep: int) -> Floats:

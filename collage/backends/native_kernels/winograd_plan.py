@@ -216,10 +216,11 @@ def _milliseconds(plan: WinogradPlan, way: Way, build: BuildOptions) -> float:
     points, tiles = plan.phases * plan.points(way.tile) ** 2, plan.tiles(way.tile)
     shares = 1 if way.split == WHOLE else threads
     rows = min(plan.batch * tiles / (shares if way.split == TILES else 1), tiles, _ROWS)
-    enough = 2 * speeds.gemm_gflops / speeds.last_cache.read_gbs
+    enough = 2 * speeds.gemm_gflops / speeds.last_cache_gbs
     speed = 1e6 * speeds.gemm_gflops * shares * min(1.0, rows / enough)
     multiply = 2 * points * plan.batch * tiles * planes.products * channels / speed
-    stream = 4 * points * planes.taps * channels / (1e6 * speeds.memory_gbs(threads))
+    memory_gbs = speeds.memory_gbs if threads == 1 else speeds.team_memory_gbs
+    stream = 4 * points * planes.taps * channels / (1e6 * memory_gbs)
     values = planes.inputs * plan.inputs / (1 if way.split == CHANNELS else shares)
     values += planes.outputs * plan.outputs / shares
     transform = plan.batch * tiles * points * values / BLOCK * speeds.winograd_ns / 1e6

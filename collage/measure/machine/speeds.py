@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from collage.errors import MeasurementError
-from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, Level, MachineSpeeds
+from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import Target
 from collage.measure.worker.process import WorkerDiedError, Workers
 from collage.measure.worker.protocol import MeasuredSpeeds, MeasureSpeeds
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _EDITION = 1
 """To be counted up when speeds are measured in another way: those that were recorded before are then measured again."""
 _LIMIT_S = 30.0
-_MOST = 1e12
-"""More than any speed, time or size: a row with such a number is damaged."""
+_LEAST, _MOST = 1e-9, 1e12
+"""Less and more than any speed, time or size: a row with such a number is damaged."""
 
 
 def speeds_key(target: Target) -> FactKey[MachineSpeeds]:
@@ -37,8 +37,8 @@ def machine_speeds(
     """The speeds of the machine, as they are recorded, else measured now with samples for so many seconds.
 
     How busy the machine was is kept beside them, so that speeds which others have disturbed are measured again.
-    They are those that are written down (``WRITTEN_DOWN``) where ``seconds`` is 0, where nothing can be measured, and
-    where that ends the worker. These are not recorded, so that the next compile tries again.
+    ``WRITTEN_DOWN`` is returned if ``seconds`` is 0, if nothing can be measured, and if the worker dies. It is not
+    recorded, so that the next compile tries again.
     """
     key = speeds_key(target)
     known = key.look_up(database)
@@ -73,14 +73,24 @@ def write_speeds(speeds: MachineSpeeds) -> Json:
 
 
 def read_speeds(value: Any) -> MachineSpeeds:
-    """The inverse of ``write_speeds``. Raises an error for what are no speeds."""
-    levels = tuple(_of(Level, each) for each in value["levels"])
-    if not levels:
-        raise ValueError("there are no levels")
-    found: MachineSpeeds = _of(
-        MachineSpeeds, {**value, "levels": levels, "blocking": _of(Blocking, value["blocking"])}
-    )
+    """The inverse of ``write_speeds``, also of rows with every cache's speeds. Raises an error for anything else."""
+    now = _from_levels(value) if "levels" in value else value
+    found: MachineSpeeds = _of(MachineSpeeds, {**now, "blocking": _of(Blocking, now["blocking"])})
     return found
+
+
+def _from_levels(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that was written when all caches were measured, with the numbers that are still needed."""
+    *caches, memory = value["levels"]
+    own = [each["nbytes"] for each in value["levels"] if not each["shared"]]
+    kept = {name: each for name, each in value.items() if name not in ("levels", "peak_gflops", "wake_us")}
+    return {
+        **kept,
+        "own_cache_bytes": max(own) if own else value["levels"][0]["nbytes"],
+        "last_cache_gbs": (caches or [memory])[-1]["read_gbs"],
+        "memory_gbs": memory["read_gbs"],
+        "team_memory_gbs": memory["team_read_gbs"],
+    }
 
 
 def _of(kind: Any, value: Mapping[str, Any]) -> Any:
@@ -92,8 +102,7 @@ def _of(kind: Any, value: Mapping[str, Any]) -> Any:
         types = _TYPES.get(str(wanted[name]))
         if types is None:
             continue
-        least = 0.0 if name == "nbytes" else 1e-9
-        if type(each) not in types or (bool not in types and not least <= each <= _MOST):
+        if type(each) not in types or (bool not in types and not _LEAST <= each <= _MOST):
             raise ValueError(f"{name} is {each!r:.80}")
     return kind(**value)
 

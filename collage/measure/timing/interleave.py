@@ -70,18 +70,6 @@ class Decision:
     disturbed: bool = False
 
 
-def interleave(
-    candidates: Mapping[str, Call],
-    pace: Pace,
-    decision: Decision | None = None,
-    *,
-    after: Mapping[str, Call] | None = None,
-    clock: Clock = time.perf_counter_ns,
-) -> dict[str, Timing]:
-    """The ``paired`` timing of each candidate, in microseconds, of one run; see ``take_turns``."""
-    return paired(take_turns(candidates, pace, decision, after=after, clock=clock))
-
-
 def take_turns(
     candidates: Mapping[str, Call],
     pace: Pace,

@@ -120,7 +120,7 @@ def compile_parts(
         shop = Shop(registry, compile_options, database, workers, progress)
         more = () if options.backends else _more_backends(registry)
         maker = _Segments(shop, more, SharedArrays(), name, weights)
-        memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
+        memory_gbs = shop.context().speeds.team_memory_gbs
         iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
         for bucket in sorted({*buckets, *ends}):
             sized = read_decoder(model, GraphSizes(bucket, PROBE.past), graph.places)

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, Level, MachineSpeeds
+from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
@@ -19,18 +19,16 @@ from tests.reference import evaluate
 
 pytestmark = needs_native
 
-SLOW_MEMORY = replace(WRITTEN_DOWN, levels=(*WRITTEN_DOWN.levels[:-1], Level(0, True, *[0.01] * 4)))
-FAST_MEMORY = replace(WRITTEN_DOWN, levels=(*WRITTEN_DOWN.levels[:-1], Level(0, True, *[1e6] * 4)))
 WRONG = {
     "slow arithmetic": replace(WRITTEN_DOWN, gemm_gflops=0.01, team_gemm_gflops=0.01),
     "fast arithmetic": replace(WRITTEN_DOWN, gemm_gflops=1e6, team_gemm_gflops=1e6),
-    "slow memory": SLOW_MEMORY,
-    "fast memory": FAST_MEMORY,
+    "slow memory": replace(WRITTEN_DOWN, memory_gbs=0.01, team_memory_gbs=0.01),
+    "fast memory": replace(WRITTEN_DOWN, memory_gbs=1e6, team_memory_gbs=1e6),
     "slow transforms": replace(WRITTEN_DOWN, winograd_ns=1e4),
     "free transforms": replace(WRITTEN_DOWN, winograd_ns=1e-6),
     "small blocks": replace(WRITTEN_DOWN, blocking=Blocking(1, 1, 1, 1, 1)),
     "large blocks": replace(WRITTEN_DOWN, blocking=Blocking(*[1 << 40] * 5)),
-    "one small cache": replace(WRITTEN_DOWN, levels=(Level(1, False, *[1.0] * 4),)),
+    "one small cache": replace(WRITTEN_DOWN, own_cache_bytes=1, last_cache_gbs=1.0),
 }
 
 

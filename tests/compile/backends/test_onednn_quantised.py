@@ -22,7 +22,6 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure.roofline import work_of
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import run
 from tests.backends.onednn_checks import BACKEND, needs_exact_sums, needs_onednn
@@ -390,14 +389,6 @@ def test_what_is_refused_has_a_reason() -> None:
     model = import_model(pool_model(U8, Steps("uint8", 0.03)))
     reasons = [f.reason for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
     assert "the maximum is not quantised in the same steps as the data" in reasons
-
-
-@needs_exact_sums
-def test_no_float32_arithmetic_bounds_their_time() -> None:
-    chain = longest(CASES["3x3"].model())
-    conv = next(node.id for node in chain.operators if node.op == "nn.conv2d")
-    assert work_of(Subgraph(chain.model, (conv,))).flop > 0
-    assert work_of(chain).flop == 0
 
 
 @needs_exact_sums

@@ -15,8 +15,6 @@ import pytest
 from collage.compiler.passes import anytime
 from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.settle import Settle
-from collage.compiler.plan import Plan
-from collage.compiler.short_list import _first
 from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.whole_model import WholeModel
 from collage.core.deadline import BudgetOverError
@@ -218,42 +216,6 @@ def test_without_a_module_the_budget_is_exceeded(
     assert "the compile goes on until there is a placement" in caplog.text
 
 
-@pytest.mark.usefixtures("no_first_module")
-def test_a_compile_says_once_that_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is no placement either, the engines are tried once more, in what is left of the budget."""
-    each, start = made()
-    each = with_budget(each, 60.0)
-    start = replace(start, first=None)
-    with pytest.raises(NoPlacementError, match="nothing covers"):
-        Anytime((Slow(start), NOTHING), NOTHING)(each.context, start)
-    Anytime((Slow(DONE),), NOTHING)(each.context, start)
-    assert caplog.text.count("the compile goes on until there is a placement") == 1
-
-
-def test_passes_that_come_to_their_end_are_left_alone() -> None:
-    each, start = made()
-    assert Anytime((Hand(start),), Stop(AssertionError()))(each.context, start) is start
-    assert each.context.course.ended == "finished"
-
-
-def test_finishing_has_the_rest_of_the_budget() -> None:
-    each, start = made()
-    each = with_budget(each, 40.0)
-    left: list[float] = []
-
-    @dataclass(frozen=True)
-    class Note:
-        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-            left.append(context.course.deadline.remaining_s)
-            return whole_on_engine(start.source.original)
-
-    Anytime((Note(), Stop(BudgetOverError())), Note())(each.context, start)
-    assert left == pytest.approx([30.0, 40.0], abs=1.0)
-    each.context.course.deadline.end_after(0.0)
-    Anytime((Stop(KeyboardInterrupt()),), Note())(each.context, start)
-    assert left[-1] == pytest.approx(20.0, abs=1.0)
-
-
 def test_a_budget_that_the_first_module_has_used_up_is_told(
     caplog: pytest.LogCaptureFixture, handed_over: list[str]
 ) -> None:
@@ -263,52 +225,3 @@ def test_a_budget_that_the_first_module_has_used_up_is_told(
         found = Anytime((Hand(start),), Settle())(each.context, start)
     assert found.result.label == "engine"
     assert "more than the budget of 1e-09 s" in caplog.text
-
-
-def test_there_are_some_seconds_more_for_what_the_user_was_told_of(handed_over: list[str]) -> None:
-    """The first plan was refused by the last check, and the time was over before the next one was looked at."""
-    each, start = made()
-    each = with_budget(each, 60.0)
-    tries: list[Compilation] = []
-
-    def finish(context: Context, compilation: Compilation) -> Compilation:
-        tries.append(compilation)
-        if len(tries) == 1:
-            raise BudgetOverError
-        return Settle()(context, compilation)
-
-    for told in (False, True):
-        tries.clear()
-        if told:
-            each.context.course.improved("collage", 40.0, None)
-        begin = Compilation(start.source, first=start.first)
-        found = Anytime((Hand(start), Stop(BudgetOverError())), finish)(each.context, begin)
-        assert (found.result.label, len(tries)) == (("collage", 2) if told else ("engine", 1))
-    assert len(handed_over) == 1
-
-
-@pytest.mark.parametrize(("told_us", "wanted"), [(40.0, "early mix"), (49.0, "early engine")])
-def test_a_mix_that_is_ahead_of_the_early_engine_has_some_seconds_more(told_us: float, wanted: str) -> None:
-    each, start = made()
-    each = with_budget(each, 60.0)
-    settled = Settle()(each.context, start)
-    mix = Plan("early mix", settled.placed.placement, exclusive=False)
-    (whole,) = _first(each.context, settled)
-    engine = replace(whole, label="early engine", placement=replace(whole.placement, predicted_us=50.0))
-    each.runs.whole_us["early engine"] = 50.0
-    tries: list[float] = []
-
-    def finish(context: Context, compilation: Compilation) -> Compilation:
-        tries.append(context.course.deadline.remaining_s)
-        if len(tries) == 1:
-            raise BudgetOverError
-        return Settle()(context, replace(compilation, early=(mix,)))
-
-    each.context.course.best.clear()
-    each.context.course.improved("early mix", told_us, ("early engine", 50.0))
-    each.context.course.comparing_s = 1000.0
-    begin = Compilation(start.source, first=start.first)
-    known = replace(settled, selected=None, plans=(), early=(engine, mix))
-    found = Anytime((Hand(known), Stop(BudgetOverError())), finish)(each.context, begin)
-    assert found.result.label == wanted
-    assert len(tries) == (2 if wanted == "early mix" else 1)

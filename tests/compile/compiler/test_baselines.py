@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collage.compiler.events import Considered
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.state import Compilation
-from collage.measure_db.results import Measurement, Rejection, Slower
+from collage.measure_db.results import Slower
 from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node
 
 LIBRARY = NullBackend("lib", team=True)
@@ -38,11 +37,6 @@ def labels(compilation: Compilation) -> list[str]:
     return [plan.label for plan in compilation.plans]
 
 
-def test_the_usual_settings_are_planned_beside_collages_form() -> None:
-    found = planned(100.0, usual=100.0, turbo=99.0)
-    assert labels(found) == ["collage", "engine", "engine, as written"]
-
-
 def test_the_best_profile_beats_collages_form_and_runs_beside_the_usual_one() -> None:
     found = planned(80.0, usual=100.0, turbo=50.0)
     assert labels(found) == ["collage", "engine, as written, turbo", "engine, as written"]
@@ -50,36 +44,7 @@ def test_the_best_profile_beats_collages_form_and_runs_beside_the_usual_one() ->
     assert all(plan.original and plan.exclusive for plan in found.plans[1:])
 
 
-def test_an_original_that_is_slower_beyond_doubt_is_left_out() -> None:
-    found = planned(80.0, usual=200.0, turbo=210.0)
-    assert labels(found) == ["collage", "engine"]
-
-
-def test_of_engines_that_are_far_slower_only_the_fastest_baseline_is_planned() -> None:
-    assert labels(planned(100.0, far=1.1, usual=120.0, turbo=99.0)) == [
-        "collage",
-        "engine, as written, turbo",
-    ]
-    assert labels(planned(81.0, far=1.1, usual=99.0)) == ["collage", "engine"]  # its own form is faster
-
-
 def test_an_engine_runs_in_the_last_comparison_however_much_slower_it_is() -> None:
     """Where its form from Collage is faster than the original, that one does, unless it lost a race."""
     assert labels(planned(200.0, far=1.1, usual=300.0)) == ["collage", "engine"]
     assert labels(planned(200.0, far=1.1, outrun=True, usual=300.0)) == ["collage", "engine, as written"]
-
-
-def test_what_was_measured_is_told() -> None:
-    found = planned(80.0, turbo=90.0)
-    told = [event for event in found.log if isinstance(event, Considered)]
-    assert [(event.request.profile, event.request.original) for event in told] == [
-        ("", True),
-        ("turbo", True),
-    ]
-    assert [type(event.outcome) for event in told] == [Rejection, Measurement]
-
-
-def test_without_an_original_that_fits_nothing_is_measured() -> None:
-    made = Made(each_node("lib", 1.0), LIBRARY, ENGINE)
-    start = Place()(made.context, made.measured())
-    assert Baselines()(made.context, start) is start

@@ -38,27 +38,6 @@ def test_what_is_faster_concurrently_is_planned() -> None:
     assert all(event.single_threaded for event in told)
 
 
-def test_the_plan_of_an_earlier_mix_is_replaced() -> None:
-    made, start = prepared(110.0)
-    (earlier,) = Concurrency()(made.context, start).plans
-    slower = replace(earlier, placement=replace(earlier.placement, predicted_us=1e3))
-    (plan,) = Concurrency()(made.context, replace(start, plans=(slower,))).plans
-    assert plan.label == earlier.label and plan.placement.predicted_us < 150.0
-    made, start = prepared(500.0)
-    assert Concurrency()(made.context, replace(start, plans=(slower,))).plans == (slower,)
-
-
-def test_nothing_is_planned_where_one_thread_is_too_slow() -> None:
-    made, start = prepared(500.0)
-    assert Concurrency()(made.context, start).plans == ()
-    assert made.runs.ran == []
-
-
-def test_nothing_is_planned_without_streams() -> None:
-    made, start = prepared(110.0, streams=False)
-    assert Concurrency()(made.context, start) is start
-
-
 def test_a_plan_that_fails_as_a_whole_is_left_out() -> None:
     made, start = prepared(110.0)
     made.runs.dropped = {"concurrent": "crashed"}

@@ -11,8 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from collage.compiler import suffix_comparison
-from collage.compiler.events import Measured, Noted
+from collage.compiler.events import Noted
 from collage.compiler.passes import dynamic_suffix
 from collage.compiler.passes.dynamic_suffix import DynamicSuffix
 from collage.compiler.state import Context, Source
@@ -46,29 +45,6 @@ def test_the_prefix_goes_through_the_pipeline(monkeypatch: pytest.MonkeyPatch) -
     types = {node.op_type for node in prefix.original.graph.node}
     assert "Conv" in types and "NonMaxSuppression" not in types
     assert found == start.told(Noted("its static part has no placement: nothing covers it"))
-
-
-def test_what_is_not_used_was_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = whole_on_engine(detector())
-    prefix = replace(start, log=(Measured(7), Noted("of the prefix")))
-
-    class Fails:
-        def __init__(self, *about: object) -> None: ...
-
-        def __enter__(self) -> Fails:
-            return self
-
-        def __exit__(self, *about: object) -> None: ...
-
-        def run(self, *about: object) -> Any:
-            return type("Ran", (), {"outputs": None, "message": "crashed: SIGSEGV"})
-
-    monkeypatch.setattr(dynamic_suffix, "compiled", lambda context, source: prefix)
-    monkeypatch.setattr(suffix_comparison, "WholeMeasurer", Fails)
-    monkeypatch.setattr(suffix_comparison.SuffixComparison, "_outputs", lambda self: "crashed: SIGSEGV")
-    found = DynamicSuffix(problem(detector()))(Made({}).context, start)
-    assert found.log == (Measured(7), Noted("its static part fails: crashed: SIGSEGV"))
-    assert found.result is start.result
 
 
 def test_other_problems_leave_the_whole_model() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from collage.compiler.events import Considered
-from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.early_engines import EarlyEngines
-from collage.compiler.passes.place import Place
-from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
-from collage.compiler.state import Compilation, Context
-from collage.core.deadline import BudgetOverError
+from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
 from tests.compile.compiler.test_settle import first_module
@@ -57,60 +53,6 @@ def test_it_is_handed_over_where_the_compile_is_stopped_before_anything_is_match
     assert (region.original, region.precision) == (True, "bf16")
 
 
-def test_what_is_placed_by_then_runs_against_it() -> None:
-    each, start = made()
-    early = EarlyEngines()(each.context, start)
-    offers = each.measured().offers
-    found = Settle()(each.context, replace(early, offers=offers))
-    assert found.result.label == BF16
-    assert each.runs.raced[-1][0] == ["collage", FLOAT32, BF16]
-    each.runs.whole_us["collage"] = 5.0
-    assert Settle()(each.context, replace(early, offers=offers)).result.label == "collage"
-
-
-def test_the_first_module_stays_where_it_is_as_fast() -> None:
-    each, start = made(bf16_us=30.0)
-    with pytest.raises(NoPlacementError, match="nothing is faster than engine, as written"):
-        Settle()(each.context, EarlyEngines()(each.context, start))
-
-
-def test_it_is_handed_over_where_there_is_no_time_for_a_comparison() -> None:
-    each, start = made(budget_s=60.0)
-
-    @dataclass(frozen=True)
-    class Late:
-        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-            left.append(context.course.deadline.remaining_s)
-            raise BudgetOverError
-
-    left: list[float] = []
-    found = Anytime((EarlyEngines(), Late()), Late())(each.context, start)
-    assert left == pytest.approx([45.0, 36.0], abs=1.0)  # of the last 60 s, a part is kept
-    assert (found.result.label, found.result.error) == (BF16, 4e-3)
-    assert notes(found) == [f"{BF16}: the budget was over before anything faster was compared with it."]
-
-
-@pytest.mark.parametrize(("bf16_us", "placed_again"), [(20.0, False), (39.0, True)])
-def test_what_cannot_become_faster_is_not_placed_again(bf16_us: float, placed_again: bool) -> None:
-    """The placement that was found before takes 40 us, and an operator has become faster since."""
-    each, start = made(bf16_us=bf16_us)
-    early = EarlyEngines()(each.context, replace(each.measured(), first=start.first))
-    found = Place()(each.context, early)
-    each.measurer.costs[("lib", (1,))] = 9.0
-    each.runs.whole_us[FLOAT32] = 50.0
-    done = Settle()(each.context, replace(found, outcomes={}))
-    assert each.runs.raced[-1][0] == ["collage", FLOAT32, BF16]
-    assert (done.placed.placement is found.placed.placement) != placed_again
-
-
-def test_a_kernel_that_fails_beside_it_does_not_bring_it_down() -> None:
-    each, start = made()
-    early = EarlyEngines()(each.context, start)
-    each.runs.worn_out = ("lib", (1,))
-    found = Settle()(each.context, replace(early, offers=each.measured().offers))
-    assert found.result.label == BF16
-
-
 @pytest.mark.parametrize("options", [{"error": 0.02}, {"tolerance": 0.0}])
 def test_beyond_the_tolerance_it_is_no_plan(options: dict[str, float]) -> None:
     each, start = made(**options)
@@ -129,24 +71,6 @@ def test_one_that_fails_is_no_plan() -> None:
     each, start = made()
     each.runs.drops = lambda executable: executable.reduced
     assert EarlyEngines()(each.context, start).early == ()
-
-
-def test_later_passes_measure_the_same_request() -> None:
-    each, start = made()
-    early = EarlyEngines()(each.context, start)
-    (asked,) = each.measurer.asked
-    each.measurer.asked.clear()
-    placed = SEARCH(each.context, replace(each.measured(), early=early.early))
-    Baselines()(each.context, placed)
-    assert asked in each.measurer.asked
-
-
-@pytest.mark.parametrize(("us", "label"), [(10.0, BF16), (60.0, "quick")])
-def test_a_quick_compile_runs_it_beside_its_placement(us: float, label: str) -> None:
-    each, start = made(bf16_us=us, effort=QUICK)
-    early = EarlyEngines()(each.context, replace(each.measured(), first=start.first))
-    found = SelectOnly()(each.context, PlaceOnce()(each.context, early))
-    assert (found.result.label, set(found.result.timings)) == (label, {"quick", BF16})
 
 
 def test_a_quick_compile_that_is_stopped_hands_it_over() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
@@ -19,38 +17,6 @@ def test_the_fixpoint_ends_with_the_mix_that_takes_least_in_the_network() -> Non
     assert {backend for backend, _ in regions(found)} == {"other"}
     assert made.runs.ran == ["mix", "mix"]
     assert found.placed.placement.predicted_us == 48.0
-
-
-def test_one_round_takes_the_first_mix() -> None:
-    made = two_libraries()
-    found = Fixpoint(Place(), Calibrate(), rounds=1)(made.context, made.measured())
-    assert {backend for backend, _ in regions(found)} == {"one"}
-
-
-def test_within_a_tolerance_fewer_rounds_may_do() -> None:
-    made = two_libraries()
-    within = replace(made.context, options=replace(made.context.options, tolerance=1e-2))
-    search = Fixpoint(Place(), Calibrate(), rounds_within=1)
-    chosen = [regions(search(context, made.measured()))[0][0] for context in (within, made.context)]
-    assert chosen == ["one", "other"]
-    assert made.runs.ran == ["mix"] * 3
-
-
-def test_mixes_that_came_close_are_planned_too() -> None:
-    made = two_libraries()
-    made.runs.network_us = {("one", (node,)): 12.4 for node in range(4)}
-    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
-    assert [plan.label for plan in found.plans] == ["collage", "mix 2"]
-    far = Fixpoint(Place(), Calibrate(close=1.01))(made.context, made.measured())
-    assert [plan.label for plan in far.plans] == ["collage"]
-
-
-def test_without_a_mix_the_engine_is_planned() -> None:
-    made = Made({("engine", WHOLE): 5.0}, ENGINE)
-    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
-    assert [plan.label for plan in found.plans] == ["collage"]
-    assert made.runs.ran == []
-    assert found.calibration.converged
 
 
 def test_where_the_mix_fails_as_a_whole_a_backend_is_left_out() -> None:

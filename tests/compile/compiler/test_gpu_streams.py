@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from collage.compiler.passes.calibrate import Calibrate
-from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.gpu_streams import LABEL, GpuStreams
 from collage.compiler.passes.place import Place
-from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.graph.storage import Storage
 from collage.kernel.options import Variant
@@ -55,23 +52,3 @@ def test_plans_on_streams() -> None:
         assert len(program.ordered.events) == 1
     again = GpuStreams()(made.context, found)
     assert [each.label for each in again.plans] == [each.label for each in found.plans]
-
-
-def test_nothing_is_planned_on_the_host_or_without_streams() -> None:
-    made, start = placed(None)
-    assert GpuStreams()(made.context, start) is start
-    made, start = placed(streams=False)
-    assert GpuStreams()(made.context, start) is start
-
-
-def test_a_compile_that_is_stopped_runs_streams_against_none() -> None:
-    """Whether the placement is new, or was found and compared before."""
-    made, start = on_gpu()
-    for known in (start, Place()(made.context, start)):
-        Settle()(made.context, known)
-        labels, _ = made.runs.raced[-1]
-        assert labels[0] == "collage" and [each.startswith(LABEL) for each in labels[1:]] == [True, True]
-    made.context.course.comparing_s = 0.1
-    Settle()(made.context, Fixpoint(Place(), Calibrate())(made.context, start))
-    labels, _ = made.runs.raced[-1]
-    assert labels[0] == "collage" and [each.startswith(LABEL) for each in labels[1:]] == [True]

@@ -22,13 +22,6 @@ from tests.compiler.null import Made
 from tests.models import make_model
 
 
-def test_the_model_has_the_operators_of_the_graph() -> None:
-    made = Made({})
-    found = Import()(made.context, replace(made.start, model=None)).imported
-    assert [node.op for node in found.graph.nodes] == ["nn.relu", "tanh", "exp", "sigmoid"]
-    assert found.name == "made up"
-
-
 def test_nodes_with_dynamic_shapes_are_those_of_the_model_with_its_branches() -> None:
     def branch(op: str) -> onnx.GraphProto:
         return helper.make_graph(
@@ -73,8 +66,3 @@ def test_a_fault_of_ours_is_a_model_error(
         Import()(made.context, made.start)
     assert isinstance(raised.value.__cause__, IndexError)
     assert "a fault in Collage" in caplog.text
-
-
-def test_a_pass_before_the_import_says_what_is_missing() -> None:
-    with pytest.raises(RuntimeError, match="the import comes first"):
-        _ = replace(Made({}).start, model=None).imported

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
-from collage.compiler.events import Bounded, Event, Failed, Measured
-from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compiled
+from collage.compiler.events import Event, Failed, Measured
+from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
 from collage.measure.timing.effort import QUICK as QUICK_EFFORT
-from collage.report.best_so_far import BUDGET, INTERRUPT
-from collage.report.report import ErrorReport
-from collage.report.show import facts
 from tests.beside import TakeAll
 from tests.compiler.null import Made, NullBackend, each_node
 
@@ -39,50 +35,6 @@ def made(**options: Any) -> Made:
     )
     found.lab.journal = Measured(8), Failed("tanh: crashed; not used")
     return found
-
-
-def leaves(passes: Sequence[Any]) -> Iterator[str]:
-    """Names of the passes that are made of no others, in order."""
-    for each in passes:
-        inner = [getattr(each, field.name) for field in fields(each)]
-        inner = [
-            p
-            for value in inner
-            for p in (value if isinstance(value, tuple) else [value])
-            if is_dataclass(p) and callable(p)
-        ]
-        yield from leaves(inner) if inner else [type(each).__name__]
-
-
-def test_a_full_compile_is_this_list_of_passes() -> None:
-    search = [
-        "Place",
-        "Calibrate",
-        "Baselines",
-        "Refine",
-        "Concurrency",
-        "GpuStreams",
-        "EarlyMixes",
-        "Select",
-    ]
-    early = ["Measure", "Place", "Calibrate", "Concurrency"]
-    first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "GpuStreams", "Glance"]
-    promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
-    streams = ["Place", "Calibrate", "Concurrency", "GpuStreams", "Glance"]
-    begin = ["Import", "Verify", "Ranges", "Match", "RefuseOpaque", "RefuseUncovered"]
-    assert list(leaves(FULL)) == [*begin, *promising, "Measure", *streams, *search]
-
-
-def test_a_quick_compile_is_this_list_of_passes() -> None:
-    search = ["MeasureFew", "PlaceOnce", "GpuStreams", "SelectOnly"]
-    begin = ["Import", "Verify", "EarlyEngines", "Match", "RefuseOpaque", "RefuseUncovered"]
-    assert list(leaves(QUICK)) == [*begin, *search * 4]
-
-
-def test_a_compile_that_is_stopped_settles() -> None:
-    few = leaves(QUICK)  # only where no engine runs the whole model
-    assert list(leaves(ANYTIME)) == [*leaves(FULL), "Select", *few]
-    assert list(leaves(ANYTIME_QUICK)) == [*leaves(QUICK), "SelectOnly"]
 
 
 def test_a_full_compile() -> None:
@@ -150,27 +102,6 @@ def test_ctrl_c_while_the_worker_ends_throws_nothing_away(monkeypatch: pytest.Mo
     monkeypatch.setattr(each.lab, "close", close)
     assert compiled(each.context, each.start.source).result.label == "collage"
     assert closed == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("ended", "why"),
-    [
-        (BUDGET, "the budget was over before our own placements of reduced precision were tried"),
-        (INTERRUPT, "the compile was interrupted before our own placements of reduced precision were tried"),
-    ],
-)
-def test_a_report_says_why_errors_are_not_known(ended: str, why: str) -> None:
-    each = made(tolerance=1e-2, budget_s=60.0)
-    found = compiled(each.context, each.start.source)
-    each.context.course.ended = ended
-    stopped = replace(found, log=tuple(event for event in found.log if not isinstance(event, Bounded)))
-    stopped = replace(stopped, selected=replace(found.result, error=None))
-    errors = report_of(each.context, stopped, 0.0).errors
-    assert errors == ErrorReport(1e-2, "max", "12 made-up inputs", reason=why)
-    program = found.result.parts.program
-    assert dict(facts(report_of(each.context, stopped, 0.0), program))["error budget"] == (
-        f"0.01 by max; no error was measured on 12 made-up inputs; 0 of 4 regions in reduced precision; {why}"
-    )
 
 
 def test_a_report_says_that_nothing_runs_in_reduced_precision() -> None:

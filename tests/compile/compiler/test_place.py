@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from collage.compiler.events import Searched
-from collage.compiler.passes.place import Place, without_mix
+from collage.compiler.passes.place import Place
 from collage.errors import NoPlacementError
 from collage.measure_db.results import IN_NETWORK, Measurement, Rejection, RejectionKind, Slower
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
@@ -21,15 +21,6 @@ def test_the_cheapest_cover_is_proposed() -> None:
     assert regions(found) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
     assert found.placed.mix is found.placed.placement
     assert sum(isinstance(event, Searched) for event in found.log) == 1
-
-
-def test_a_mix_is_proposed_beside_an_engine_that_is_faster_as_a_whole() -> None:
-    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 20.0}, LIBRARY, ENGINE)
-    found = Place()(made.context, made.measured())
-    assert regions(found) == [("engine", WHOLE)]
-    assert found.placed.mix is not None
-    assert len(found.placed.mix.candidates) == 4
-    assert without_mix(made.context, found).placed.mix is None
 
 
 def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:
@@ -54,19 +45,6 @@ def test_what_lost_a_race_is_measured_to_the_end_where_it_could_gain() -> None:
     assert made.measurer.asked == [fused]
     assert found.outcomes[fused] == Measurement(12.0, 0.0, 12.0, 9, 0.0)
     assert regions(found) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
-
-
-def test_a_compile_that_knows_all_has_no_doubts() -> None:
-    made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 12.0}, LIBRARY)
-    start = made.measured()
-    fused = next(offer.request for offer in start.offers if offer.request.nodes == (1, 2))
-    start = replace(start, outcomes={**start.outcomes, fused: Slower(11.5, 11.0, 3)})
-    made.measurer.made_in_all = 0
-    assert len(regions(Place()(made.context, start))) == 4
-    assert made.measurer.asked == []
-    made.measurer.made_in_all = 2  # of about ten
-    assert len(regions(Place(fresh=0.5)(made.context, start))) == 4
-    assert made.measurer.asked == []
 
 
 def test_what_lost_a_race_is_let_be_where_it_could_gain_nothing() -> None:
@@ -105,12 +83,6 @@ def test_a_backend_with_many_faults_is_left_out() -> None:
     start = replace(start, offers=more.offers, outcomes=made.measurer.known(o.request for o in more.offers))
     assert len(regions(Place()(made.context, start))) == 4
     assert regions(Place(most_faults=1)(made.context, start)) == [("engine", WHOLE)]
-
-
-def test_what_is_left_out_has_no_part_in_it() -> None:
-    made = Made({**each_node("lib", 1.0), ("engine", WHOLE): 100.0}, LIBRARY, ENGINE)
-    start = replace(made.measured(), left_out=frozenset(["lib"]))
-    assert regions(Place()(made.context, start)) == [("engine", WHOLE)]
 
 
 def test_nothing_covers_a_node() -> None:

@@ -89,32 +89,6 @@ def test_what_nobody_is_to_blame_for_is_dropped_and_remembered(
     assert (len(failures.told), len(later.told)) == (1, 0)
 
 
-def test_plans_that_were_dropped_are_looked_up_in_one_query(
-    made: Made, executable: Executable, database: Database
-) -> None:
-    failures, _ = failures_of(made, database)
-    with pytest.raises(PlanDroppedError):
-        fail(failures, executable, None, CRASHED)
-    placement = Place()(made.context, made.measured()).placed.placement
-    assemble = made.lab.bench.assembler.assemble
-    others = [assemble(Plan(label, placement, exclusive=True), {}) for label in ("a", "b")]
-    queries: list[str] = []
-    database._connection.set_trace_callback(queries.append)
-    later, _ = failures_of(made, database)
-    assert [error.label for error in later.dropped([*others, executable])] == ["mix"]
-    assert len(queries) == 1
-
-
-def test_a_kernel_that_was_rejected_before_costs_the_plan(
-    made: Made, executable: Executable, database: Database
-) -> None:
-    failures, _ = failures_of(made, database)
-    with pytest.raises(KernelRejectedError):
-        fail(failures, executable, 1, CRASHED)
-    with pytest.raises(PlanDroppedError):
-        fail(failures, executable, 1, CRASHED)
-
-
 def test_a_want_of_memory_may_be_over_in_the_next_compile(
     made: Made, executable: Executable, database: Database
 ) -> None:

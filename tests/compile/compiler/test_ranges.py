@@ -47,17 +47,3 @@ def test_ranges_are_those_of_the_samples_and_reach_the_backends() -> None:
     assert {offer.request.nodes for offer in offers} == {(0,), (1,), (2,), (3,)}
     assert not Match()(made.context, made.start).offers
     assert Ranges()(made.context, with_samples(made)).ranges == found.ranges  # recalled
-
-
-def test_nothing_is_looked_at_without_need() -> None:
-    exact = Made({}, Curious("curious"))
-    start = with_samples(exact)
-    assert Ranges()(exact.context, start) is start
-    strict = Made({}, Curious("curious"), tolerance=1e-3)  # no network in 8 bits is as exact
-    start = with_samples(strict)
-    assert Ranges()(strict.context, start) is start
-    made = Made({}, Curious("curious"), tolerance=0.05)
-    start = with_samples(made)
-    family = replace(start, source=replace(start.source, family=True))
-    assert Ranges()(made.context, family) is family
-    assert Ranges()(made.context, made.start) is made.start  # numbers of made-up inputs are not a user's

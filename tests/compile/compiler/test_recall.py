@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collage.compiler.finished import EDITION, FINISHED, NamedCandidate, NamedPlan, busy_during
+from collage.compiler.finished import NamedCandidate, NamedPlan, busy_during
 from collage.compiler.finished_key import finished_key
 from collage.compiler.finished_plan import Assembled, Naming, Reading, read_variants
 from collage.compiler.metrics import Metric
@@ -186,12 +186,3 @@ def test_plans_that_do_not_fit_the_model_are_refused() -> None:
             pytest.fail(
                 f"{what}: {reading(naming).plan(named, lambda _: Assembled(dag, launches, [False] * len(launches)))}"
             )
-
-
-def test_storage_formats_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(ValueError, match="no storage format is called 'odd'"):
-        read_variants([(("odd",), (), "", "")], FORMATS)
-
-
-def test_the_fact_and_its_edition() -> None:
-    assert (FINISHED.name, EDITION) == ("finished_compile", 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from collage.compiler.passes.match import Match
@@ -33,14 +31,6 @@ def test_nodes_without_a_kernel_are_refused(more: tuple[NullBackend, ...]) -> No
     found = matched(made)
     with pytest.raises(ModelError, match=r"strict: 1 ONNX nodes are not converted.*tanh \(Tanh\): differs"):
         RefuseOpaque()(made.context, found)
-
-
-def test_a_library_may_have_a_kernel() -> None:
-    made = Made({}, Picky("library"), strict=True)
-    found = matched(made)
-    assert RefuseOpaque()(made.context, found) is found
-    with pytest.raises(ModelError, match="not converted"):
-        RefuseOpaque()(made.context, replace(found, offers=()))
 
 
 def test_a_compile_that_is_not_strict_takes_them() -> None:

@@ -26,11 +26,3 @@ def test_the_node_that_nothing_runs_is_named(node: int) -> None:
     with pytest.raises(NoPlacementError, match="no kernel of lib can run") as error:
         RefuseUncovered()(made.context, of_family(made, without=node))
     assert name in str(error.value)
-
-
-def test_whole_families_and_other_models_are_taken() -> None:
-    made = Made(each_node("lib", 10.0), NullBackend("lib"))
-    found = of_family(made)
-    assert RefuseUncovered()(made.context, found) is found
-    other = replace(made.measured(), offers=())
-    assert RefuseUncovered()(made.context, other) is other

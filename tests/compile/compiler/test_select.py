@@ -58,16 +58,6 @@ def test_a_plan_that_was_dropped_does_not_run() -> None:
     assert made.runs.raced[0][0] == ["engine"]
 
 
-def test_drift_is_told() -> None:
-    made, start = planned()
-    made.runs.network_us = {("lib", (0,)): 20.0}
-    made.runs.whole_us = {"engine": 90.0}
-    assert notes(Select()(made.context, start)) == [
-        "the search reckoned with 40.0 us; in the last comparison the parts took 50.0 us"
-    ]
-    assert notes(Select(drift=0.3)(made.context, start)) == []
-
-
 def test_a_rejected_kernel_is_told_by_an_error() -> None:
     made, start = planned()
     made.runs.worn_out = ("lib", (2,))

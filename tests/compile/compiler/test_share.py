@@ -39,11 +39,6 @@ def test_after_ctrl_c_there_is_time_for_a_first_module(budget_s: float | None, t
     assert json.dumps(share) == "0.001"
 
 
-def test_a_budget_is_its_own_share() -> None:
-    assert (whole_s(60.0), whole_s(None)) == (60.0, None)
-    assert not was_interrupted(60.0) and not was_interrupted(None)
-
-
 @pytest.mark.parametrize(
     ("share", "ended", "text"),
     [

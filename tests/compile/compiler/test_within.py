@@ -80,13 +80,6 @@ def test_float32_remains_where_no_error_is_small_enough() -> None:
     assert notes(found) == ["no placement of reduced precision is within 0.01; float32 remains"]
 
 
-def test_float32_remains_where_nothing_of_reduced_precision_is_faster() -> None:
-    made = made_up(11.0, tolerance=1e-2)
-    found = Within(SEARCH)(made.context, made.measured())
-    assert reduced(found) == 0
-    assert notes(found) == ["no placement of reduced precision is faster; float32 remains"]
-
-
 def test_float32_remains_where_nothing_of_reduced_precision_is_offered() -> None:
     made = Made(each_node("lib", 10.0), LIBRARY, tolerance=1e-2)
     (note,) = notes(Within(SEARCH)(made.context, made.measured()))
@@ -120,13 +113,6 @@ def test_a_metric_that_fails_leaves_float32(metric: Metric, why: str) -> None:
     found = Within(SEARCH)(made.context, made.measured())
     assert reduced(found) == 0
     assert notes(found) == [f"{why}; float32 remains"]
-
-
-def test_another_metric_is_kept_by_corrections_too() -> None:
-    made = made_up(tolerance=1e-3, metric=Metric("cosine"))
-    made.runs.error_of = lambda each: 4e-4 * counted(each)
-    found = Within(SEARCH)(made.context, made.measured())
-    assert 1 <= reduced(found) <= 2
 
 
 def test_a_plan_beyond_the_tolerance_is_not_selected() -> None:

@@ -92,15 +92,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert not [*(tmp_path / "values").iterdir()]
 
 
-def test_small_and_empty_ones(tmp_path: Path) -> None:
-    kept = Artifacts(tmp_path / "kept", {})
-    for artifact in (b"", b"a", bytes(70_000)):
-        kept.keep("it", artifact)
-        assert kept.load("it") == artifact
-    with pytest.raises(KeyError):
-        kept.load("other")
-
-
 def test_other_constants_are_noticed(tmp_path: Path) -> None:
     one, other = np.ones(40_000, np.float32), np.zeros(40_000, np.float32)
     Artifacts(tmp_path, {0: one}).keep("it", one.tobytes(), [0])

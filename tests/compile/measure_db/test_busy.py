@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,11 +16,9 @@ import pytest
 from collage.backends.base import BuildOptions
 from collage.core.cpu_time import Cpu, CpuReading
 from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
-from collage.core.progress import Progress
 from collage.errors import DatabaseError
 from collage.measure.machine import quiet
-from collage.measure.machine.busy_progress import BusyProgress
-from collage.measure.machine.calibration import best_calibration_us, known_calibration_us, slowed
+from collage.measure.machine.calibration import slowed
 from collage.measure.machine.quiet import Machine
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
@@ -33,7 +30,7 @@ from collage.measure.worker.session import WorkerSession
 from collage.measure_db.busy import BUSY_VARIABLE, is_busy, patience
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
-from collage.measure_db.keys import Fact, read_text, write_text
+from collage.measure_db.keys import Fact, read_text
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend, chain_model
@@ -106,21 +103,12 @@ def test_of_two_measurements_the_undisturbed_one_stays_then_the_surer_one_then_t
             assert (row["noise_us"], row["busy"]) == (better.noise_us, better.busy)
 
 
-def test_a_row_with_an_impossible_number_is_not_taken(tmp_path: Path) -> None:
-    file = filled(tmp_path / "theirs", {KEY: replace(SURE, busy=BUSY)})
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("UPDATE kernels SET busy = 'very'")
-    assert merged(tmp_path, file) == []
-    with Database(file) as database, pytest.raises(DatabaseError, match="'very' is no number"):
-        database.get([KEY])
-
-
 def test_facts_that_were_timed_are_doubted_too(tmp_path: Path) -> None:
     """A launch's cost and an engine's trial are kept as facts. Others are not about time."""
     trial = EngineTrial({"a": replace(TIMING, busy=0.02), "b": replace(TIMING, busy=BUSY)})
     assert trial.busy() == BUSY and EngineTrial().busy() is None
     cost: Fact[SwitchCost] = Fact("cost", attrgetter("us"), SwitchCost, attrgetter("busy"))
-    plain: Fact[str] = Fact("plain", write_text, read_text)
+    plain: Fact[str] = Fact("plain", str, read_text)
     with Database(tmp_path / "db.sqlite") as database:
         cost.at("x").record(database, SwitchCost(1.5, BUSY))
         cost.at("y").record(database, SwitchCost(2.5, 0.02))
@@ -175,11 +163,6 @@ def test_busy_is_what_others_had(calibrated: list[float]) -> None:
     assert last == (1.0, 0.0)
 
 
-def test_one_thread_is_not_disturbed_on_two_cores(calibrated: list[float]) -> None:
-    clocks = Clocks(since=100.0)
-    assert watched(Machine(1, cpu=clocks), clocks, 1.0) == (1.0, 0.0)
-
-
 def test_busy_is_how_much_slower_the_machine_is_than_at_its_best(calibrated: list[float]) -> None:
     clocks = Clocks()
     machine = Machine(2, 50.0, cpu=clocks)
@@ -189,54 +172,6 @@ def test_busy_is_how_much_slower_the_machine_is_than_at_its_best(calibrated: lis
     assert slowed(57.0, 50.0) == 0.0
     calibrated[:] = [90.0, 50.0]  # slow before and not after: a moment, not the state of the machine
     assert watched(machine, clocks, 1.0)[1] == 0.0
-
-
-class Moments:
-    """A clock that only waiting moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_a_slow_moment_is_waited_for(calibrated: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a machine that stays slow is waited for less and less, until it is fast again."""
-    moments, clocks = Moments(), Clocks()
-    monkeypatch.setattr(quiet, "time", moments)
-    machine = Machine(2, 50.0, cpu=clocks)
-
-    def waited(*times: float) -> float:
-        calibrated[:], start = times, moments.now
-        assert watched(machine, clocks, 1.0)[0] == patience(slowed(times[-1], 50.0))
-        return moments.now - start
-
-    assert waited(50.0) == 0.0
-    assert 0.0 < waited(90.0, 80.0, 50.0) < 0.01
-    long = waited(90.0)
-    assert 0.1 <= long < 0.11
-    assert waited(90.0) == pytest.approx(long / 2, rel=0.1)
-    for _ in range(6):
-        least = waited(90.0)
-    assert 0.005 <= least < 0.01
-    for _ in range(6):
-        waited(90.0, 90.0, 50.0)
-    assert waited(90.0) == pytest.approx(long)
-
-
-def test_the_best_calibration_is_a_fact_of_the_machine(tmp_path: Path) -> None:
-    with Database(tmp_path / "db.sqlite") as database:
-        assert known_calibration_us(database, "EPYC") is None
-        first = best_calibration_us(database, "EPYC")
-        assert 0 < first == known_calibration_us(database, "EPYC")
-        name = database.run("SELECT key FROM facts")[0][0]
-        database.put_fact("calibration_us", name, 1e-3)
-        assert best_calibration_us(database, "EPYC") == 1e-3
-        assert known_calibration_us(database, "other") is None
 
 
 def test_a_process_that_keeps_a_core_busy_is_noticed() -> None:
@@ -277,23 +212,6 @@ def test_a_machine_that_others_measure_on_is_busy(
         other.join(10)
     assert found == [1.0]
     assert still == [True, False]
-
-
-def test_the_limit_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_busy(0.2) and not is_busy(0.05) and not is_busy(None)
-    monkeypatch.setenv(BUSY_VARIABLE, "0.3")
-    assert not is_busy(0.2) and patience(0.2) == 1.0
-
-
-def test_progress_says_that_the_machine_is_busy_until_it_is_not() -> None:
-    shown: list[Progress] = []
-    progress = BusyProgress(shown.append)
-    for busy in (0.0, *[BUSY] * 5, *[0.0] * 20):
-        progress.note(replace(SURE, busy=busy))
-        progress(Progress("measure", 0, 9, "text"))
-    notes = [each.note for each in shown]
-    assert not notes[0] and not notes[-1] and shown[5].text == "text"
-    assert "the machine is busy: others take 34% of it, measuring takes 3.0 times as long" in notes[5]
 
 
 @pytest.mark.parametrize(("threads", "alone"), [(2, True), (1, False)])

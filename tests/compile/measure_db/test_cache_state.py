@@ -27,11 +27,6 @@ def test_instances_fill_the_cache_within_limits() -> None:
     assert instance_count(100 * MIB, 1000 * MIB, 500 * MIB, 0.001) == 3  # 256 MiB more at most
 
 
-def test_weights_of_a_small_network_stay_in_the_cache() -> None:
-    assert instance_count(4 * MIB, 16 * MIB, 32 * MIB, 0.001) == 4
-    assert instance_count(16 * MIB, 16 * MIB, 32 * MIB, 0.001) == 1
-
-
 def part_of(model: Model, network_bytes: int) -> Model:
     """The model as a part of a network with so many bytes of weights, simplified and imported anew."""
     proto = onnx.ModelProto()

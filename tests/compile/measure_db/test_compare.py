@@ -8,34 +8,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collage.check.compare import Expected, region_tolerance, relative_error, tolerance
-from collage.graph.dataflow import TensorType
+from collage.check.compare import Expected, region_tolerance, relative_error
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
-from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
+from collage.kernel.buffers import aligned_empty, as_bytes, poison
 
 F = np.float32
-DTYPES = [
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "int8",
-    "uint8",
-    "int64",
-    "bool",
-    "complex64",
-]
 
 
 def test_error_is_relative_to_the_largest_value() -> None:
     expected = np.array([100, 1e-6], F)
     assert relative_error(np.array([100, 1e-3], F), expected) == pytest.approx(1e-5, rel=0.01)
     assert relative_error(expected.copy(), expected) == 0
-
-
-def test_against_zeros_the_error_is_absolute() -> None:
-    assert relative_error(np.array([0.5, 0], F), np.zeros(2, F)) == 0.5
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -46,10 +29,6 @@ def test_odd_values_must_agree(odd: float) -> None:
     assert relative_error(np.array([1, 2, 2], F), expected) == math.inf
     assert relative_error(np.array([1, -odd, 2], F), expected) == (0 if np.isnan(odd) else math.inf)
     assert relative_error(np.array([odd], F), np.array([odd], F)) == 0
-
-
-def test_nan_where_a_number_is_expected() -> None:
-    assert relative_error(np.array([1, np.nan], F), np.array([1, 2], F)) == math.inf
 
 
 def test_integers_and_booleans_are_exact() -> None:
@@ -73,17 +52,6 @@ def test_small_floats() -> None:
     assert relative_error(-big, big) == 2  # and not the infinity that float16 would give
 
 
-def test_scalars() -> None:
-    assert relative_error(np.array(2.0, F), np.array(2.0, F)) == 0
-
-
-def test_the_coarsest_dtype_of_a_region_decides() -> None:
-    assert tolerance("float32") == 1e-4
-    assert tolerance("int64") == 0
-    assert region_tolerance(["float32", "float16", "int64"]) == tolerance("float16")
-    assert region_tolerance([]) == 0
-
-
 def test_quantised_values_may_be_a_step_off() -> None:
     expected = np.array([0, 100, 255], np.uint8)
     step, far = np.array([0, 101, 255], np.uint8), np.array([0, 120, 255], np.uint8)
@@ -97,21 +65,6 @@ def test_quantised_values_may_be_a_step_off() -> None:
     assert relative_error(np.array([-128], np.int8), np.array([127], np.int8), rounded=True) > 2
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (129,)])
-def test_buffers_are_aligned_and_dense(dtype: str, shape: tuple[int, ...]) -> None:
-    array = aligned_array(TensorType(shape, dtype))
-    assert array.shape == shape
-    assert array.dtype.name == dtype
-    assert array.ctypes.data % 64 == 0 or array.size == 0
-    assert array.flags.c_contiguous
-    assert array.flags.writeable
-    assert as_bytes(array).size == array.nbytes
-    poison(array)
-    if "float" in dtype and array.size:
-        assert np.isnan(array.astype(F)).all()
-
-
 def test_poison_shows_in_every_dtype() -> None:
     for dtype in ("int8", "uint8", "int64", "uint16"):
         array = aligned_empty((4,), dtype)
@@ -120,14 +73,6 @@ def test_poison_shows_in_every_dtype() -> None:
     flags = aligned_empty((3,), "bool")
     poison(flags)
     assert flags.tolist() == [True, False, True]
-
-
-def test_copies_are_aligned() -> None:
-    original = np.arange(12, dtype=F).reshape(3, 4).T
-    copy = aligned_copy(original)
-    assert np.array_equal(copy, original)
-    assert copy.flags.c_contiguous
-    assert copy.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -171,10 +116,3 @@ def test_an_element_of_next_to_no_scale_makes_no_large_noise() -> None:
     expected = Expected.of(wanted, channels_first=True)
     assert expected.error(actual) > 0.3
     assert 5e-4 < expected.as_noise(actual) < 5e-3
-
-
-def test_noise_of_what_has_no_power() -> None:
-    assert Expected.of(np.arange(4)).as_noise(np.arange(4)) == 0
-    assert Expected.of(np.zeros((0, 3), np.float32)).as_noise(np.zeros((0, 3), np.float32)) == 0
-    odd = np.array([1, np.nan, np.inf, 2], np.float32)
-    assert Expected.of(odd).as_noise(odd) == 0

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from collage.api import default_registry
-from collage.backends.base import VIEW
 from collage.measure.timing.effort import FULL
-from collage.measure.worker.plan_worker import has_own_threads
 
 
 @pytest.mark.parametrize("pauses", [True, False])
@@ -29,12 +24,3 @@ def test_turns_begin_with_a_pause_only_where_one_is_needed(
     found = FULL.compare({"a": lambda: None, "b": lambda: None}, pauses=pauses)
     assert found.keys() == {"a", "b"}
     assert (FULL.settle_s in slept) == pauses
-
-
-@pytest.mark.parametrize(
-    ("names", "own"),
-    [((VIEW, "native", "tvm"), False), (("native", "onnxruntime"), True), (("openvino",), True)],
-)
-def test_engines_have_threads_of_their_own(names: tuple[str, ...], own: bool) -> None:
-    program: Any = SimpleNamespace(executed=[SimpleNamespace(backend=name) for name in names])
-    assert has_own_threads(program, default_registry()) == own

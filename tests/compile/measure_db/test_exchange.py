@@ -214,23 +214,6 @@ def test_rows_of_the_target_that_are_damaged_are_replaced(tmp_path: Path, column
         assert {row.table.name for row in good} == {table.name for table in tables}
 
 
-def test_a_row_is_counted_once_when_its_race_is_replaced(tmp_path: Path) -> None:
-    """Of three plans here, one is equal on both sides, one differs, and one is new."""
-    other, third = replace(PLAN, placement="p2"), replace(PLAN, placement="p3")
-    mine = filled(tmp_path / "mine", {PLAN: TIMING, other: TIMING})
-    rest = {other: replace(TIMING, noise_us=0.1), third: TIMING}
-    theirs = filled(tmp_path / "theirs", {PLAN: TIMING, **rest})
-    for file in (mine, theirs):
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute("UPDATE networks SET created = 5")
-    with snapshot(theirs) as source, Database(mine) as target:
-        found = merge(target, source)
-        assert (found.taken, found.same, found.less_certain) == (2, 1, 0)
-        assert target.get_networks([PLAN, other, third]) == {PLAN: TIMING, **rest}
-        again = merge(target, source)
-        assert (again.taken, again.same, again.less_certain) == (0, 3, 0)
-
-
 def test_a_file_with_a_trigger_or_a_view_is_not_read(tmp_path: Path) -> None:
     for number, program in enumerate(
         (
@@ -339,20 +322,3 @@ def test_a_database_that_is_in_use_is_not_replaced_by_an_export(tmp_path: Path) 
         assert {*other.get([KEY, tanh]), *mine.get([KEY])} == {KEY, tanh}
     with Database(tmp_path / "mine.sqlite") as mine:
         assert export(mine, tmp_path / "other.sqlite", replace=True).taken == 1
-
-
-def test_all_rows_around_a_damaged_page_are_taken(tmp_path: Path) -> None:
-    many = {replace(KEY, digest=f"d{number:04}"): SURE for number in range(1500)}
-    path = filled(tmp_path / "db", many)
-    with Database(path) as database:
-        database.run("PRAGMA wal_checkpoint(TRUNCATE)")
-    data = bytearray(path.read_bytes())
-    page = data.index(b"d0700") // 4096 * 4096
-    data[page : page + 4096] = b"\xff" * 4096
-    path.write_bytes(data)
-    with Database(tmp_path / "new") as target, snapshot(path) as source:
-        found = merge(target, source)
-        taken = {row["digest"] for row in rows_of(target)}
-    assert found.taken == len(taken) > 1400
-    assert {"d0000", "d1499"} <= taken and "d0700" not in taken
-    assert found.refused == {"of damaged pages of kernels, perhaps more than one": 1}

@@ -421,21 +421,3 @@ def test_kinds_of_inputs_change_one_item_and_leave_shapes_alone(kind: Any) -> No
         small = kind.inputs((floats * np.float32(1e-4),), (False,), rng)[0]
         assert 4 < len(np.unique(small)) < 40
     assert kind.inputs((whole,), (False,), rng) is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((9,), 0), ((1, 9), 1), ((9, 4), 0), ((2, 9, 4), 1), ((2, 3, 5, 9), 3), ((1, 3, 5, 9), 3)],
-)
-def test_magnitudes_grow_along_positions(shape: tuple[int, ...], axis: int) -> None:
-    (growing,) = (kind for kind in WHOLE_KINDS if kind not in KINDS)
-    rng = np.random.default_rng(0)
-    changed = growing.inputs((np.ones(shape, np.float32),), (False,), rng)
-    assert changed is not None
-    factors = np.moveaxis(changed[0], axis, 0)
-    assert np.array_equal(factors[1:] > factors[:-1], np.ones_like(factors[1:], bool))
-    assert factors.min() == 2.0**-6 and factors.max() == 2.0**6
-    half = growing.inputs((np.ones(shape, np.float16),), (False,), rng)
-    assert half is not None and half[0].max() == 4
-    single = growing.inputs((np.ones((), np.float32),), (False,), rng)
-    assert single is not None and single[0].shape == ()

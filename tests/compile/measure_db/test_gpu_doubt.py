@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collage.backends.base import Backend
 from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
 from collage.check.stages import looks_like_memory, rejection_of
 from collage.compiler.passes.recall import _of_the_day
 from collage.core.nvml import Clocks
-from collage.errors import DatabaseError
-from collage.measure.machine import free_memory
-from collage.measure.machine import memory as machine
-from collage.measure.machine.free_memory import after_death, with_free_memory
-from collage.measure.machine.gpu_now import gpu_now
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt, GpuNow
-from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.results import GATE, Outcome, Rejection, RejectionKind, Slower, late
-from tests.backends_for_tests import NumpyBackend
-from tests.cli.helpers import json_of, succeeds
+from collage.measure_db.results import Outcome, Rejection, RejectionKind, Slower, late
 from tests.compile.compiler.test_recall import made
 from tests.compile.measure_db.test_exchange import KEY, SURE, filled, merged
 
@@ -65,11 +54,6 @@ def test_what_was_measured_at_low_clocks_is_unknown_when_they_are_high(tmp_path:
         assert known(tmp_path / f"same{number}", GpuNow(clocks=now), rows) == everything
 
 
-def test_a_lost_race_at_low_clocks_is_run_again(tmp_path: Path) -> None:
-    rows = {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: Slower(12.0, 11.0, 3, 0.0, SLOW)}
-    assert known(tmp_path / "db", GpuNow(clocks=FAST), rows) == {"d0"}
-
-
 def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None:
     slow = replace(SURE, clocks=SLOW)
     with Database(filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: slow})) as database:
@@ -78,26 +62,6 @@ def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None
         database.put(KEYS[1], slow)
         database.put(KEYS[2], SHORT)
         assert database.get(KEYS[1:]) == {KEYS[1]: slow, KEYS[2]: SHORT}
-
-
-def test_the_gpu_is_asked_once_and_only_where_something_depends_on_it(tmp_path: Path) -> None:
-    asked: list[None] = []
-
-    def ask() -> GpuNow:
-        asked.append(None)
-        return GpuNow(11 << 30, FAST)
-
-    rows = {
-        KEYS[0]: SURE,
-        KEYS[1]: replace(SURE, clocks=FAST),
-        KEYS[2]: replace(SURE, clocks=SLOW),
-        KEYS[3]: SHORT,
-    }
-    with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(Doubt(never, ask, on_gpu=[KEY.backend]))
-        assert len(database.get(KEYS[:2])) == 2 and not asked
-        assert database.get(KEYS) == {KEYS[0]: SURE, KEYS[1]: rows[KEYS[1]]}
-        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,54 +131,6 @@ def test_what_is_recorded_is_read_and_merged(tmp_path: Path) -> None:
     assert found["d1"] == (None, 10 << 30)
 
 
-def test_a_database_of_today_has_neither(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with Database(path, migrations=MIGRATIONS[:5]) as old:
-        old.run(
-            "INSERT INTO kernels (digest, backend, backend_version, settings, threads, hardware, tvm_version,"
-            " median_us, noise_us, min_us, repeats, max_error, gate, created, description) VALUES"
-            " ('d0', 'onednn', '3.2', '', 2, 'EPYC abc', '0.27.0', 10.0, 0.1, 9.0, 31, 0.0, ?, 1.0, '')",
-            (GATE,),
-        )
-    with Database(path) as database:
-        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST)))
-        assert database.get(KEYS) == {KEYS[0]: SURE}
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"gpu": 1, "sm_mhz": 1, "memory_mhz": 1, "power_capped": false}', "7"]
-)
-def test_clocks_of_somebody_else_that_are_none_are_not_taken(text: str, tmp_path: Path) -> None:
-    path = filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST)})
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE kernels SET clocks = ?", (text,))
-    assert merged(tmp_path, path) == []
-    with Database(path) as database, pytest.raises(DatabaseError, match="damaged"):
-        database.get(KEYS)
-
-
-class OnGpu(NumpyBackend):
-    device = "cuda"
-
-
-def test_only_a_lack_of_memory_has_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_memory", lambda: 5 << 30)
-    monkeypatch.setattr(free_memory, "gpu_now", lambda: GpuNow(6 << 30))
-    monkeypatch.setattr(free_memory, "memory_limit", lambda: 7 << 30)
-    monkeypatch.setattr(machine, "spare_memory", lambda: 8 << 30)
-    short, wrong = Rejection(RejectionKind.MEMORY, "x"), Rejection(RejectionKind.INACCURATE, "x")
-
-    def noted(backend: Backend, outcome: Outcome) -> list[int | None]:
-        results = with_free_memory(backend, lambda: outcome), after_death(backend, outcome)
-        return [each.free_bytes if isinstance(each, Rejection) else None for each in results]
-
-    assert noted(OnGpu(), short) == [5 << 30, 6 << 30]
-    assert noted(NumpyBackend(), short) == [7 << 30, 8 << 30]
-    assert noted(NumpyBackend(), wrong) == noted(OnGpu(), wrong) == noted(OnGpu(), SURE) == [None, None]
-    assert after_death(OnGpu(), SHORT) == SHORT
-    assert after_death(NumpyBackend(), short, 9 << 30) == replace(short, free_bytes=9 << 30)
-
-
 class NoMemory:
     """cuDNN where the GPU has no memory left."""
 
@@ -260,23 +176,3 @@ def test_a_compile_with_such_outcomes_is_no_finished_one() -> None:
         assert not _of_the_day(
             replace(compilation, outcomes={first: replace(SURE, clocks=SLOW), **fast}), best
         )
-
-
-def test_db_why_tells_clocks_and_memory(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with Database(path) as database:
-        for key, clocks in zip(KEYS, (FAST, SLOW, CAPPED), strict=False):
-            database.put(
-                replace(key, digest="d", settings=key.digest), replace(SURE, clocks=clocks), "matmul"
-            )
-        database.put(replace(KEY, digest="d", settings="s"), SHORT, "matmul")
-    for command in (["why", "matmul"], ["list"]):
-        text = " ".join(succeeds("db", *command, "--all", "--db", path).split()) + " "
-        assert "1980/2619 " in text and "1200/2619! " in text and "1200/2619 by power" in text
-        assert "with 10240 MiB free" in text
-    (rows,) = json_of("db", "why", "matmul", "--all", "--json", "--db", path)["regions"].values()
-    assert sum(row["clocks"] is not None for row in rows) == 3
-
-
-def test_without_a_gpu_nothing_is_known_of_it() -> None:
-    assert gpu_now() == GpuNow()

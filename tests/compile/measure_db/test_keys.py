@@ -17,17 +17,15 @@ from collage.measure_db.keys import (
     read_numbers,
     read_text,
     read_timings,
-    write_number,
     write_numbers,
-    write_text,
     write_timings,
 )
 from collage.measure_db.results import Timing
 
 TIMING = Timing(100.0, 1.0, 99.0, 120.0, 40)
-NUMBER: Fact[float] = Fact("number", write_number, as_number)
+NUMBER: Fact[float] = Fact("number", float, as_number)
 NUMBERS: Fact[tuple[float, ...]] = Fact("numbers", write_numbers, read_numbers)
-TEXT: Fact[str] = Fact("text", write_text, read_text)
+TEXT: Fact[str] = Fact("text", str, read_text)
 TIMINGS: Fact[Any] = Fact("timings", write_timings, read_timings)
 
 
@@ -71,24 +69,6 @@ def test_what_is_no_such_value_is_made_again(stored: Any, tmp_path: Path) -> Non
         database.put_fact("number", "here", stored)
         assert database.remember(NUMBER.at("here"), Making(2.0)) == 2.0
         assert database.get_facts("number", ["here"]) == {"here": 2.0}
-
-
-def test_timings_in_another_form_are_made_again(tmp_path: Path) -> None:
-    with Database(tmp_path / "db.sqlite") as database:
-        database.put_fact("timings", "here", {"one": {"mean": 3.0}})
-        assert database.remember(TIMINGS.at("here"), Making({"one": TIMING})) == {"one": TIMING}
-
-
-def test_an_interleaved_run_is_looked_up_in_two_queries(tmp_path: Path) -> None:
-    labels = [str(number) for number in range(20)]
-    key = RaceKey({label: network(label) for label in labels})
-    queries: list[str] = []
-    with Database(tmp_path / "db.sqlite") as database:
-        raced = {label: Raced(TIMING, (1.0,)) for label in labels}
-        key.record(database, raced)
-        database._connection.set_trace_callback(queries.append)
-        assert key.look_up(database) == raced
-    assert len(queries) == 2
 
 
 def test_an_interleaved_run_is_known_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

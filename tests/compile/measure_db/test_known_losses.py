@@ -75,20 +75,6 @@ def test_only_what_was_seen_on_this_machine_with_these_libraries_counts(tmp_path
         assert losses.expected("add", ("slow", ""), 0.5) == 0.5
 
 
-def test_an_exact_kernel_loses_nothing_to_one_of_reduced_precision(tmp_path: Path) -> None:
-    reduced = variant_text(Variant(precision="bf16"))
-    with Database(tmp_path / "db.sqlite") as database:
-        for number in range(5):
-            digest = f"shape {number}"
-            database.put(key(digest, "fast"), took(10.0), "matmul")
-            database.put(key(digest, "fast", reduced), took(5.0), "matmul")
-            database.put(key(digest, "slow", reduced), took(20.0), "matmul")
-        losses = known_losses(database, SETTINGS)
-    assert losses.least("matmul", ("fast", "")) == pytest.approx(1.0)
-    assert losses.least("matmul", ("fast", reduced)) == pytest.approx(1.0)
-    assert losses.least("matmul", ("slow", reduced)) == pytest.approx(4.0)
-
-
 def test_what_a_busy_machine_disturbed_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ from tests.compile.measure_db.test_gate import (
     measured,
     product,
     right,
-    whole_numbers,
     without_infinity,
     without_nan,
 )
@@ -101,36 +100,3 @@ def test_what_onnx_runtime_did_not_survive_does_not_count_as_passed(
     tried = Samples(store)
     assert fatal.name not in [each.kind for each in tried.changed(region)]
     assert tried.left_out(region) == LeftOut(late=(fatal.name,))
-
-
-def test_what_changes_nothing_is_not_left_out(tmp_path: Path) -> None:
-    for number, model in enumerate(map(import_model, (maximum(), whole_numbers()))):
-        store = ValueStore(tmp_path / str(number))
-        evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
-        tried = Samples(store)
-        region = Subgraph(model, tuple(range(len(model.graph.nodes))))
-        kinds = [each.kind for each in tried.changed(region)]
-        assert ("NaN" in kinds) != ("large integers" in kinds)
-        assert tried.left_out(region) == LeftOut()
-
-
-def test_the_reference_leaves_a_candidate_most_of_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = import_model(maximum())
-    store = ValueStore(tmp_path)
-    evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
-    asked: list[float] = []
-    run = PartSession.run
-
-    def noted(session: PartSession, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
-        asked.append(limit_s)
-        if len(asked) == 1:
-            raise TimeoutError("took more than 1 s")
-        return run(session, feeds, limit_s)
-
-    monkeypatch.setattr(PartSession, "run", noted)
-    tried = Samples(store)
-    tried.keep_within(4.0)
-    assert tried.left_out(Subgraph(model, (0,))) == LeftOut(late=(KINDS[0].name,))
-    assert {*asked} == {1.0}

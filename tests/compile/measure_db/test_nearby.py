@@ -72,22 +72,6 @@ def test_without_a_reduced_precision_weights_stay_as_they_are() -> None:
     assert all(each is model for each in ran)
 
 
-def test_where_no_input_is_a_real_number_only_weights_change() -> None:
-    table = np.linspace(1, 2, 12, dtype=np.float32).reshape(4, 3)
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["t", "i"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, (2,))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 3))],
-        [numpy_helper.from_array(table, "t")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    rows = np.array([3, 0])
-    for precision, least in (("", 0.0), ("bf16", 1e-4)):
-        found = [outputs[0] for outputs in nearby_outputs(model, {"i": rows}, run, precision)]
-        assert all(least < np.abs(each - table[rows]).max() < 0.02 for each in found)
-
-
 @pytest.mark.parametrize("wrong", [False, True])
 def test_small_numbers_beside_large_ones_lose_their_digits_in_8_bits(wrong: bool) -> None:
     """Steps are even: a channel that reads the small ones is off by half of its scale, and that is no mistake."""

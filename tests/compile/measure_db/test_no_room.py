@@ -12,13 +12,11 @@ from typing import Any, NoReturn
 import pytest
 
 from collage.errors import MeasurementError
-from collage.measure import whole
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
-from collage.measure.timing.effort import QUICK
-from collage.measure.worker import process, session
-from collage.measure.worker.process import WorkerProcess, Workers
-from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
+from collage.measure.worker import session
+from collage.measure.worker.process import WorkerProcess
+from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.slow.measure_db.test_measurer import OPTIONS
 
 
@@ -49,12 +47,6 @@ def test_the_folder_of_the_model(refused: str, temporary: Path, monkeypatch: pyt
     assert not [*temporary.glob("collage-measure-*")]
 
 
-def test_the_folder_of_a_worker(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "TemporaryFolder", refuse)
-    with Workers() as workers, pytest.raises(MeasurementError, match=told(temporary)):
-        workers.lend(1)
-
-
 def test_a_process_that_cannot_be_started(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -63,16 +55,3 @@ def test_a_process_that_cannot_be_started(temporary: Path, monkeypatch: pytest.M
     with pytest.raises(MeasurementError, match=r"cannot be started: Resource .* end other processes"):
         WorkerProcess(1)
     assert not [*temporary.glob("collage-worker-*")]
-
-
-@pytest.mark.parametrize("refused", ["save_model", "TemporaryFolder"])
-def test_the_folder_of_a_whole_model(refused: str, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, refused, refuse)
-    settings = whole.WholeSettings(1, QUICK, 10.0)
-
-    def tried(workers: Workers) -> None:
-        with whole.WholeMeasurer(onnx_model([], {}, {}), [], {}, settings, workers) as measurer:
-            measurer.trial()
-
-    with Workers() as workers, pytest.raises(MeasurementError, match=told(temporary)):
-        tried(workers)

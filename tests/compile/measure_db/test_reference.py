@@ -27,7 +27,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.candidate import measure_candidate
-from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
+from collage.measure_db.results import Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -207,56 +207,6 @@ def test_opaque_nodes_control_flow_and_captured_values(tmp_path: Path) -> None:
     np.testing.assert_allclose(load(model, store, model.graph.outputs[0]), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
-        helper.make_node("Reshape", ["b", "shape"], ["r"]),
-        helper.make_node("Cast", ["r"], ["y"], to=FLOAT),
-    ]
-    made = onnx_model(nodes, {"x": ((2, 6), FLOAT)}, {"y": ((12,), FLOAT)}, {"shape": np.array([12])})
-    model = import_model(made)
-    store, wrong = evaluated(model, tmp_path)
-    assert wrong == {}
-    assert unknown(model, store) == []
-    arrays = [load(model, store, v.id) for v in model.graph.values if v.type.dtype == "bfloat16"]
-    assert arrays
-    assert all(array.dtype == ml_dtypes.bfloat16 for array in arrays)
-
-
-def test_candidates_across_a_region_are_measured_in_process(tmp_path: Path) -> None:
-    model = chain_model()
-    store, _ = evaluated(model, tmp_path)
-    for nodes in ((0,), (1, 2), (0, 1, 2, 3)):
-        outcome = measure_candidate(
-            KernelSource(Subgraph(model, nodes), NumpyBackend(), BuildOptions()), Samples(store)
-        )
-        assert isinstance(outcome, Measurement)
-
-
-def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-
-    class Counting(NumpyBackend):
-        def load(self, artifact: bytes, options: BuildOptions) -> Any:
-            loads.append(len(artifact))
-            return super().load(artifact, options)
-
-    monkeypatch.setattr("collage.measure.worker.candidate.last_level_cache", lambda: 4 << 20)
-    monkeypatch.setattr("collage.measure.worker.candidate.weights_among", lambda subgraph: 8 << 20)
-    model = chain_model((2, 1 << 18))  # 1 MiB of weights
-    store, _ = evaluated(model, tmp_path)
-    source = KernelSource(Subgraph(model, (0,)), Counting(), BuildOptions())
-    outcome = measure_candidate(source, Samples(store))
-    assert isinstance(outcome, Measurement)
-    assert len(loads) == 8
-    loads.clear()
-    outcome = measure_candidate(source, Samples(store), rival_us=0.1)
-    assert isinstance(outcome, Slower)
-    assert outcome.least_us > outcome.rival_us == 0.1
-    assert len(loads) == 1  # what takes far longer than another is let go before its weights rotate
-    assert isinstance(measure_candidate(source, Samples(store), rival_us=1e9), Measurement)
-
-
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 100)])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "float16", "float8_e4m3fn"])
 def test_store_keeps_any_array(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
@@ -272,12 +222,6 @@ def test_store_keeps_any_array(tmp_path: Path, shape: tuple[int, ...], dtype: st
     assert 8 not in store
     with pytest.raises(KeyError):
         store.load(8, found)
-
-
-def test_store_knows_when_it_is_complete(tmp_path: Path) -> None:
-    assert ValueStore(tmp_path).complete() is None
-    ValueStore(tmp_path).mark_complete({3: "reason"})
-    assert ValueStore(tmp_path).complete() == {3: "reason"}
 
 
 def embedding() -> Model:
@@ -318,16 +262,3 @@ def test_indices_stay_within_what_they_index(tmp_path: Path, opaque: bool) -> No
     store, wrong = evaluated(model, tmp_path)
     assert wrong == {}
     assert unknown(model, store) == []
-
-
-def test_random_inputs_have_the_right_types_and_are_reproducible() -> None:
-    nodes = [
-        helper.make_node("Where", ["c", "h", "h2"], ["y"]),
-    ]
-    kinds = {"c": ((3,), BOOL), "h": ((64, 3), TensorProto.FLOAT16), "h2": ((), TensorProto.FLOAT16)}
-    model = import_model(onnx_model(nodes, kinds, {"y": ((64, 3), TensorProto.FLOAT16)}))
-    first = random_inputs(model, np.random.default_rng(5))
-    assert [(a.dtype.name, a.shape) for a in first] == [("bool", (3,)), ("float16", (64, 3)), ("float16", ())]
-    assert abs(float(first[1].astype(float).std()) - 1) < 0.2
-    again = random_inputs(model, np.random.default_rng(5))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))

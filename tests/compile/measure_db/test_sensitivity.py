@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from onnx import helper
 
-from collage.check import sensitivity
 from collage.check.compare import relative_error
 from collage.check.sensitivity import sensitivities
 from collage.frontend.model import import_model
-from tests.models import conv_net, make_model
+from tests.models import make_model
 
 
 def compare(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
@@ -35,19 +32,6 @@ def test_what_is_added_to_something_large_matters_less() -> None:
     assert found[values["y"]] == pytest.approx(1.0, rel=1e-3)
     assert found[values["m"]] == pytest.approx(0.9, rel=0.1)
     assert 0.05 < found[values["t"]] < 0.2
-
-
-def test_noise_of_many_values_is_shared_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = import_model(conv_net())
-    values = [v for node in model.graph.nodes for v in node.outputs]
-    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
-    each = sensitivities(model, values, [sample], compare)
-    assert set(each) == set(values)
-    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 2)
-    grouped = sensitivities(model, values, [sample], compare)
-    assert len(set(grouped.values())) == 2
-    least, most = min(each.values()), max(each.values())
-    assert all(least / 2 < share < 2 * most for share in grouped.values())
 
 
 def test_a_value_inside_a_node_has_the_sensitivity_of_what_the_node_makes() -> None:
@@ -74,41 +58,3 @@ def test_rounding_counts_where_the_outputs_depend_on_the_largest_numbers() -> No
     (found,) = {sensitivities(model, [value], [sample] * count, compare)[value] for count in (1, 2, 4)}
     # The difference of both scores is off by up to 0.008 of 40, and p (1 - p) = 1/4.
     assert 8 < found < 20
-
-
-def test_the_last_values_are_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes, last = [], "x"
-    for number in range(12):
-        nodes.append(helper.make_node("Mul", [last, "two"], [f"v{number}"], f"mul{number}"))
-        last = f"v{number}"
-    nodes.append(helper.make_node("Tanh", [last], ["y"], "tanh"))
-    weights = {"two": np.array(2.0, np.float32)}
-    model = import_model(make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, weights))
-    monkeypatch.setattr("collage.check.sensitivity.GROUPS", 8)
-    sample = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32) * 1e-4]
-    found = sensitivities(model, [model.onnx_values[f"v{k}"] for k in range(12)], [sample], compare)
-    shares = [found[model.onnx_values[f"v{k}"]] for k in range(12)]
-    assert len({*shares[-2:]}) == 2 and len({*shares[:10]}) == 6
-
-
-def test_a_check_may_end_it_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = import_model(conv_net())
-    values = [v for node in model.graph.nodes for v in node.outputs]
-    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
-    counted: list[str] = []
-    for name in ("run", "values"):
-        original = getattr(sensitivity._NoisyModel, name)
-
-        def noted(model: Any, *about: Any, original: Any = original) -> Any:
-            counted.append("run")
-            return original(model, *about)
-
-        monkeypatch.setattr(sensitivity._NoisyModel, name, noted)
-    whole = sensitivities(model, values, [sample], compare, lambda: counted.append("check"))
-    assert whole and counted == ["check", "run"] * (len(counted) // 2)
-
-    def late() -> None:
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        sensitivities(model, values, [sample], compare, late)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import collage
@@ -17,8 +15,7 @@ from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
-from collage.measure_db.database import Database, KernelKey
-from collage.measure_db.migrations import MIGRATIONS
+from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from tests.backends_for_tests import NumpyBackend
 
@@ -71,33 +68,6 @@ def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(
     assert measure(model, database, 3, RELU, TANH) == (found, 0)
 
 
-def test_what_is_not_tuned_is_measured_once_for_any_number_of_trials(
-    model: Model, database: Database
-) -> None:
-    first, made = measure(model, database, 0, ADD, TANH)
-    assert made == 2
-    assert first[TANH] == Rejection(RejectionKind.UNSUPPORTED, "needs trials")
-    second, made = measure(model, database, 3, ADD, TANH)
-    assert made == 1
-    assert second[ADD] == first[ADD]
-    assert isinstance(second[TANH], Measurement)
-
-
 def test_failing_to_tune_is_a_rejection(model: Model, database: Database) -> None:
     found, _ = measure(model, database, 7, TANH)
     assert found[TANH] == Rejection(RejectionKind.FAILED, "tune: RuntimeError: nothing found")
-
-
-def test_a_database_from_before_records_is_brought_up_to_date(tmp_path: Path) -> None:
-    key = KernelKey("d1", "tvm", "0.27", "", 2, "EPYC abc", "0.27.0")
-    with Database(tmp_path / "db.sqlite", migrations=MIGRATIONS[:1]) as old:
-        old._write(
-            "INSERT INTO kernels VALUES ('d1', 'tvm', '0.27', '', 2, 'EPYC abc', '0.27.0', "
-            "12.5, 0.25, 12.0, 31, 1e-6, NULL, NULL, 0.0, 'conv2d')",
-            (),
-        )
-    measured = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
-    with Database(tmp_path / "db.sqlite") as database:
-        assert database.get([key]) == {}  # of an earlier edition of the gate
-        database.put(key, replace(measured, tuning="record"))
-        assert database.get([key]) == {key: replace(measured, tuning="record")}

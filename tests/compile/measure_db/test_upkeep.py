@@ -6,15 +6,11 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from collage.errors import DatabaseError
 from collage.measure_db.database import Database
 from collage.measure_db.listing import RowFilter, candidates, latest
 from collage.measure_db.results import Rejection, RejectionKind
-from collage.measure_db.rows import KERNELS, NOT_OURS, rows_of
+from collage.measure_db.rows import rows_of
 from collage.measure_db.upkeep import OLD_GATE, PruneRule, prune, verify
 from tests.compile.measure_db.test_exchange import KEY, PLAN, SURE, TIMING, VERSIONS, filled
 
@@ -33,21 +29,6 @@ def test_only_what_no_compile_uses_is_removed(tmp_path: Path) -> None:
         assert prune(database, PruneRule()) == {OLD_GATE: 1}
         assert [row["digest"] for row in rows_of(database)] == ["d1"]
         assert prune(database, PruneRule()) == {}
-
-
-def test_rows_of_wrong_types_are_removed(tmp_path: Path) -> None:
-    keys = [replace(KEY, digest=f"d{number}") for number in range(4)]
-    fact = ("launches_us", str(PLAN))
-    path = filled(tmp_path / "db", {**dict.fromkeys(keys, SURE), PLAN: TIMING, fact: [1.0]})
-    changed(path, "UPDATE kernels SET gate = 'new' WHERE digest = 'd0'")
-    changed(path, "UPDATE kernels SET created = 'today' WHERE digest = 'd1'")
-    changed(path, "UPDATE kernels SET hardware = ? WHERE digest = 'd2'", b"\x00")
-    changed(path, "UPDATE networks SET threads = 'two'")
-    rule = PruneRule(before=6.0, hardware="EPYC abc", versions=VERSIONS)
-    with Database(path) as database:
-        assert prune(database, rule) == {NOT_OURS: 4}
-        assert [row["digest"] for row in rows_of(database, (KERNELS,))] == ["d3"]
-        assert verify(database) == []
 
 
 def test_each_rule_removes_its_rows_and_the_facts_of_plans_go_with_the_plans(tmp_path: Path) -> None:
@@ -73,21 +54,6 @@ def test_each_rule_removes_its_rows_and_the_facts_of_plans_go_with_the_plans(tmp
         assert prune(database, PruneRule(versions=VERSIONS)) == {"of versions that are not installed": 1}
         assert [row.table.name for row in rows_of(database)] == ["kernels", "networks", "facts"]
         assert prune(database, PruneRule(hardware="EPYC abc", versions=VERSIONS)) == {}
-
-
-def test_a_machine_is_the_same_with_and_without_a_quota(tmp_path: Path) -> None:
-    """Under a quota of 1.5 cores its name for two threads is another one than for a thread."""
-    quota, here = " throttled to 1.5", PLAN.hardware
-    rows = {
-        KEY: SURE,
-        replace(KEY, hardware=here + quota): SURE,
-        replace(PLAN, hardware=here + quota): TIMING,
-        replace(KEY, hardware="Xeon" + quota): SURE,
-    }
-    with Database(filled(tmp_path / "db", rows)) as database:
-        assert prune(database, PruneRule(hardware=here), dry_run=True) == {"of other machines": 1}
-        assert prune(database, PruneRule(hardware=here + quota)) == {"of other machines": 1}
-        assert {row["hardware"] for row in rows_of(database)} == {here, here + quota}
 
 
 def test_verify_names_the_row_or_the_page_that_is_damaged(tmp_path: Path) -> None:
@@ -124,22 +90,3 @@ def test_candidates_of_a_region_fastest_first_and_rejections_last(tmp_path: Path
         assert candidates(database, "softmax", RowFilter()) == {}
         assert [row["digest"] for row in latest(database, RowFilter(only="measured"), 2)] == ["d3", "d2"]
         assert [row["backend"] for row in latest(database, RowFilter(only="rejected"), 9)] == ["mkl"]
-
-
-def test_rows_are_gone_where_the_file_cannot_be_made_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As on a full disk, which is why people remove rows."""
-    path = filled(tmp_path / "db", {KEY: SURE})
-    run = Database.run
-
-    def full(database: Database, query: str, values: Any = ()) -> Any:
-        if query == "VACUUM":
-            raise DatabaseError("the disk is full")
-        return run(database, query, values)
-
-    monkeypatch.setattr(Database, "run", full)
-    with Database(path) as database:
-        assert prune(database, PruneRule(before=1e12)) == {"too old": 1}
-        assert [*rows_of(database)] == []
-    assert "the file is as large as before: the disk is full" in caplog.text

@@ -57,11 +57,3 @@ def test_what_is_not_finite_has_no_range() -> None:
     found = value_ranges(model, drawn())
     assert model.onnx_values["x"] in found
     assert model.onnx_values["a"] not in found
-
-
-def test_a_check_may_end_it() -> None:
-    def late() -> None:
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        value_ranges(model_of([helper.make_node("Relu", ["x"], ["y"])], "y"), drawn(), check=late)

@@ -146,17 +146,6 @@ def test_what_took_too_long_on_a_busy_machine_is_tried_again(
     assert fact.known(database, "xy").keys() == {"y"}
 
 
-def test_the_judge_is_named_in_notes_and_reasons() -> None:
-    outputs = {"near": [X + np.float32(1e-6)], "far": [X + np.float32(0.5)]}
-    found = compared(tanh(), [X], outputs, [X], JUDGES[1])
-    assert list(found.errors) == ["near"]
-    assert found.wrong == {
-        "far": f"inaccurate: differs from {JUDGES[1]} by 0.5 of the scale (1e-04 allowed)",
-    }
-    assert found.notes == (f"outputs are checked with {JUDGES[1]}",)
-    assert compared(tanh(), [X], outputs, [X], JUDGES[0]).notes == ()
-
-
 def test_who_is_as_good_as_float_arithmetic_can_be_is_forgiven() -> None:
     expected = np.array([[1.0, 2.0, -1.0], [0.5, 1.0, 3.0]], np.float32)
     nearby = [[expected + np.float32(0.3)], [expected - np.float32(0.2)]]

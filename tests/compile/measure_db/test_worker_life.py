@@ -7,14 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from collage.backends.registry import builtin_registry
-from collage.core.forked_process import ForkedProcess, ForkServers
-from collage.measure.worker.process import _OF_MODELS, WorkerProcess
 
 _SCRIPT = """
 import os, sys
@@ -131,21 +126,3 @@ def test_ctrl_c_shows_no_traceback_of_the_worker(tmp_path: Path) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert _gone(worker, 5)
     assert not session.exists()
-
-
-def test_what_kernels_import_is_imported_once_for_all_workers() -> None:
-    """The fork server has those modules, which exist."""
-    registry = builtin_registry(with_entry_points=False)
-    wanted = {name: registry[name].worker_imports for name in registry.names}
-    assert {"mkl", "native", "onednn", "tvm"} <= {name for name, modules in wanted.items() if modules}
-    assert [each for modules in wanted.values() for each in modules if find_spec(each) is None] == []
-    with ForkServers() as servers:
-        if not servers.possible:
-            pytest.skip("processes cannot be forked here")
-        for imports in (wanted["tvm"], (*wanted["tvm"], *wanted["onednn"])):
-            worker = WorkerProcess(1, servers, prepared=True, imports=imports)
-            worker.kill()
-            assert isinstance(worker._process, ForkedProcess)
-            loaded = worker._process.preloaded
-            assert loaded >= {_OF_MODELS, *imports}
-            assert not loaded & {*wanted["onednn"]} - {*imports}

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.schedule.dag import Dag
-from collage.schedule.inter_op import lower_bound_us, schedule_inter_op
+from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
-from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
+from collage.schedule.schedule import TEAM, Schedule, check, makespan_us
 from collage.schedule.stream_mapping import MappedStreams, nimble, opara
 from collage.schedule.timeline import Costs
 from tests.schedule.dags import dags
@@ -68,16 +68,10 @@ def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]
     check(dag, found.schedule)
     sequential = sum(costs.team_us)
     exact = shortest_us(dag, costs)
-    assert lower_bound_us(dag, costs, 2) <= exact * (1 + 1e-6) + 1e-6
     assert exact <= found.time_us * (1 + 1e-6) + 1e-6
     # No theorem: 1.4 times the exact time was the worst that was ever drawn.
     assert found.time_us <= min(sequential, 1.5 * exact) + 1e-6
     assert makespan_us(dag, found.schedule, times(costs, found.schedule)) <= found.time_us + 1e-6
-
-
-def test_a_launch_on_the_team_goes_first_where_others_can_run_beside_what_follows_it() -> None:
-    dag, costs = Dag(((), (), (1,), ())), Costs((5.0, 1.0, 4.0, 1.0), (5.0, None, 4.0, None))
-    assert schedule_inter_op(dag, costs, 2).time_us == shortest_us(dag, costs) == 7.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -88,7 +82,6 @@ def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: in
     found = schedule_inter_op(dag, dear, threads)
     check(dag, found.schedule)
     assert max(found.schedule.streams, default=TEAM) < threads
-    assert lower_bound_us(dag, costs, threads) <= found.time_us + 1e-6
     assert found.time_us <= sum(costs.team_us) + 1e-6
     for v, stream in enumerate(found.schedule.streams):
         assert stream == TEAM or costs.single_threaded_us[v] is not None
@@ -145,22 +138,6 @@ def test_nimble_runs_the_longest_chain_first_and_opara_in_turns() -> None:
     by_opara = opara(dag, costs, [300, 260, 240, 30, 20, 10])
     assert by_opara(dag, costs, 2, everybody).schedule.order == (3, 0, 4, 1, 5, 2)
     assert by_opara(dag, costs, 2, everybody).time_us == 60
-
-
-def test_two_equal_branches_run_side_by_side() -> None:
-    dag = Dag.of_edges(6, [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)])
-    costs = Costs((10.0,) * 6, (15.0,) * 6)
-    found = schedule_inter_op(dag, costs, 2)
-    assert found.schedule.streams[0] == found.schedule.streams[5] == TEAM
-    assert {found.schedule.streams[1], found.schedule.streams[2]} == {0, 1}
-    assert found.time_us == 10 + 30 + 10
-    assert concurrency(dag, found.schedule, times(costs, found.schedule)) == pytest.approx(80 / 50)
-
-
-def test_perfectly_split_kernels_stay_one_after_another() -> None:
-    dag = Dag.of_edges(3, [])
-    costs = Costs((10.0,) * 3, (20.0,) * 3)
-    assert set(schedule_inter_op(dag, costs, 2).schedule.streams) == {TEAM}
 
 
 def test_large_networks_are_scheduled_in_seconds() -> None:

@@ -64,10 +64,3 @@ def test_what_meets_only_its_like_goes(model: Model) -> None:
     pair = [of(exp, RESULT), of(absolute, DATA)]
     far = [of(node(model, "matmul"), BOTH)]
     assert connected(model, [*pair, *far], []) == {*far}
-
-
-def test_what_is_next_to_what_meets_a_product_stays(model: Model) -> None:
-    """The softmax reads what the first product makes, and no product reads what the softmax makes."""
-    softmax, reshape = node(model, "softmax"), node(model, "reshape")
-    chain = [of(node(model, "matmul"), BOTH), of(softmax, BOTH), of(reshape, DATA)]
-    assert connected(model, chain, []) == {*chain}

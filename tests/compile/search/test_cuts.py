@@ -6,7 +6,6 @@ from itertools import combinations
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper
 
 from collage.frontend.model import import_model
@@ -38,12 +37,6 @@ def test_a_kernel_of_somebody_else_makes_its_ends_worth_a_look() -> None:
     assert RUNS - found == {(0,), (1,), (0, 1), (0, 1, 2, 3, 4), (1, 2, 3, 4), (2, 3, 4)}
 
 
-def test_what_has_no_kernel_as_a_whole_may_be_cut() -> None:
-    graph = import_model(FIVE).graph
-    found = needless_cuts(graph, RUNS, {(0, 1)}, {(0, 1, 2), (0, 1)})
-    assert RUNS - found == {each for each in RUNS if not {0, 1} & {*each} or {0, 1} <= {*each}}
-
-
 def test_branches_of_a_function_belong_to_it() -> None:
     """x * tanh(x + 1), in which the sum is read twice."""
     nodes = [
@@ -55,13 +48,6 @@ def test_branches_of_a_function_belong_to_it() -> None:
     graph = import_model(model).graph
     own = {(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)}
     assert needless_cuts(graph, own, set(), {(0, 1, 2)}) == own - {(0, 1, 2)}
-
-
-@pytest.mark.parametrize("between", ["Softmax", "Transpose"])
-def test_only_elementwise_operators_are_a_function(between: str) -> None:
-    graph = import_model(line("Relu", between, "Tanh", shape=(8, 8))).graph
-    own = {(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)}
-    assert needless_cuts(graph, own, set(), {(0, 1, 2)}) == set()
 
 
 def test_what_is_computed_once_for_many_is_no_part_of_a_function_of_many() -> None:

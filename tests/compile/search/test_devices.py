@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from collage.backends.view import View
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph
-from collage.graph.storage import HOST, PLAIN
+from collage.graph.storage import PLAIN
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
@@ -34,8 +34,6 @@ from tests.backends_for_tests import onnx_model
 from tests.search.exact import place_exact
 from tests.storage_formats import DEVICE
 from tests.strategies import graphs
-
-MACHINES = ("host", "npu")
 
 
 @dataclass(frozen=True)
@@ -265,25 +263,3 @@ def test_small_models_stay_and_large_ones_go(rows: int, width: int, expected: li
     assert every[tuple(chosen)] == pytest.approx(min(every.values()))
     assert placement.predicted_us == pytest.approx(min(every.values()))
     assert len(placement.transforms) == (4 if expected else 0)  # there and back, before and after the sums
-
-
-def test_a_model_is_split_where_that_pays() -> None:
-    """With dear copies only the heaviest part is worth them."""
-    case = like_a_gpu(64, 512)
-    heavy = [node.id for node in case.graph.nodes if node.op == "matmul"][-1]
-    kernels = tuple(
-        (100 * host if node == heavy else host, device) for node, (host, device) in enumerate(case.kernels_us)
-    )
-    case = replace(case, kernels_us=kernels, copies_us=tuple((200.0, 200.0) for _ in case.copies_us))
-    every = {choice: case.cost_us(choice) for choice in product([False, True], repeat=len(kernels))}
-    placement = place(case.graph, case.candidates, 0.0, transforms_us=case.transforms_us)
-    chosen = on_device(placement, len(kernels))
-    assert every[tuple(chosen)] == pytest.approx(min(every.values()))
-    assert chosen[heavy]
-    assert not any(chosen[:heavy])
-
-
-def test_texts() -> None:
-    assert str(DEVICE) == "npu:plain"
-    assert replace(DEVICE, device=HOST) == PLAIN
-    assert Variant((PLAIN,), (DEVICE,)).layout == "plain -> npu:plain"

@@ -160,17 +160,6 @@ def test_dropping_states_still_gives_a_placement(
         assert placement == best
 
 
-def test_two_kernels_that_wait_for_each_other() -> None:
-    graph = graph_of([(0, 1), (2, 3)], 4)
-    singles = [Candidate((n,), "one", 10.0) for n in range(4)]
-    crossed = [Candidate((0, 3), "two", 1.0), Candidate((1, 2), "two", 1.0)]
-    placement = place(graph, singles + crossed, EPSILON)
-    assert placement.predicted_us == 1.0 + 10.0 + 10.0 + 3 * EPSILON
-    assert len(set(placement.candidates) & set(crossed)) == 1
-    with pytest.raises(NoPlacementError, match=r"no combination.*circle; none gets past node 1"):
-        place(graph, crossed, EPSILON)
-
-
 def test_three_kernels_that_wait_in_a_circle_through_others() -> None:
     # Chains 0-1-2, 3-4-5, 6-7-8: each kernel begins where the one before it in the circle ends.
     graph = graph_of([(0, 1), (1, 2), (3, 4), (4, 5), (6, 7), (7, 8)], 9)
@@ -179,13 +168,6 @@ def test_three_kernels_that_wait_in_a_circle_through_others() -> None:
     placement = place(graph, singles + circle, EPSILON)
     assert len(set(placement.candidates) & set(circle)) == 2
     assert placement.predicted_us == place_exact(graph, singles + circle, EPSILON).predicted_us
-
-
-def test_several_sinks_are_fine_when_nothing_waits() -> None:
-    graph = graph_of([(0, 1), (0, 2), (1, 3), (2, 4)], 5)
-    both = Candidate((1, 2), "merged", 1.0)
-    singles = [Candidate((n,), "one", 1.0) for n in range(5)]
-    assert both in place(graph, [*singles, both], EPSILON).candidates
 
 
 def test_sets_that_are_not_convex_are_ignored() -> None:
@@ -215,12 +197,6 @@ def test_of_equal_ways_the_one_with_fewer_kernels_wins() -> None:
     assert place(graph, three + two, 0.0).candidates == tuple(two)
 
 
-def test_of_equal_backends_the_steadier_and_then_the_name_wins() -> None:
-    graph = graph_of([], 1)
-    a, b, c = (Candidate((0,), n, 1.0, noise) for n, noise in [("a", 0.2), ("c", 0.1), ("b", 0.1)])
-    assert place(graph, [a, b, c], EPSILON).candidates == (c,)
-
-
 def test_a_challenger_must_beat_the_noise() -> None:
     graph = graph_of([(0, 1)], 2)
     pieces = [Candidate((n,), "a", 4.9, noise_us=0.3) for n in range(2)]
@@ -239,23 +215,12 @@ def test_nodes_without_a_candidate_are_named() -> None:
         place(graph, [Candidate((0,), "a", 1.0)], EPSILON)
 
 
-def test_nodes_that_only_a_set_that_is_not_convex_covers_are_named() -> None:
-    graph = graph_of([(0, 1), (1, 2), (0, 2)], 3)
-    with pytest.raises(NoPlacementError, match=r"node 0 \(nn.relu\), node 2 \(nn.relu\)$"):
-        place(graph, [Candidate((1,), "a", 1.0), Candidate((0, 2), "a", 1.0)], EPSILON)
-
-
 def test_overlaps_without_a_cover_are_told_apart() -> None:
     graph = graph_of([(0, 1), (1, 2)], 3)
     pair = [Candidate((0, 1), "a", 1.0), Candidate((1, 2), "a", 1.0)]
     for solve in (place, place_exact):
         with pytest.raises(NoPlacementError, match="each node has candidates, but no combination"):
             solve(graph, pair, EPSILON)
-
-
-def test_an_empty_graph_needs_nothing() -> None:
-    graph = GraphBuilder().finish()
-    assert place(graph, [], EPSILON) == place_exact(graph, [], EPSILON) == Placement((), 0.0)
 
 
 @pytest.mark.parametrize("horizontal", [False, True])

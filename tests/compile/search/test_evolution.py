@@ -118,13 +118,6 @@ def test_the_same_seed_tries_the_same_placements() -> None:
     assert other.trials != runs[0][0]
 
 
-def test_others_draw_from_their_own_generator() -> None:
-    random.seed(3)
-    expected = random.Random(3).random()
-    search(MadeUp(network(1), 1), 0)
-    assert random.random() == expected
-
-
 def test_the_generator_of_the_process_is_not_used_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may draw from it at the same time."""
 
@@ -149,34 +142,12 @@ def test_noise_alone_dethrones_nobody() -> None:
     assert changes == 0
 
 
-def test_with_noise_the_result_is_no_worse_than_the_op_level() -> None:
-    gains = []
-    for seed in range(10):
-        judge = MadeUp(network(2), 2, noise=0.01)
-        found = search(judge, seed)
-        gains.append(judge.cost(found.state.champion) / judge.cost(judge.encoding.op_level))
-    assert max(gains) < 0.97
-
-
 def test_the_budget_bounds_the_trials() -> None:
     judge = MadeUp(network(0), 0)
     found = search(judge, 0, SearchLimits(budget_s=10.0))
     assert found.ended == "the budget was used up"
     assert len(judge.trials) <= 10
     assert 10.0 <= found.state.seconds <= 12.0
-
-
-def test_a_small_space_is_tried_wholly() -> None:
-    graph = graph_of([(0, 1)], 2)
-    judge = MadeUp(encoding_of(graph, singles(graph)), 0)
-    found = search(judge, 0)
-    assert found.ended == "every placement was tried"
-    assert sorted(judge.trials) == sorted(product((0, 1, 2), repeat=2))
-
-
-def test_one_gene_is_enough() -> None:
-    graph = graph_of([], 1)
-    assert search(MadeUp(encoding_of(graph, singles(graph)), 0), 0).ended == "every placement was tried"
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), BudgetOverError()])

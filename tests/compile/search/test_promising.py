@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from collage.kernel.options import Variant
 from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
@@ -30,12 +27,6 @@ def test_libraries_on_their_largest_subgraphs_and_engines_on_the_rest() -> None:
         ("engine", (3,)),
     }
     assert ("engine", (0, 1, 2, 3)) in chosen(promising([*library, *engine], 4, {"engine"}, ()))
-
-
-def test_what_is_left_of_largest_subgraphs_that_overlap_is_taken() -> None:
-    """Two convolutions (0 and 1) before a sum (2): only one of them can take the sum."""
-    found = promising(offers("lib", [0], [1], [2], [0, 2], [1, 2]), 3, (), ())
-    assert chosen(found) == {("lib", (0, 2)), ("lib", (1, 2)), ("lib", (0,)), ("lib", (1,))}
 
 
 def test_what_is_left_between_two_libraries_is_taken_where_no_placement_has_either() -> None:
@@ -67,11 +58,3 @@ def test_larger_subgraphs_in_reduced_precision_take_nothing_from_exact_ones() ->
     assert chosen(in_bf16) == {("lib", (0, 1, 2))}
     assert [each for each in found if each not in in_bf16] == promising([*exact, *engine], 4, {"engine"}, {3})
     assert chosen(found) == {("lib", (0, 1)), ("engine", (2,)), ("lib", (0, 1, 2))}
-
-
-@given(st.sets(st.frozensets(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=20))
-def test_every_node_that_a_library_can_take_is_covered(sets: set[frozenset[int]]) -> None:
-    every = offers("lib", *sets)
-    found = promising(every, 9, (), ())
-    assert chosen(found) <= chosen(every)
-    assert {n for each in found for n in each.request.nodes} == {n for nodes in sets for n in nodes}

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +23,14 @@ from collage.kernel.options import BuildOptions
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings
-from collage.measure.timing.effort import EXHAUSTIVE, FULL, Effort
+from collage.measure.timing.effort import FULL, Effort
 from collage.measure.worker import model_workers
-from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import CandidateRequest, Evaluate, artifact_folder
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower, late
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
-from tests.compile.measure_db.test_request_keys import Tuned
 from tests.measure_db import hostile
 
 OPTIONS = BuildOptions(threads=1)
@@ -82,16 +78,6 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
         assert second.race([numpy, slow])[slow] == to_the_end
 
 
-def test_what_lost_against_a_backend_that_is_not_used_now_is_measured(
-    model: Model, database: Database
-) -> None:
-    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
-    with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
-        assert isinstance(both.race(requests)[requests[1]], Slower)
-    with measurer(model, database, hostile.Slow()) as alone:
-        assert isinstance(alone.race(requests[1:])[requests[1]], Measurement)
-
-
 def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
     model: Model, database: Database
 ) -> None:
@@ -106,21 +92,6 @@ def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
         assert isinstance(found, Measurement) and found.median_us < 4000
 
 
-def test_rivals_that_are_given_have_to_be_beaten(model: Model, database: Database) -> None:
-    request = CandidateRequest((0,), "slow")
-    with measurer(model, database, hostile.Slow()) as first:
-        assert isinstance(first.race([request], {(0,): 10.0})[request], Slower)
-        assert isinstance(
-            first.race([CandidateRequest((0, 1), "slow")], {(0, 1): 1e9}).popitem()[1], Measurement
-        )
-
-
-def test_an_exhaustive_effort_lets_nothing_go(model: Model, database: Database) -> None:
-    requests = [CandidateRequest((0,), "numpy"), CandidateRequest((0,), "slow")]
-    with measurer(model, database, NumpyBackend(), hostile.Slow(), effort=EXHAUSTIVE) as first:
-        assert all(isinstance(each, Measurement) for each in first.race(requests).values())
-
-
 def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
     requests = [
         CandidateRequest((0,), "numpy"),
@@ -133,7 +104,7 @@ def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
         assert first.measurements_made == 3
     for outcome in found.values():
         assert isinstance(outcome, Measurement)
-        assert 0 < outcome.min_us <= outcome.median_us < 1000
+        assert 0 < outcome.min_us <= outcome.median_us
         assert outcome.repeats >= 7
         assert outcome.max_error < 1e-6
     assert [(p.done, p.total) for p in seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -186,27 +157,6 @@ def test_extraordinary_values_are_those_of_the_weights(database: Database) -> No
         assert unknown.extraordinary
 
 
-def test_more_time_is_for_what_had_too_little_with_its_trials(model: Model, database: Database) -> None:
-    """A candidate that is tuned has more time than others, then and now."""
-
-    requests = [CandidateRequest((2,), "tuner"), CandidateRequest((2,), "numpy")]
-    backends: dict[str, Backend] = {"tuner": Tuned(), "numpy": NumpyBackend()}
-    versions, options = dict.fromkeys(backends, "1.0"), BuildOptions(1, tune_trials=60)
-    settings = MeasureSettings(backends, versions, options, "test machine", limits=CandidateLimits(60.0))
-
-    def session(time_s: float) -> Measurer:
-        measured = MeasuredModel(model)
-        return Measurer(WorkerSession(measured, replace(settings, limits=CandidateLimits(time_s))), database)
-
-    with session(60.0) as first:
-        for request, limit_s in zip(requests, (360.0, 60.0), strict=True):
-            database.put(first.key(request), Rejection(RejectionKind.TIMEOUT, late(limit_s)))
-        database.doubt(Doubt(lambda: False))
-        assert {*first.known(requests)} == {*requests}
-    with session(61.0) as second:
-        assert second.known(requests) == {}
-
-
 def test_what_took_too_long_tells_how_busy_the_machine_was(
     model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,25 +166,6 @@ def test_what_took_too_long_tells_how_busy_the_machine_was(
         outcome = one.measure([request])[request]
         assert isinstance(outcome, Rejection) and outcome.kind is RejectionKind.TIMEOUT
         assert outcome.busy == 0.7 and one.known([request]) == {request: outcome}
-
-
-def test_what_is_known_is_looked_up_in_one_query(model: Model, database: Database) -> None:
-    requests = [CandidateRequest(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
-    queries: list[str] = []
-    with measurer(model, database) as one:
-        for request in requests:
-            database.put(one.key(request), Measurement(1.0, 0.1, 0.9, 9, 0.0))
-        database._connection.set_trace_callback(queries.append)
-        assert len(one.measure(requests)) == len(one.known(requests)) == len(requests)
-    assert len(queries) == 2
-
-
-def test_a_launch_by_itself_needs_no_worker(model: Model, database: Database, temporary: Path) -> None:
-    with measurer(model, database) as one:
-        launch = one.epsilon_us([])
-        assert 0 < launch < 5
-        assert one.epsilon_us([]) == launch
-        assert list(temporary.iterdir()) == []
 
 
 def test_equal_subgraphs_are_measured_once(database: Database) -> None:
@@ -247,50 +178,6 @@ def test_equal_subgraphs_are_measured_once(database: Database) -> None:
         assert len(requests) == 4
         assert one.measurements_made == 1
     assert len(set(outcomes.values())) == 1
-
-
-def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Database, tmp_path: Path) -> None:
-    """Those with weights have them in their kernels."""
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal((4, 4), np.float32) for name in ("v", "w")}
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("MatMul", ["a", "v"], ["b"]),
-        helper.make_node("Relu", ["b"], ["c"]),
-        helper.make_node("MatMul", ["c", "w"], ["d"]),
-    ]
-    kind = ((4, 4), TensorProto.FLOAT)
-    model = import_model(onnx_model(nodes, {"x": kind}, {"d": kind}, weights))
-    requests = [CandidateRequest((n,), "tallying") for n in range(4)]
-    log = tmp_path / "log"
-    with measurer(model, database, hostile.Tallying(log)) as one:
-        one.measure(requests)
-        for request in requests:
-            assert one.kernels.make(PlanKernel(request, OPTIONS)) is None
-        folder = artifact_folder(one.session.folder)
-        made = [(Path(folder) / PlanKernel(request, OPTIONS).key).read_bytes() for request in requests]
-    assert made[0] == made[2] and made[1] != made[3]
-    found = log.read_text().split()
-    assert found.count("nn.relu") == 1 and found.count("matmul") == 2, found
-
-
-def test_another_version_is_measured_anew(model: Model, database: Database) -> None:
-    request = CandidateRequest((0,), "numpy")
-    with measurer(model, database) as first:
-        first.measure([request])
-    with measurer(model, database, version="2.0") as second:
-        second.measure([request])
-        assert second.measurements_made == 1
-
-
-def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database: Database) -> None:
-    class Spinning(NumpyBackend):
-        def settings(self, options: BuildOptions) -> str:
-            return f"exclusive {options.exclusive}"
-
-    with measurer(model, database, Spinning()) as one:
-        assert one.key(CandidateRequest((0, 1, 2, 3), "numpy")).settings == "exclusive True"
-        assert one.key(CandidateRequest((0, 1), "numpy")).settings == "exclusive False"
 
 
 @pytest.fixture(scope="module")
@@ -426,29 +313,6 @@ def test_a_worker_that_does_not_start_says_why(
         one.measure([CandidateRequest((0,), "numpy")])
 
 
-def test_workers_model_must_be_the_same(model: Model, database: Database) -> None:
-    from dataclasses import replace
-
-    with measurer(model, database) as one:
-        init = one.session.init
-        one.session._begun.init = replace(init, model=replace(init.model, fingerprint="another"))
-        with pytest.raises(MeasurementError, match="differs"):
-            one.measure([CandidateRequest((0,), "numpy")])
-
-
-def test_values_survive_the_worker(model: Model, database: Database) -> None:
-    """A fresh worker reads the reference values that its predecessor computed."""
-    with measurer(model, database, hostile.Exits(), NumpyBackend()) as one:
-        one.measure([CandidateRequest((0,), "exits")])
-        values = Path(one.session.folder) / "values"
-        stamps = {path: path.stat().st_mtime_ns for path in values.iterdir()}
-        assert len(stamps) == 6  # input, four results, and the note that it is complete
-        assert isinstance(
-            one.measure([CandidateRequest((0,), "numpy")])[CandidateRequest((0,), "numpy")], Measurement
-        )
-        assert {path: path.stat().st_mtime_ns for path in values.iterdir()} == stamps
-
-
 def test_models_with_their_weights_outside_reach_the_worker(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,18 +326,3 @@ def test_models_with_their_weights_outside_reach_the_worker(
         (outcome,) = one.measure([CandidateRequest((0,), "numpy")]).values()
         assert (Path(one.session.folder) / "model.bin").exists()
         assert isinstance(outcome, Measurement)
-
-
-def test_memory_limit_comes_from_the_environment(
-    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLLAGE_WORKER_MEMORY", str(1 << 31))
-    with measurer(model, database) as one:
-        assert one.session.init.memory_bytes == 1 << 31
-
-
-def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:
-    with measurer(model, database) as one:
-        worker = one.session.worker(OPTIONS.threads)
-        assert worker.ask(Evaluate(60.0), 60.0) == worker.ask(Evaluate(60.0), 60.0)
-        assert np.load(Path(one.session.folder) / "values" / "0.npy").shape == (8, 16)

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
-from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
@@ -17,11 +16,11 @@ from collage.errors import NoPlacementError
 from collage.graph.dataflow import Graph
 from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.transform import LayoutTransform
-from collage.search import dp, dp_budget
+from collage.search import dp
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.dp_budget import Budget, least_within, place_within
-from collage.search.placement import Placement, check_placement, finish
+from collage.search.placement import check_placement, finish
 from tests.search.brute_force import EPSILON, Case, least_cost
 from tests.search.exact import place_exact
 from tests.strategies import graph_of, nasnet_like, problems
@@ -160,31 +159,6 @@ def test_a_network_of_hundreds_of_nodes_comes_close_to_the_exact_solver() -> Non
         assert found.predicted_us <= 1.003 * best
     again = Budget(budget, price_us=found.price_us)
     assert 0.985 * best <= least_within(graph, [*exact, *reduced], 2.0, again) <= best
-
-
-def test_a_search_that_knows_the_price_makes_few_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, exact = nasnet_like(cells=5)
-    rng = random.Random(0)
-    reduced = [
-        replace(c, cost_us=c.cost_us * rng.uniform(0.4, 1.1), error=rng.uniform(0.1, 1.0) * len(c.nodes))
-        for c in exact
-        if rng.random() < 0.5
-    ]
-    budget = place(graph, [*exact, *reduced], 2.0).error / 4
-    searches: list[float] = []
-    at_price = dp_budget._Problem.at_price
-
-    def counted(problem: Any, price_us: float, *about: Any) -> Placement:
-        searches.append(price_us)
-        return at_price(problem, price_us, *about)
-
-    monkeypatch.setattr(dp_budget._Problem, "at_price", counted)
-    first = place_within(graph, [*exact, *reduced], 2.0, Budget(budget))
-    made = len(searches)
-    found = place_within(graph, [*exact, *reduced], 2.0, Budget(budget, price_us=first.price_us))
-    assert found.error <= budget
-    assert found.predicted_us == pytest.approx(first.predicted_us, rel=3e-3)
-    assert len(searches) - made < made
 
 
 def _wide(width: int, seed: int) -> tuple[Graph, list[Candidate], float]:

@@ -13,15 +13,6 @@ def course() -> tuple[Course[str], list[Progress]]:
     return Course(shown.append), shown
 
 
-def test_each_new_best_module_has_an_entry() -> None:
-    found, _ = course()
-    found.improved(ENGINE[0], 12e3, ENGINE)
-    found.improved("collage", 10e3, ENGINE)
-    found.improved("collage", 9e3, ENGINE)
-    assert [(each.label, each.latency_ms) for each in found.best] == [(ENGINE[0], 12.0), ("collage", 10.0)]
-    assert 0 <= found.best[0].seconds <= found.best[1].seconds
-
-
 def test_what_was_not_compared_counts_only_where_it_is_faster() -> None:
     found, _ = course()
     found.improved(ENGINE[0], 12e3, ENGINE)
@@ -46,23 +37,3 @@ def test_a_mix_is_ahead_of_the_engine_that_it_was_compared_with() -> None:
     assert found.ahead == 1.2
     found.improved("another engine", 9e3, ("another engine", 9e3))
     assert found.ahead == 1.0
-
-
-def test_progress_tells_the_best_module_and_what_is_expected() -> None:
-    found, shown = course()
-    found.show(Progress("import", 0, 1))
-    found.improved(ENGINE[0], 12e3, ENGINE)
-    found.show(Progress("measure", 0, 1))
-    found.improved("collage", 10e3, ENGINE)
-    found.reached("placed", 8e3)
-    found.show(Progress("place", 0, 1))
-    found.reached("placed again", 11e3)
-    found.show(Progress("place", 0, 1))
-    assert [each.best for each in shown] == [
-        "",
-        "best so far 12 ms (engine, as written)",
-        "best so far 10 ms, 1.20x the best engine (engine, as written)",
-        "best so far 10 ms, 1.20x the best engine (engine, as written)",
-    ]
-    assert [each.expected for each in shown] == ["", "", "8 ms predicted for the placement in hand", ""]
-    assert found.latest == "placed again"

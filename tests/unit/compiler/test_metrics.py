@@ -80,6 +80,35 @@ def test_a_function_is_a_metric() -> None:
         metric_of(lambda *_: None).measured({}, {})
 
 
+@pytest.mark.parametrize("errors", [(), (0.0,), (1e-3, 2e-3), (0.0,) * 12, (1e-3, math.inf, 1e-3, 1e-3)])
+def test_where_nothing_is_known_of_the_spread_the_largest_error_counts(errors: tuple[float, ...]) -> None:
+    assert Metric("output").foreseen(errors) == max(errors, default=0.0)
+
+
+def test_a_bound_is_as_far_above_the_samples_as_they_are_apart() -> None:
+    alike, apart = np.geomspace(3.9e-3, 4.9e-3, 12), np.geomspace(1e-5, 5e-3, 12)
+    assert Metric().foreseen((2e-3,) * 12) == pytest.approx(2e-3)
+    assert 1.0 <= Metric().foreseen(alike.tolist()) / 4.9e-3 < 1.3
+    assert Metric().foreseen(apart.tolist()) / 5e-3 > 3
+    assert Metric("top1").foreseen((0.0, 0.0, 0.0, 0.5)) == 0.125
+
+
+@pytest.mark.parametrize("kind", ["half-normal", "log-normal", "both"])
+@pytest.mark.parametrize("count", [4, 12, 40])
+def test_all_of_20_other_inputs_are_within_the_bound(kind: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    half, logs = (rng.standard_normal((400, count + 20)) for _ in range(2))
+    errors = {
+        "half-normal": np.abs(half),
+        "log-normal": np.exp(0.5 * logs),
+        "both": np.abs(half) * np.exp(0.5 * logs),
+    }[kind]
+    bounds = [Metric().foreseen(each[20:].tolist()) for each in errors]
+    assert np.mean(errors[:, :20].max(axis=1) <= bounds) > 0.88
+    if count == 12:
+        assert np.median(bounds / errors[:, 20:].max(axis=1)) < 4
+
+
 def test_what_is_no_metric_or_tolerance_is_refused() -> None:
     assert metric_of(None) == metric_of("max") == Metric()
     with pytest.raises(UsageError, match=r"unknown metric: mse\. Valid: cosine, max, output, top1\."):

@@ -9,7 +9,7 @@ import pytest
 from collage.compiler.steering import Steering
 from collage.kernel.options import Variant
 from collage.search.candidate import Candidate
-from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
+from collage.search.errors import ErrorBudget, ErrorModel
 from collage.search.placement import Placement
 
 
@@ -54,22 +54,7 @@ def test_what_an_earlier_search_has_found_counts_at_the_aim_of_this_one() -> Non
     assert later.budget.error == pytest.approx(2 * early.budget.error)
 
 
-def test_by_another_metric_the_predicted_error_is_scaled() -> None:
-    found = steering(predicted=False)
-    found.learn(placed(("a", 4e-3)), 2e-2)
-    assert found.budget.error == pytest.approx(2e-3)
-    assert found.budget.model.seen == ()
-    assert found.step_back() and found.budget.error == pytest.approx(math.sqrt(2e-3 * 4e-3))
-
-
 def test_one_placement_does_not_show_any_factor() -> None:
     found = steering()
     found.learn(placed(("a", 4e-3)), math.inf)
     assert found.budget.model.seen[0].error == pytest.approx(16 * 4e-3)
-
-
-def test_of_outputs_is_that_of_the_plan() -> None:
-    found, placement = steering(), placed(("a", 4e-3), ("b", 3e-3))
-    found.learn(placement, of_outputs(placement.error))
-    assert found.budget.model.factors.of(("a", "bf16")) == pytest.approx(1.0)
-    assert found.budget.error == pytest.approx(1e-2)

@@ -12,7 +12,6 @@ from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_costs import UNCALIBRATED
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
-from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform
 from tests.strategies import TENSOR
 
@@ -70,16 +69,3 @@ def test_what_was_not_launched_is_charged_what_is_typical() -> None:
     # The report tells what was measured.
     assert costs.measured(outcomes)[request(COUNT - 1)] == outcomes[request(COUNT - 1)]
     assert costs.measured(outcomes)[request(3)].median_us == pytest.approx(21.5)
-
-
-def test_times_of_an_earlier_run_are_as_in_the_latest_one() -> None:
-    """The second run is on a machine that is twice as slow. The kernel that it lacks keeps its place."""
-    outcomes: dict[CandidateRequest, Outcome] = {request(n): measured(20.0) for n in range(COUNT)}
-    launches = [Candidate((n,), "lib", 20.0) for n in range(COUNT)]
-    first = UNCALIBRATED.learn(outcomes, launches, [30.0, *([22.0] * (COUNT - 1))], 0.0)
-    second = first.learn(outcomes, launches[1:], [44.0] * (COUNT - 1), 0.0)
-    expected = second.expected(outcomes, COUNT)
-    assert [expected[request(n)].median_us for n in (0, 1)] == pytest.approx([60.0, 44.0], rel=1e-3)
-    both = second.of_mix(Placement(tuple(launches[:2]), 40.0), 1.5)
-    assert [c.cost_us for c in both.candidates] == pytest.approx([60.0, 44.0])
-    assert both.predicted_us == pytest.approx(60.0 + 44.0 + 2 * 1.5)

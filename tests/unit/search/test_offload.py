@@ -12,7 +12,7 @@ from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.offload import Encoding, Offloaded, encode
 from collage.search.placement import Placement, finish
-from tests.strategies import graph_of, graphs, nasnet_like, problems
+from tests.strategies import graph_of, nasnet_like, problems
 
 ENGINES = ("ort", "ov")
 
@@ -70,30 +70,6 @@ def test_whatever_the_string_the_placement_is_convex_and_has_no_circle(
         assert all(wanted[n] == 0 or ENGINES[wanted[n] - 1] == engine for n in nodes if n in wanted)
     for node, digit in wanted.items():
         assert digit == 0 or any(node in nodes for nodes, _ in found.regions)
-
-
-@settings(max_examples=100, deadline=None)
-@given(graphs())
-def test_zeros_are_the_op_level_placement(graph: Graph) -> None:
-    placement = singles(graph, {0: "ort"})
-    encoding = encoding_of(graph, placement)
-    found = encoding.decode(encoding.op_level)
-    assert not found.regions
-    assert set(found.kept) == set(placement.candidates)
-
-
-def test_an_engine_with_everything_is_one_region() -> None:
-    graph = graph_of([(0, 1), (1, 2), (0, 3), (3, 4), (2, 4)], 5)
-    encoding = encoding_of(graph, singles(graph, {3: "ov"}))
-    found = encoding.decode(encoding.all_on("ov"))
-    assert found == Offloaded((), (((0, 1, 2, 3, 4), "ov"),))
-
-
-def test_a_part_between_two_of_an_engine_splits_them() -> None:
-    graph = graph_of([(0, 1), (1, 2), (0, 2)], 3)
-    found = encoding_of(graph, singles(graph)).decode((1, 0, 1))
-    assert [nodes for nodes, _ in found.regions] == [(0,), (2,)]
-    assert [c.nodes for c in found.kept] == [(1,)]
 
 
 def test_regions_that_would_wait_for_each_other_are_split() -> None:
