@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from collage.errors import CollageError
-from scripts.lib.serving.contender import OURS, STATIC
-from scripts.lib.serving.field import Field
+from scripts.lib import say
 from scripts.lib.serving.prepare import Model
-from scripts.lib.serving.record import Figures, Served, agreement, pooled, rate_at
-from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, poisson_trace
-from scripts.lib.studies.each import say
+from scripts.lib.serving.process import OURS, STATIC, ContenderError, ContenderProcess, Setup
+from scripts.lib.serving.trace import (
+    LONG_PROMPTS,
+    ORCA,
+    Arrival,
+    Figures,
+    Lengths,
+    Served,
+    agreement,
+    poisson_trace,
+    pooled,
+    rate_at,
+)
 
 PARTS = ("right", "trace", "between")
 _OVERLOADED = 6.0
@@ -58,6 +68,44 @@ QUICK = Course(
 """What is run of tiny models, to see that everything works."""
 
 
+@dataclass
+class Field:
+    """The contenders that run, one at a time, and the reasons why others are ``missing`` or have ``failed``."""
+
+    running: dict[str, ContenderProcess] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def serve(self, name: str, arrivals: Sequence[Arrival]) -> list[Served] | None:
+        """Have a contender serve a trace. None if it fails, after which it takes no further part."""
+        if name not in self.running:
+            return None
+        try:
+            return self.running[name].serve(arrivals)
+        except ContenderError as error:
+            say(str(error))
+            self.failed[name] = str(error)
+            self.running.pop(name).close()
+            return None
+
+
+@contextmanager
+def opened(names: Sequence[str], setup: Setup) -> Iterator[Field]:
+    """Open the contenders. Those that are not installed or do not take the model are left out."""
+    found = Field()
+    try:
+        for name in names:
+            try:
+                found.running[name] = ContenderProcess(name, setup)
+            except ContenderError as error:
+                say(f"{name} is left out: {error}")
+                found.missing[name] = str(error)
+        yield found
+    finally:
+        for each in found.running.values():
+            each.close()
+
+
 def study(model: Model, field: Field, course: Course) -> dict[str, Any]:
     """All parts of the study that are asked for, as JSON. Raises CollageError if Collage itself takes no part."""
     if OURS not in field.running:
@@ -77,8 +125,7 @@ def right(model: Model, field: Field, course: Course) -> Mapping[str, Any]:
     All requests are there at once, so that prompts are computed in chunks beside tokens of other answers.
     """
     arrivals = poisson_trace(course.fewest, math.inf, model.shape.vocabulary, course.lengths, seed=11)
-    message = {"do": "right", "arrivals": as_message(arrivals), "model": str(model.onnx)}
-    found = field.running[OURS].ask(message)
+    found: Mapping[str, Any] = field.running[OURS].ask(("right", (arrivals, model.onnx)))
     say(f"{model.name}: {found['same_tokens']:.2%} of {found['tokens']} tokens are the original's")
     return found
 
