@@ -58,22 +58,32 @@ def rounds_option(default: int | None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all races: threads, rounds and the database."""
+    """The options of all races: threads, rounds, the seconds of each compile, and the database."""
 
     threads: int
     rounds: int
+    budget_s: float | None = None
     db: Path | None = None
 
 
 def takes_options(rounds: int) -> Callable[[F], Callable[..., Any]]:
-    """Give a command its threads, rounds and database as the parameter ``options``."""
+    """Give a command its threads, rounds, budget and database as the parameter ``options``."""
+    budget = click.option(
+        "--budget",
+        "budget_s",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="Seconds of each compile (default: as many as it takes).",
+    )
 
     def decorate(command: F) -> Callable[..., Any]:
         @functools.wraps(command)
-        def call(threads: int | None, rounds: int, db: Path | None, **given: Any) -> Any:
-            return command(options=Options(threads_of(threads), rounds, db), **given)
+        def call(
+            threads: int | None, rounds: int, budget_s: float | None, db: Path | None, **given: Any
+        ) -> Any:
+            return command(options=Options(threads_of(threads), rounds, budget_s, db), **given)
 
-        return THREADS_OPTION(rounds_option(rounds)(DB_OPTION(call)))
+        return THREADS_OPTION(rounds_option(rounds)(budget(DB_OPTION(call))))
 
     return decorate
 
@@ -139,7 +149,8 @@ def compile_to(
     """Compile ``model`` to ``file``; ``arguments`` go to ``collage.compile``. The module itself is not kept."""
     import collage
 
-    module = collage.compile(model, threads=options.threads, db=options.db, progress=show, **arguments)
+    arguments |= {"threads": options.threads, "budget_s": options.budget_s, "db": options.db}
+    module = collage.compile(model, progress=show, **arguments)
     module.save(file)
     return module.report, module.program
 

@@ -75,13 +75,6 @@ class Subject:
     metavar="ERROR",
     help="The largest error of the outputs, as a share of their scale.",
 )
-@click.option(
-    "--budget",
-    "budget_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="Seconds of each compile (default: as many as it takes).",
-)
 @takes_options(rounds=30)
 @JSON_OPTION
 @click.pass_context
@@ -93,7 +86,6 @@ def command(
     real: tuple[Path, ...],
     only: str,
     tolerance: float,
-    budget_s: float | None,
     options: Options,
     as_json: bool,
 ) -> None:
@@ -122,7 +114,7 @@ def command(
             subjects |= _real_subjects(real, only, Path(home))
 
         def study(subject: Subject, show: Show) -> dict[str, Any]:
-            return _study(subject, tolerance, budget_s, options, show)
+            return _study(subject, tolerance, options, show)
 
         status, results = each(subjects, study)
     found = {
@@ -163,9 +155,7 @@ def _real_subjects(paths: Sequence[Path], only: str, folder: Path) -> dict[str, 
     return found
 
 
-def _study(
-    subject: Subject, tolerance: float, budget_s: float | None, options: Options, show: Show
-) -> dict[str, Any]:
+def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> dict[str, Any]:
     """Compile in float32 and within the tolerance, and race both against all engines.
 
     ``speedup`` has our module's speed over the fastest engine that is within the tolerance, and over our own float32.
@@ -179,7 +169,6 @@ def _study(
                 tolerance=bound,
                 shapes=subject.shapes,
                 inputs=subject.samples or None,
-                budget_s=budget_s,
             )
         contest = ParetoRace(
             *(subject.file, files, options.threads, options.rounds),
