@@ -34,12 +34,12 @@ class Outcome:
 class Child:
     """A process that runs ``main`` of a module and answers each message with an ``Outcome``.
 
-    It begins with the message ``start``. It is forked from a process that has imported ``preload``, if there are any.
+    It begins with the message ``start``. With ``fork`` it is forked from a process that has imported the module.
     Its temporary files go with it, and what it prints is part of the message when it crashes.
     """
 
-    def __init__(self, module: str, start: object, limit_s: float, preload: Sequence[str] = ()) -> None:
-        self._module, self._first, self._limit_s, self._preload = module, start, limit_s, tuple(preload)
+    def __init__(self, module: str, start: object, limit_s: float, *, fork: bool = False) -> None:
+        self._module, self._first, self._limit_s, self._fork = module, start, limit_s, fork
         self._servers, self._owns_servers = fork_servers()
         self._process: ChildProcess | None = None
         self._served = 0
@@ -51,9 +51,8 @@ class Child:
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the process
         self._folder = TemporaryDirectory(prefix="collage-case-", ignore_cleanup_errors=True)
         environment, forked = {**os.environ, "TMPDIR": self._folder.name}, None
-        if self._preload:
-            modules = (self._module, *self._preload)
-            forked = self._servers.fork(self._module, modules, self._errors.fileno(), environment)
+        if self._fork:
+            forked = self._servers.fork(self._module, (self._module,), self._errors.fileno(), environment)
         self._process = ChildProcess(self._module, self._errors, environment, forked)
         return self._process.ask(self._first, _START_S)
 

@@ -174,7 +174,8 @@ def recorded(database: Path) -> Rows:
         for table, key in _KEYS.items():
             raced = "rival_us IS NOT NULL" if table == "kernels" else "0"
             for *values, created, lost in connection.execute(f"SELECT {key}, created, {raced} FROM {table}"):
-                found[(table, *values)] = Row(created, bool(lost))
+                row = (table, *values)
+                found[row] = Row(created, bool(lost))
         return found
     finally:
         connection.close()

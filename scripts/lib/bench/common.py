@@ -19,7 +19,7 @@ from collage.cli.console import print_json, print_rich
 from collage.cli.options import DB_OPTION, THREADS_OPTION
 from collage.errors import CollageError, UsageError, unknown_names
 from scripts.lib import INTERRUPTED, ROOT, say
-from scripts.lib.workloads.catalogue import ENTRIES, PAPER
+from scripts.lib.workloads.catalogue import PAPER, SUMMARIES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,15 +101,15 @@ def find_models(names: Sequence[str], folder: Path, batch: int = 1) -> dict[str,
     Workloads of a batch above 1 have a folder of their own. Raises UsageError for unknown names, and CollageError.
     """
     names = names or PAPER
-    given = [name for name in names if name not in ENTRIES]
+    given = [name for name in names if name not in SUMMARIES]
     unknown = [name for name in given if not name.endswith(".onnx")]
     if unknown:
-        raise unknown_names("model", unknown, [*ENTRIES, "the path of an .onnx file"])
+        raise unknown_names("model", unknown, [*SUMMARIES, "the path of an .onnx file"])
     if given and batch != 1:
         raise UsageError(f"--batch is for the workloads, not for files: {', '.join(given)}.")
     home = folder if batch == 1 else folder / f"batch-{batch}"
-    paths = {name: home / f"{name}.onnx" if name in ENTRIES else Path(name) for name in names}
-    if missing := [name for name in paths if name in ENTRIES and not paths[name].exists()]:
+    paths = {name: home / f"{name}.onnx" if name in SUMMARIES else Path(name) for name in names}
+    if missing := [name for name in paths if name in SUMMARIES and not paths[name].exists()]:
         script = str(ROOT / "scripts" / "models")
         command = [sys.executable, script, *missing, "--out", str(home), "--batch", str(batch)]
         if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import geometric_mean
@@ -18,50 +17,23 @@ from collage.bench.worker import ENGINES
 from collage.cli.options import JSON_OPTION, parse_names
 from collage.errors import CollageError, unknown_names
 from scripts.lib import say
-from scripts.lib.bench.common import (
-    FOLDER_OPTION,
-    Options,
-    Show,
-    compile_to,
-    each,
-    failures,
-    find_models,
-    head,
-    ms,
-    race_modules,
-    show_results,
-    table,
-    takes_options,
-)
+from scripts.lib.bench import common
+from scripts.lib.bench.common import Options, Show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PYTORCH: Mapping[str, str] = {
-    name: f"scripts.lib.workloads.torch_contenders:{function}"
-    for name, function in (
-        ("pytorch", "eager"),
-        ("inductor", "inductor"),
-        ("inductor_max_autotune", "inductor_max_autotune"),
-    )
-}
+_TORCH = ("pytorch", "inductor", "inductor_max_autotune")
+"""Functions of ``scripts.lib.workloads.torch_contenders``."""
 _UNASKED = ("pytorch", "inductor")
 _NO_TORCH = "torch is not installed; pip install '.[models]'"
 _WRONG = 1e-3
 """The largest difference from ONNX Runtime's outputs, relative to their scale, that is not reported."""
 
 
-@dataclass(frozen=True)
-class Contenders:
-    """Arguments of ``collage.bench.engines.Contest``."""
-
-    engines: tuple[str, ...] | None
-    others: Mapping[str, str]
-
-
 @click.command("cpu")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@FOLDER_OPTION
+@common.FOLDER_OPTION
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
@@ -70,7 +42,7 @@ class Contenders:
     metavar="N",
     help="Batch of the workloads.",
 )
-@takes_options(rounds=30)
+@common.takes_options(rounds=30)
 @click.option(
     "--contenders",
     type=parse_names,
@@ -111,39 +83,42 @@ def command(
       scripts/bench cpu resnext50_32x4d --batch 8
       scripts/bench cpu dcgan --without native --without onednn
     """
-    chosen = _choose(contenders)
+    engines, others = _choose(contenders)
+    contest = Contest(engines=engines, others=others, rounds=options.rounds)
 
     def study(model: Path, show: Show) -> dict[str, Any]:
-        return _compare(model, options, show, chosen, without)
+        return _compare(model, options, show, contest, without)
 
-    status, results = each(find_models(models, folder, batch), study)
+    status, results = common.each(common.find_models(models, folder, batch), study)
     found = {
-        **head(options.threads, rounds=options.rounds),
+        **common.head(options.threads, rounds=options.rounds),
         **results,
         "geometric_mean": _geometric_means(results["models"]),
     }
-    show_results(found, _view(found) if results["models"] else (), as_json=as_json)
+    common.show_results(found, _view(found) if results["models"] else (), as_json=as_json)
     ctx.exit(status)
 
 
-def _choose(names: Sequence[str] | None) -> Contenders:
-    """The contenders of these names; None stands for all that are installed. Raises UsageError and CollageError."""
+def _choose(names: Sequence[str] | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
+    """The engines and the other contenders of these names; None stands for all that are installed.
+
+    Raises UsageError and CollageError.
+    """
     torch = find_spec("torch") is not None
-    if names is None:
-        if not torch:
-            say(f"no PyTorch contenders: {_NO_TORCH}")
-        return Contenders(None, {name: PYTORCH[name] for name in _UNASKED} if torch else {})
-    known = (*PYTORCH, *(name for name in ENGINES if name != OURS))
-    if unknown := [name for name in names if name not in known]:
+    if names is None and not torch:
+        say(f"no PyTorch contenders: {_NO_TORCH}")
+    chosen = (_UNASKED if torch else ()) if names is None else names
+    known = (*_TORCH, *(name for name in ENGINES if name != OURS))
+    if unknown := [name for name in chosen if name not in known]:
         raise unknown_names("contender", unknown, known)
-    others = {name: PYTORCH[name] for name in names if name in PYTORCH}
+    others = {n: f"scripts.lib.workloads.torch_contenders:{n}" for n in chosen if n in _TORCH}
     if others and not torch:
         raise CollageError(f"no {', '.join(others)}: {_NO_TORCH}")
-    return Contenders(tuple(name for name in names if name in ENGINES), others)
+    return None if names is None else tuple(name for name in names if name in ENGINES), others
 
 
 def _compare(
-    model: Path, options: Options, show: Show, contenders: Contenders, without: Sequence[str]
+    model: Path, options: Options, show: Show, contest: Contest, without: Sequence[str]
 ) -> dict[str, Any]:
     """The JSON object of ``collage bench`` for the model, with predicted and measured time, and the mix.
 
@@ -151,8 +126,7 @@ def _compare(
     """
     with TemporaryDirectory(prefix="collage-bench-") as folder:
         file = Path(folder) / "module.collage"
-        report, program = compile_to(file, model, options, show)
-        contest = Contest(engines=contenders.engines, others=contenders.others, rounds=options.rounds)
+        report, program = common.compile_to(file, model, options, show)
         found = bench(model, contest, module=file, progress=show)
         if without:
             found["ablation"] = _ablation(file, model, options, show, without)
@@ -177,8 +151,8 @@ def _ablation(
     for name in without:
         files[name] = module.with_name(f"without-{name}.collage")
         rest = [each for each in available if each != name]
-        compile_to(files[name], model, options, show, backends=rest)
-    raced = race_modules(model, files, options, show)
+        common.compile_to(files[name], model, options, show, backends=rest)
+    raced = common.race_modules(model, files, options, show)
     return {name: round(raced.ratio(name, OURS), 4) for name in without}
 
 
@@ -199,11 +173,12 @@ def _geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The main table, what backends gain, and contenders that failed or are wrong."""
     results, means = found["models"], found["geometric_mean"]
-    names = [*(name for name in _in_order(result["engines"] for result in results) if name != OURS), OURS]
+    every = dict.fromkeys(name for result in results for name in result["engines"] if name != OURS)
+    names = [*every, OURS]
     rows = [
         (
             result["model"].removesuffix(".onnx"),
-            *(ms(result["engines"].get(name)) for name in names),
+            *(common.ms(result["engines"].get(name)) for name in names),
             f"{result['speedup_vs_best_engine'] or float('nan'):.2f}",
             f"{result['predicted_us'] / result['measured_us']:.2f}",
             ", ".join(f"{count} {name}" for name, count in result["mix"].items()),
@@ -214,17 +189,12 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         ("mean / collage", *(f"{means[name]:.2f}x" if name in means else "-" for name in (*names, "best")))
     )
     titles = (f"{name} ms" for name in names)
-    yield table(("model", *titles, "best other / collage", "predicted / measured", "launches"), rows)
+    yield common.table(("model", *titles, "best other / collage", "predicted / measured", "launches"), rows)
     for result in results:
         for name, ratio in result.get("ablation", {}).items():
             yield f"{result['model']}: {ratio:.2f}x as slow without {name}"
-        yield from failures(result)
+        yield from common.failures(result)
         for name, timing in result["engines"].items():
             error = timing["max_relative_error"]
             if error is not None and not error <= _WRONG:
                 yield f"{result['model']}: outputs of {name} are off by {error:.2g} of their scale"
-
-
-def _in_order(names: Iterable[Iterable[str]]) -> list[str]:
-    """All names, each once, in order of appearance."""
-    return list(dict.fromkeys(name for some in names for name in some))

@@ -16,20 +16,8 @@ from collage.cli.options import JSON_OPTION
 from collage.compiler.accuracy import Asked
 from collage.compiler.metrics import Metric
 from scripts.lib import say
-from scripts.lib.bench.common import (
-    FOLDER_OPTION,
-    Options,
-    Show,
-    compile_to,
-    each,
-    failures,
-    find_models,
-    head,
-    ms,
-    show_results,
-    table,
-    takes_options,
-)
+from scripts.lib.bench import common
+from scripts.lib.bench.common import Options, Show
 from scripts.lib.errors import largest
 
 if TYPE_CHECKING:
@@ -56,7 +44,7 @@ class Subject:
 
 @click.command("precision")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@FOLDER_OPTION
+@common.FOLDER_OPTION
 @click.option(
     "--real",
     type=click.Path(path_type=Path, exists=True),
@@ -75,7 +63,7 @@ class Subject:
     metavar="ERROR",
     help="The largest error of the outputs, as a share of their scale.",
 )
-@takes_options(rounds=30)
+@common.takes_options(rounds=30)
 @JSON_OPTION
 @click.pass_context
 def command(
@@ -108,7 +96,7 @@ def command(
       scripts/bench precision model.onnx --json
     """
     with TemporaryDirectory(prefix="collage-real-") as home:
-        files = find_models(models, folder) if models or not real else {}
+        files = common.find_models(models, folder) if models or not real else {}
         subjects = {name: Subject(file) for name, file in files.items()}
         if real:
             subjects |= _real_subjects(real, only, Path(home))
@@ -116,9 +104,9 @@ def command(
         def study(subject: Subject, show: Show) -> dict[str, Any]:
             return _study(subject, tolerance, options, show)
 
-        status, results = each(subjects, study)
+        status, results = common.each(subjects, study)
     found = {
-        **head(options.threads, rounds=options.rounds, tolerance=tolerance),
+        **common.head(options.threads, rounds=options.rounds, tolerance=tolerance),
         **results,
         "geometric_mean": {
             key: round(geometric_mean(ratios), 4)
@@ -126,7 +114,7 @@ def command(
             if (ratios := [r["speedup"][key] for r in results["models"] if r["speedup"][key]])
         },
     }
-    show_results(found, _view(found), as_json=as_json)
+    common.show_results(found, _view(found), as_json=as_json)
     ctx.exit(status)
 
 
@@ -164,7 +152,7 @@ def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> 
     with TemporaryDirectory(prefix="collage-precision-") as folder:
         files = {bound: Path(folder) / f"{bound:g}.collage" for bound in (0.0, tolerance)}
         for bound, file in files.items():
-            report, program = compile_to(
+            report, program = common.compile_to(
                 *(file, subject.file, options, show),
                 tolerance=bound,
                 shapes=subject.shapes,
@@ -220,21 +208,21 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         (
             result["model"].removesuffix(".onnx"),
             name,
-            ms(point),
+            common.ms(point),
             f"{largest(point['errors']):.1e}",
             f"{_beyond(point['errors'], result['tolerance'])} of {len(point['errors'])}",
         )
         for result in found["models"]
         for name, point in sorted(result["points"].items(), key=lambda item: float(item[1]["median_us"]))
     ]
-    yield table(("model", "contender", "ms", "largest error", "beyond the tolerance"), rows)
+    yield common.table(("model", "contender", "ms", "largest error", "beyond the tolerance"), rows)
     for result in found["models"]:
         ratios = ", ".join(
             f"{key.replace('_', ' ')} {ratio:.3f}" for key, ratio in result["speedup"].items() if ratio
         )
         reduced = f"{result['reduced']} of {result['launches']} regions in reduced precision"
         yield f"{result['model']}: {ratios}; {reduced}"
-        yield from failures(result)
+        yield from common.failures(result)
     yield from (f"{name} failed: {why}" for name, why in found["failed"].items())
     if means := found["geometric_mean"]:
         yield "geometric means: " + ", ".join(f"{key} {mean:.3f}" for key, mean in means.items())

@@ -10,23 +10,20 @@ import time
 import unittest
 import warnings
 
+import numpy as np
+from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from collage.core.child_process import read_message, take_over_pipes, write_message
 from scripts.lib.case_pool import Outcome
+from scripts.lib.conformance.suite import BACKENDS, CATEGORIES
 
-BACKENDS = {
-    "collage": "collage.onnx_backend:CollageBackend",
-    "onnxruntime": "scripts.lib.conformance.engines:OnnxRuntime",
-    "openvino": "scripts.lib.conformance.engines:OpenVino",
-}
-"""The class behind each name, which implements onnx.backend.base.Backend."""
-
-CASES = "scripts.lib.conformance.cases"
-"""What takes long to import, which the process that starts this one may have done."""
-
-CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
-"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
+# It draws the inputs of its tests: the same ones for every backend. That takes some ten seconds, so a fork server
+# imports this module once for all children.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    np.random.seed(0)
+    load_model_tests(kind="node")
 
 
 def main() -> None:
@@ -35,7 +32,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     try:
         backend: str = read_message(source)
-        importlib.import_module(CASES)  # which draws the inputs of its tests: the same ones for every backend
         module, _, name = BACKENDS[backend].partition(":")
         runner = Runner(getattr(importlib.import_module(module), name), __name__)
         cases = {

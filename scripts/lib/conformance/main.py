@@ -21,8 +21,7 @@ from pathlib import Path
 from collage.errors import CollageError
 from collage.kernel.target import usable_cores
 from scripts.lib import INTERRUPTED, say
-from scripts.lib.conformance.child import BACKENDS
-from scripts.lib.conformance.suite import Result, Results, markdown, run_suite, summary
+from scripts.lib.conformance.suite import BACKENDS, Result, Results, markdown, run_suite, summary
 
 
 def main() -> int:

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lib.case_pool import Child, run_all
-from scripts.lib.conformance.child import CASES, CATEGORIES
 
 CHILD = "scripts.lib.conformance.child"
+BACKENDS = {
+    "collage": "collage.onnx_backend:CollageBackend",
+    "onnxruntime": "scripts.lib.conformance.engines:OnnxRuntime",
+    "openvino": "scripts.lib.conformance.engines:OpenVino",
+}
+"""The class behind each name, which implements onnx.backend.base.Backend."""
+
+CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
+"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
 _MESSAGE_CHARS = 160
 
 
@@ -57,7 +65,7 @@ def run_suite(
     show: Callable[[Result], None] = lambda _: None,
 ) -> None:
     """Run the tests that ``choose`` picks of all names and ``results`` does not hold yet, in ``jobs`` children."""
-    children = [Child(CHILD, backend, limit_s, (CASES,)) for _ in range(jobs)]
+    children = [Child(CHILD, backend, limit_s, fork=True) for _ in range(jobs)]
     try:
         chosen = [test for test in choose(children[0].start()) if (backend, test) not in results]
     except BaseException:

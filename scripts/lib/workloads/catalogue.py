@@ -38,5 +38,13 @@ ENTRIES: dict[str, Entry] = {
     )
 }
 
+RESNET_INT8 = "resnet50_int8"
+"""A workload that needs no torch."""
+SUMMARIES = {
+    **{entry.name: entry.summary for entry in ENTRIES.values()},
+    RESNET_INT8: "ResNet-50 in 8 bits, 3x224x224 (He et al. 2016); it needs no torch",
+}
+"""All workloads, each with a line for `--list`."""
+
 PAPER = ("bert_base", "dcgan", "nasnet_a_mobile", "resnet50_3d", "resnext50_32x4d")
 """The Collage paper's five, which stand for all of them where no name is given."""

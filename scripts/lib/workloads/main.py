@@ -19,22 +19,15 @@ from collage.errors import CollageError
 from scripts.lib import say
 from scripts.lib.decoders.shape import SUMMARIES as DECODERS
 from scripts.lib.decoders.write import write_decoder
-from scripts.lib.workloads.catalogue import ENTRIES, PAPER, Entry
+from scripts.lib.workloads.catalogue import ENTRIES, PAPER, RESNET_INT8, SUMMARIES, Entry
 from scripts.lib.workloads.resnet_int8 import write_resnet_int8
-
-RESNET_INT8 = "resnet50_int8"
-SUMMARIES = {
-    **{entry.name: entry.summary for entry in ENTRIES.values()},
-    RESNET_INT8: "ResNet-50 in 8 bits, 3x224x224 (He et al. 2016); it needs no torch",
-    **DECODERS,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status."""
     options = _parse(arguments)
     if options.list:
-        for name, summary in SUMMARIES.items():
+        for name, summary in {**SUMMARIES, **DECODERS}.items():
             print(f"{name:{max(map(len, SUMMARIES))}}  {summary}")
         return 0
     failures = 0
@@ -73,8 +66,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="the same architectures, scaled down")
     parser.add_argument("--list", action="store_true", help="list the workloads and stop")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in dict.fromkeys(options.names) if name not in SUMMARIES]:
-        parser.exit(2, f"models: error: unknown: {', '.join(unknown)}; there are: {', '.join(SUMMARIES)}\n")
+    known = [*SUMMARIES, *DECODERS]
+    if unknown := [name for name in dict.fromkeys(options.names) if name not in known]:
+        parser.exit(2, f"models: error: unknown: {', '.join(unknown)}; there are: {', '.join(known)}\n")
     if options.out is None and not options.list:
         parser.exit(2, "models: error: --out DIR is needed\n")
     return options

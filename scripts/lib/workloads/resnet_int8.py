@@ -29,7 +29,7 @@ def write_resnet_int8(path: Path) -> None:
     rng = np.random.default_rng(0)
     pictures = iter([{given.name: rng.standard_normal(shape, np.float32)} for _ in range(_PICTURES)])
 
-    class Pictures(CalibrationDataReader):  # type: ignore[misc]
+    class Pictures(CalibrationDataReader):
         def get_next(self) -> Any:
             return next(pictures, None)
 

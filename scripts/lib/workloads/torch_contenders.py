@@ -29,7 +29,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the d
 _TRIALS = 5
 
 
-def eager(setup: Setup) -> tuple[Call, Outputs]:
+def pytorch(setup: Setup) -> tuple[Call, Outputs]:
     """PyTorch without a compiler, in plain or channels-last memory format, whichever is faster."""
     workload = _workload(setup)
     ways = [_bind(workload.model, workload, setup)]
