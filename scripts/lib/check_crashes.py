@@ -203,15 +203,11 @@ def check_kept(before: Rows, after: Rows, *, killed: bool = False) -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """One compile: when it was killed (None if it ended before), how many records it made, and how many there are.
-
-    ``number`` is the signal's.
-    """
+    """One compile: when it was killed (None if it ended before), how many records it made, and how many there are."""
 
     killed_after_s: float | None
     made: int
     known: int
-    number: int
 
 
 def crash(job: Compile, within_s: float, rng: random.Random, number: int = signal.SIGKILL) -> Round:
@@ -229,7 +225,7 @@ def crash(job: Compile, within_s: float, rng: random.Random, number: int = signa
         job.check_clean()
     after = recorded(job.database)
     made = check_kept(before, after)
-    return Round(moment if killed else None, made, len(after), number)
+    return Round(moment if killed else None, made, len(after))
 
 
 def main() -> int:
@@ -251,15 +247,18 @@ def main() -> int:
             job = Compile(arguments.model, Path(folder) / "killed", options)
             kills = 0
             while kills < arguments.kills:
-                found = crash(job, within_s, rng, _SIGNALS[kills % len(_SIGNALS)])
+                number = _SIGNALS[kills % len(_SIGNALS)]
+                found = crash(job, within_s, rng, number)
                 if found.killed_after_s is None:
                     print(f"finished: {found.known} records; starting afresh", flush=True)
                     shutil.rmtree(job.home)
                     continue
                 kills += 1
-                name, moment = signal.Signals(found.number).name, f"{found.killed_after_s:5.1f} s"
                 records = f"{found.made} new records, {found.known} in all"
-                print(f"kill {kills:2} ({name}) after {moment}: {records}", flush=True)
+                print(
+                    f"kill {kills:2} ({number.name}) after {found.killed_after_s:5.1f} s: {records}",
+                    flush=True,
+                )
             before = recorded(job.database)
             seconds = job.finish()
             after = recorded(job.database)

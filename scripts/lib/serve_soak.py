@@ -51,11 +51,7 @@ class Server:
         """One request on a connection of its own. Returns the status and the whole answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(
-                f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
+            writer.write(_request(method, path, body))
             answer = await asyncio.wait_for(reader.read(-1), _ANSWER_S)
         finally:
             writer.close()
@@ -65,10 +61,7 @@ class Server:
     async def leave(self, body: bytes, seconds: float) -> None:
         """Ask for a stream, read it for some time, and leave."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        writer.write(_request("POST", "/v1/completions", body))
         end = time.monotonic() + seconds
         try:
             while (left := end - time.monotonic()) > 0:
@@ -102,6 +95,11 @@ class Server:
     def workers(self) -> list[int]:
         """The ids of the engine's process and of those that share its work."""
         return descendants(self.process.pid)
+
+
+def _request(method: str, path: str, body: bytes) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 @dataclass

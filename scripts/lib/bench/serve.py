@@ -15,7 +15,7 @@ from scripts.lib import INTERRUPTED, say
 from scripts.lib.bench.common import FOLDER_OPTION, head, rounds_option, show_results, table, threads_of
 from scripts.lib.serving.prepare import prepared
 from scripts.lib.serving.process import BFLOAT16, CONTENDERS, FLOAT32, INT8, OURS, Setup
-from scripts.lib.serving.study import QUICK, Course, opened, study
+from scripts.lib.serving.study import QUICK, Course, Study, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,7 +117,7 @@ def command(
                 model = prepared(name, folder, threads=threads, tiny=quick, precision=precision)
                 setup = Setup(model.folder, model.module, threads, course.running, precision)
                 with opened((OURS, *others), setup) as field:
-                    results.append(study(model, field, course))
+                    results.append(Study(model, field, course).run())
             except CollageError as error:
                 say(f"error: {name}: {error}")
                 status = 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 
 from scripts.lib.demo_model import with_random_weights
 from scripts.lib.light_models import FOLDER
@@ -21,9 +22,11 @@ _PICTURES = 4
 
 def write_resnet_int8(path: Path) -> None:
     """Write the file."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     model = with_random_weights(onnx.load(str(FOLDER / "light_resnet50.onnx")))
+    model = onnx.version_converter.convert_version(model, 17)
     (given,) = model.graph.input
     shape = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
     rng = np.random.default_rng(0)
@@ -34,12 +37,7 @@ def write_resnet_int8(path: Path) -> None:
             return next(pictures, None)
 
     with TemporaryDirectory() as folder:
-        source = Path(folder) / "resnet50.onnx"
+        source, folded = Path(folder) / "resnet50.onnx", Path(folder) / "folded.onnx"
         onnx.save_model(model, str(source))
-        quantize_static(
-            *(source, path, Pictures()),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        quant_pre_process(source, folded, skip_symbolic_shape=True)  # folds BatchNorm into the convolutions
+        quantize_static(folded, path, Pictures(), per_channel=True, weight_type=QuantType.QInt8)
