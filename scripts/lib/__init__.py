@@ -7,6 +7,7 @@ workloads, comparisons with other systems, and checks of Collage's promises.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -19,3 +20,8 @@ INTERRUPTED = 130
 def say(line: str) -> None:
     """Write a line to stderr that begins with the script's name."""
     print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """A parser of a script's command line, whose help is the docstring of its module as it stands."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -11,7 +11,6 @@ new database. In the end one is left to finish, and the one after that must meas
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database
-from scripts.lib import ROOT
+from scripts.lib import ROOT, parser_of
 from scripts.lib.light_models import FOLDER
 from scripts.lib.processes import descendants
 
@@ -230,9 +229,7 @@ def crash(job: Compile, within_s: float, rng: random.Random, number: int = signa
 
 def main() -> int:
     """Run the command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("model", nargs="?", type=Path, default=FOLDER / "light_squeezenet.onnx")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

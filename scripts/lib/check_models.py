@@ -9,7 +9,6 @@ each. Every model is compiled twice; the second compile must measure nothing. Ex
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import onnxruntime as ort
 import collage
 from collage.frontend.model import import_model
 from collage.frontend.random_inputs import random_inputs
+from scripts.lib import parser_of
 from scripts.lib.errors import largest, scaled_error
 from scripts.lib.light_models import FOLDER, reference_run
 
@@ -67,9 +67,7 @@ def check(path: Path, runs: Runs, database: str | None, backends: list[str] | No
 
 def main() -> int:
     """Run the command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
     parser.add_argument("--only", default="", help="of the light models, those with this in the name")
     parser.add_argument("--db", help="measurement database (default: in the user's cache folder)")

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.lib import ROOT
+from scripts.lib import ROOT, parser_of
 from scripts.lib.decoders.byte_tokenizer import SIZE, write_byte_tokenizer
 from scripts.lib.processes import descendants
 
@@ -314,7 +314,7 @@ def _started(model: Path, vocabulary: int, options: list[str]) -> Iterator[Serve
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for. Returns 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/serve_soak", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a model to serve; default: a small one in numpy")
     parser.add_argument("--only", choices=RUNS, help="one of the runs instead of all")
     parser.add_argument("--clients", type=int, default=1000, help="clients that leave (default 1000)")

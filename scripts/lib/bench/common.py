@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -169,12 +170,11 @@ def head(threads: int, **more: Any) -> dict[str, Any]:
     """The first entries of each JSON object: when, what, where and how it was measured, and options of the study."""
     from collage.kernel.target import host
 
-    git = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout if shutil.which("git") else ""
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "commit": git.stdout.strip() or None,
+        "commit": commit.strip() or None,
         "machine": _machine(),
         "command": shlex.join([f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "target": str(host(threads)),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from collage.errors import CollageError
 from collage.kernel.target import usable_cores
-from scripts.lib import INTERRUPTED, say
+from scripts.lib import INTERRUPTED, parser_of, say
 from scripts.lib.conformance.suite import BACKENDS, Result, Results, markdown, run_suite, summary
 
 
@@ -54,9 +54,7 @@ def _show(result: Result) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--backends", type=_backends, default=list(BACKENDS), metavar="A,B")
     parser.add_argument("--only", default="", metavar="REGEX", help="tests whose category/name matches")
     parser.add_argument("--results", type=Path, metavar="FILE", help="one JSON object a line, appended to")

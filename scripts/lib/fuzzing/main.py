@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collage.kernel.target import usable_cores
-from scripts.lib import INTERRUPTED
+from scripts.lib import INTERRUPTED, parser_of
 from scripts.lib.case_pool import Child, Outcome, run_all
 from scripts.lib.fuzzing.change_model import change_model, originals
 from scripts.lib.fuzzing.change_module import change_module
@@ -87,9 +87,7 @@ def run_cases(
 
 def main() -> int:
     """Run the command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--modules", type=int, default=1000, metavar="N")
     parser.add_argument("--models", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first file")

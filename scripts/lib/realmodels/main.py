@@ -20,6 +20,7 @@ from pathlib import Path
 
 import onnx
 
+from scripts.lib import parser_of
 from scripts.lib.realmodels.cases import Kind, UnknownModelError, cases_of, kind_of
 from scripts.lib.realmodels.check import Result, check
 from scripts.lib.realmodels.files import NoModelsError, networks
@@ -61,10 +62,7 @@ def _row(each: Result) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="PATH", help="ONNX files, folders, wheels")
     parser.add_argument("--only", action="append", default=[], metavar="PART", help="of these names")
     parser.add_argument("--quick", action="store_true", help="compile with few candidates")

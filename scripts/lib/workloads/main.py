@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collage.errors import CollageError
-from scripts.lib import say
+from scripts.lib import parser_of, say
 from scripts.lib.decoders.shape import SUMMARIES as DECODERS
 from scripts.lib.decoders.write import write_decoder
 from scripts.lib.workloads.catalogue import ENTRIES, PAPER, RESNET_INT8, SUMMARIES, Entry
@@ -54,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="models", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="a workload (default: the five)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the files, made if need be")
     parser.add_argument(
