@@ -9,8 +9,6 @@ each. Every model is compiled twice; the second compile must measure nothing. Ex
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import onnxruntime as ort
 import collage
 from collage.frontend.model import import_model
 from collage.frontend.random_inputs import random_inputs
+from scripts.lib import parser_of
 from scripts.lib.errors import largest, scaled_error
 from scripts.lib.light_models import FOLDER, reference_run
 
@@ -45,25 +44,22 @@ def reference_runs(path: Path) -> Runs:
 
 def check(path: Path, runs: Runs, database: str | None, backends: list[str] | None) -> bool:
     """Compile the model twice, run it, compare, and print one line of results."""
-    started = time.perf_counter()
     options: dict[str, Any] = {"db": database, "backends": backends, "progress": False}
     first = collage.compile(path, **options)
-    seconds = time.perf_counter() - started
     module = collage.compile(path, **options)
     worst = largest(
         scaled_error(actual, reference)
         for inputs, expected in runs
         for actual, reference in zip(module.run(inputs).values(), expected, strict=True)
     )
-    report = module.report
+    report, seconds = module.report, first.report.compile_s
     right = worst <= TOLERANCE and report.measurements_made == 0
-    mix = Counter(region.backend for region in module.program.launches)
+    mix = ", ".join(f"{n}x {name}" for name, n in Counter(r.backend for r in module.program.launches).items())
     print(
         f"{'ok  ' if right else 'FAIL'} {path.stem:24} error {worst:8.1e}  "
         f"measured {first.report.measurements_made:4} then {report.measurements_made}  "
-        f"compile {seconds:6.1f} s then {report.compile_s:5.1f} s  search {report.search_s:5.2f} s  "
-        f"{report.measured_us / 1000:8.2f} ms (predicted {report.predicted_us / 1000:.2f})  "
-        + ", ".join(f"{count}x {name}" for name, count in mix.items()),
+        f"compile {seconds:6.1f} s then {report.compile_s:5.1f} s  "
+        f"{report.measured_us / 1000:8.2f} ms (predicted {report.predicted_us / 1000:.2f})  {mix}",
         flush=True,
     )
     return right
@@ -71,9 +67,7 @@ def check(path: Path, runs: Runs, database: str | None, backends: list[str] | No
 
 def main() -> int:
     """Run the command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
     parser.add_argument("--only", default="", help="of the light models, those with this in the name")
     parser.add_argument("--db", help="measurement database (default: in the user's cache folder)")

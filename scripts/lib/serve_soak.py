@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.lib import ROOT, parser_of
 from scripts.lib.decoders.byte_tokenizer import SIZE, write_byte_tokenizer
+from scripts.lib.processes import descendants
 
-_ROOT = Path(__file__).resolve().parents[2]
 _START_S = 300.0
 _ANSWER_S = 120.0
 _WARM_S = 5.0
@@ -50,11 +51,7 @@ class Server:
         """One request on a connection of its own. Returns the status and the whole answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(
-                f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
+            writer.write(_request(method, path, body))
             answer = await asyncio.wait_for(reader.read(-1), _ANSWER_S)
         finally:
             writer.close()
@@ -64,10 +61,7 @@ class Server:
     async def leave(self, body: bytes, seconds: float) -> None:
         """Ask for a stream, read it for some time, and leave."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        writer.write(_request("POST", "/v1/completions", body))
         end = time.monotonic() + seconds
         try:
             while (left := end - time.monotonic()) > 0:
@@ -94,28 +88,18 @@ class Server:
 
     def rss(self) -> int:
         """The memory of the server's and the engine's process, in bytes."""
-        pages = [
-            int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            for pid in (self.process.pid, self.engine())
-        ]
+        processes = (self.process.pid, self.workers()[0])
+        pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in processes)
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def engine(self) -> int:
-        """The id of the engine's process."""
-        (child,) = _children(self.process.pid)
-        return child
 
     def workers(self) -> list[int]:
         """The ids of the engine's process and of those that share its work."""
-        engine = self.engine()
-        return [engine, *_children(engine)]
+        return descendants(self.process.pid)
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (thread / "children").read_text().split())
-    return found
+def _request(method: str, path: str, body: bytes) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 @dataclass
@@ -131,6 +115,11 @@ class Findings:
             self.wrong.append(text)
 
 
+def _body(prompt: list[int], tokens: int, *, stream: bool = True) -> bytes:
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    return json.dumps(body).encode()
+
+
 Run = Callable[[Server, argparse.Namespace, Findings], Coroutine[Any, Any, None]]
 
 
@@ -142,14 +131,8 @@ async def clients(server: Server, options: argparse.Namespace, findings: Finding
     async def client() -> None:
         async with gate:
             prompt = [draw.randrange(server.vocabulary) for _ in range(draw.randint(1, 100))]
-            body = {
-                "model": "m",
-                "prompt": prompt,
-                "max_tokens": 100,
-                "stream": draw.random() < 0.8,
-                "ignore_eos": True,
-            }
-            await server.leave(json.dumps(body).encode(), draw.uniform(0, 1.5))
+            body = _body(prompt, 100, stream=draw.random() < 0.8)
+            await server.leave(body, draw.uniform(0, 1.5))
 
     await asyncio.gather(*(client() for _ in range(options.clients)))
     findings.check(await server.settles(), f"{options.clients} clients have left; all blocks are free")
@@ -162,10 +145,7 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
     draw = random.Random(options.seed)
 
     def body() -> bytes:
-        prompt = [draw.randrange(server.vocabulary) for _ in range(draw.randint(8, 64))]
-        return json.dumps(
-            {"model": "m", "prompt": prompt, "max_tokens": 32, "ignore_eos": True, "stream": True}
-        ).encode()
+        return _body([draw.randrange(server.vocabulary) for _ in range(draw.randint(8, 64))], 32)
 
     done = 0
     warm_s = min(_WARM_S, options.seconds)
@@ -240,9 +220,10 @@ async def fuzz(server: Server, options: argparse.Namespace, findings: Findings) 
 
 async def kill(server: Server, options: argparse.Namespace, findings: Findings) -> None:
     """Kill the engine's process, or one that shares its work, several times while requests are open."""
-    body = json.dumps({"model": "m", "prompt": [1], "max_tokens": 400, "ignore_eos": True, "stream": True})
     for number in range(3):
-        asked = [asyncio.create_task(server.ask("POST", "/v1/completions", body.encode())) for _ in range(20)]
+        asked = [
+            asyncio.create_task(server.ask("POST", "/v1/completions", _body([1], 400))) for _ in range(20)
+        ]
         await asyncio.sleep(0.2)
         workers = server.workers()
         os.kill(workers[number % len(workers)], signal.SIGKILL)
@@ -254,8 +235,7 @@ async def kill(server: Server, options: argparse.Namespace, findings: Findings) 
         end = time.monotonic() + _START_S
         while (await server.ask("GET", "/health"))[0] != 200 and time.monotonic() < end:
             await asyncio.sleep(0.1)
-        short = body.replace("400", "4")
-        status, answer = await server.ask("POST", "/v1/completions", short.encode())
+        status, answer = await server.ask("POST", "/v1/completions", _body([1], 4))
         findings.check(status == 200 and b"[DONE]" in answer, "the next request is answered")
 
 
@@ -288,25 +268,21 @@ def fuzzed_body(draw: random.Random, vocabulary: int) -> tuple[str, bytes]:
 
 
 def _value(draw: random.Random, depth: int) -> Any:
-    kinds = ("number", "whole", "text", "flag", "none", "extreme") + (("list", "map") if depth < 3 else ())
-    kind = draw.choice(kinds)
-    if kind == "number":
-        return draw.uniform(-3, 3)
-    if kind == "whole":
-        return draw.randint(-2, 300)
-    if kind == "text":
-        return "".join(chr(draw.choice((65, 10, 0, 228, 0x1F600))) for _ in range(draw.randint(0, 6)))
-    if kind == "flag":
-        return draw.random() < 0.5
-    if kind == "none":
-        return None
-    if kind == "extreme":
-        return draw.choice(
-            (10**30, 10**400, -(2**63), 1e308, 5e-324, 2**64 - 1, float("nan"), float("inf"), "\ud800")
-        )
-    if kind == "list":
-        return [_value(draw, depth + 1) for _ in range(draw.randint(0, 4))]
-    return {draw.choice((*_NAMES, "7", "-1")): _value(draw, depth + 1) for _ in range(draw.randint(0, 3))}
+    """A number, a text, a flag, nothing, an extreme number, a list or a map."""
+    if depth < 3 and draw.random() < 0.25:
+        inside = [_value(draw, depth + 1) for _ in range(draw.randint(0, 4))]
+        return inside if draw.random() < 0.5 else {draw.choice((*_NAMES, "7", "-1")): each for each in inside}
+    text = "".join(chr(draw.choice((65, 10, 0, 228, 0x1F600))) for _ in range(draw.randint(0, 6)))
+    extreme = (10**30, 10**400, -(2**63), 1e308, 5e-324, 2**64 - 1, float("nan"), float("inf"), "\ud800")
+    kinds = (
+        draw.uniform(-3, 3),
+        draw.randint(-2, 300),
+        text,
+        draw.random() < 0.5,
+        None,
+        draw.choice(extreme),
+    )
+    return draw.choice(kinds)
 
 
 @contextmanager
@@ -314,7 +290,7 @@ def _started(model: Path, vocabulary: int, options: list[str]) -> Iterator[Serve
     process = subprocess.Popen(
         [sys.executable, "-m", "collage", "serve", str(model), "--port", "0", "--name", "m", *options],
         stderr=subprocess.PIPE,
-        cwd=_ROOT,
+        cwd=ROOT,
     )
     try:
         assert process.stderr is not None
@@ -338,7 +314,7 @@ def _started(model: Path, vocabulary: int, options: list[str]) -> Iterator[Serve
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for. Returns 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(prog="scripts/serve_soak", description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a model to serve; default: a small one in numpy")
     parser.add_argument("--only", choices=RUNS, help="one of the runs instead of all")
     parser.add_argument("--clients", type=int, default=1000, help="clients that leave (default 1000)")

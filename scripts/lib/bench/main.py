@@ -15,6 +15,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "Compare Collage's serving engine with request-level scheduling and with OpenVINO GenAI.",
     "parallel": "Compare data, tensor, pipeline and Cache Parallelism at decoding with many cached tokens.",
     "gpu": "Check all parts on an NVIDIA GPU, and measure networks there against PyTorch.",
+    "tables": "Write docs/benchmarks.md and the README's table of figures from docs/figures.",
     "versions": "Compile seven models, and read the files of an old version.",
 }
 """Each subcommand and the first line of its help, so that the list of all needs none of their imports."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import say
 from collage.cli.options import DB_OPTION, JSON_OPTION
-from scripts.lib.bench.options import rounds_option
-from scripts.lib.bench.output import head, show
+from scripts.lib import say
+from scripts.lib.bench.common import FOLDER_OPTION, head, rounds_option, show_results, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MODELS = ("layer", "gpt2", "tiny")
+_TIMES = ("one", "data", "tensor", "cache", "pipeline")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -43,22 +47,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     metavar="N,N",
     help="Sequences of an iteration.",
 )
-@click.option(
-    "--processes",
-    type=_numbers,
-    default="2,4,8",
-    show_default=True,
-    metavar="N,N",
-    help="Numbers of processes. Times of 2 are measured, and those of all are modelled.",
-)
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default="models",
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the compiled decoders, which are made when they are missing.",
-)
+@FOLDER_OPTION
 @rounds_option(7)
 @DB_OPTION
 @JSON_OPTION
@@ -67,7 +56,6 @@ def command(
     models: tuple[str, ...],
     cached: tuple[int, ...],
     batches: tuple[int, ...],
-    processes: tuple[int, ...],
     folder: Path,
     rounds: int,
     db: Path | None,
@@ -76,33 +64,57 @@ def command(
     """Compare data, tensor, pipeline and Cache Parallelism at decoding with many cached tokens.
 
     The models are one layer of Llama-7B and GPT-2 124M with a longer table of positions, both with random weights in
-    float32. Each iteration computes a token of each sequence. Measured are one process of one thread, and two processes
-    of one thread each on this machine: replicas, divided products, a shared cache, and a pipeline with two batches in
-    flight. Logits are compared with those of one process, and bytes with the formulas. What data, tensor and
-    Cache Parallelism take on machines of their own is modelled, from the times of one process and of messages.
-    This needs the extra `parallel`, and 15 GB of memory for GPT-2 with two sequences of 100K tokens.
+    float32. Each iteration computes a token of each sequence, on one process of one thread, and on two processes of one
+    thread each: replicas, divided products, a shared cache, and a pipeline with two batches in flight. Logits are
+    compared with those of one process, and bytes with the formulas. This needs the extra `parallel`, and 15 GB of
+    memory for GPT-2 with two sequences of 100K tokens.
 
     \b
     Examples:
       scripts/bench parallel
       scripts/bench parallel layer --cached 1024,8192 --batch 4 --json
     """
-    from scripts.lib.parallel.models import LONGEST, SHAPES, compiled_file
-    from scripts.lib.parallel.study import Study, run
-    from scripts.lib.parallel.tables import tables
-    from scripts.lib.parallel.wire import measure_wire
+    from scripts.lib.parallel import LONGEST, SHAPES, Study, compiled_file
 
     names = models or _MODELS[:2]
     for name in names:
         most = min(LONGEST, SHAPES[name].positions - 1)
         if cached[-1] > most:
             raise click.BadParameter(f"{name} has at most {most} cached tokens.", param_hint="--cached")
-    wire = measure_wire()
     results = []
     for name in names:
-        path, divided = (compiled_file(name, folder, batches[-1], db, count) for count in (1, 2))
+        whole, divided = (compiled_file(name, folder, batches[-1], db, count) for count in (1, 2))
         for batch in batches:
-            study = Study(path, divided, batch, cached, rounds, processes)
-            results.append(run(study, wire, lambda text: say(text, err=True)))
-    found = {**head(1, rounds=rounds), "wire": vars(wire), "results": results}
-    show(found, [part for each in results for part in tables(each)], as_json=as_json)
+            rows = []
+            for each in cached:
+                rows.append({"cached": each, **Study(whole, divided, batch, each, rounds).run()})
+                say(f"{name} with {batch} x {each} cached tokens: done")
+            results.append({"model": name, "batch": batch, "rows": rows})
+    found = {**head(1, rounds=rounds), "results": results}
+    parts = (part for each in results for part in (_title(each), _table(each)))
+    show_results(found, parts, as_json=as_json)
+
+
+def _title(result: dict[str, Any]) -> str:
+    return f"\n{result['model']}: {result['batch']} sequences, a token of each; ms an iteration"
+
+
+def _table(result: dict[str, Any]) -> Table:
+    titles = "cached tokens, one process, data x 2, tensor x 2, cache x 2, pipeline x 2".split(", ")
+    titles += "error of cache, of tensor, bytes of cache, derived, bytes of tensor, derived".split(", ")
+    return table(
+        titles,
+        [
+            (
+                f"{row['cached']:,}",
+                *(f"{row[f'{kind}_ms'] or float('nan'):.2f}" for kind in _TIMES),
+                *(f"{row[f'{kind}_error']:.1e}" for kind in ("cache", "tensor")),
+                *(
+                    f"{row[f'{kind}_{what}']:,}"
+                    for kind in ("cache", "tensor")
+                    for what in ("bytes", "derived_bytes")
+                ),
+            )
+            for row in result["rows"]
+        ],
+    )

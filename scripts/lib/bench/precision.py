@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from collage.bench.pareto import ParetoRace, curve, module_name
 from collage.cli.options import JSON_OPTION
-from scripts.lib.bench.options import (
-    BUDGET_OPTION,
-    RESULTS_OPTION,
-    TOLERANCE_OPTION,
-    Models,
-    only_option,
-    packed,
-    takes_models,
-    takes_options,
-)
-from scripts.lib.bench.output import head, show
+from collage.compiler.accuracy import Asked
+from collage.compiler.metrics import Metric
+from scripts.lib import say
+from scripts.lib.bench import common
+from scripts.lib.bench.common import Options, Show
+from scripts.lib.errors import largest
 
 if TYPE_CHECKING:
-    from scripts.lib.studies.compiled import Options
-    from scripts.lib.studies.precision import Asked
+    from rich.console import RenderableType
+
+_PROCESSES = 3
+"""The number of processes that each contender has, one after another."""
+_UNSEEN = 20
+"""The number of inputs that the compile has not seen."""
+_SAMPLES = 40
+"""Of sound, that is 20 s: a dozen windows may be without silence."""
+_SPEEDUPS = ("best_engine_over_ours", "float32_over_ours")
 
 
-def _asked(tolerance: float, draws: int, float32: bool, budget_s: float | None) -> Asked:
-    from scripts.lib.studies.precision import Asked
+@dataclass(frozen=True)
+class Subject:
+    """A model with shapes of its inputs, samples for the compile, and other inputs; both may be made up."""
 
-    return Asked(tolerance, draws, float32, budget_s)
+    file: Path
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    unseen: Sequence[Mapping[str, Any]] = ()
 
 
 @click.command("precision")
-@takes_models
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@common.FOLDER_OPTION
 @click.option(
     "--real",
     type=click.Path(path_type=Path, exists=True),
@@ -43,73 +52,177 @@ def _asked(tolerance: float, draws: int, float32: bool, budget_s: float | None) 
     metavar="PATH",
     help="Wheels, folders or files of networks with real weights, which get real inputs; may be repeated.",
 )
-@only_option("networks of --real")
-@TOLERANCE_OPTION
 @click.option(
-    "--draws",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Inputs that the compile has not seen, to tell the error on.",
+    "--only", default="", metavar="TEXT", help="Take only networks of --real whose name contains TEXT."
 )
-@click.option("--float32/--no-float32", default=True, help="Whether our own float32 takes part.")
-@BUDGET_OPTION
-@packed("asked", _asked)
-@RESULTS_OPTION
-@takes_options(rounds=30)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1e-2,
+    show_default=True,
+    metavar="ERROR",
+    help="The largest error of the outputs, as a share of their scale.",
+)
+@common.takes_options(rounds=30)
 @JSON_OPTION
 @click.pass_context
 def command(
     ctx: click.Context,
     *,
-    models: Models,
+    models: tuple[str, ...],
+    folder: Path,
     real: tuple[Path, ...],
     only: str,
-    asked: Asked,
-    results: Path | None,
+    tolerance: float,
     options: Options,
     as_json: bool,
 ) -> None:
     """Compare modules within a tolerance with float32 and with engines in their own precisions.
 
     Each model is compiled in float32 and within the tolerance. Both modules and each engine, OpenVINO also in bfloat16
-    and ONNX Runtime also in 8 bits, run in processes of their own, in bursts that take turns. Errors are told on 20
-    inputs that the compile has not seen. An engine counts where no more of its errors are beyond the
-    tolerance than of ours.
+    and ONNX Runtime also in 8 bits, run in processes of their own, in bursts that take turns. Errors are measured on 20
+    inputs that the compile has not seen. An engine counts if no more of its errors are beyond the tolerance than of
+    ours.
 
     Networks of --real (silero-vad, rapidocr-onnxruntime and magika) get rendered text, generated sound and files, as
-    samples and as other inputs. With --real and no MODEL only these are compared.
-
-    A model that fails does not stop the others. Each result is told on stderr as soon as it is there. To save time
-    leave out float32 (half of the compiles), bound compiles by --budget, or take fewer rounds and draws.
+    samples and as other inputs. With --real and no MODEL only these are compared. A model that fails does not stop the
+    others.
 
     \b
     Examples:
       scripts/bench precision
       scripts/bench precision bert_base resnext50_32x4d --tolerance 3e-3
-      scripts/bench precision --real wheels --only rec --budget 120 --no-float32 --results results.jsonl
+      scripts/bench precision --real wheels --only rec --budget 120
       scripts/bench precision model.onnx --json
     """
-    from scripts.lib.studies import tables
-    from scripts.lib.studies.one_by_one import PROBLEM, one_by_one
-    from scripts.lib.studies.precision import SPEEDUPS, Subject, precision
-    from scripts.lib.studies.real_subjects import real_subjects
-
-    with TemporaryDirectory(prefix="collage-real-") as folder:
-        files = models.find() if models.models or not real else []
-        subjects = {file.name: Subject(file) for file in files}
+    with TemporaryDirectory(prefix="collage-real-") as home:
+        files = common.find_models(models, folder) if models or not real else {}
+        subjects = {name: Subject(file) for name, file in files.items()}
         if real:
-            subjects |= real_subjects(real, only, Path(folder), asked.draws)
-        study = partial(precision, asked=asked, options=options)
-        status, found = one_by_one(subjects, study, tables.precision_lines, results)
-    compared = [each for each in found if PROBLEM not in each]
-    ratios = {key: [r["speedup"][key] for r in compared if r["speedup"][key]] for key in SPEEDUPS}
-    means = {key: round(geometric_mean(each), 4) for key, each in ratios.items() if each}
-    contents = {
-        **head(options.threads, rounds=options.rounds, tolerance=asked.tolerance),
-        "models": found,
-        "geometric_mean": means,
+            subjects |= _real_subjects(real, only, Path(home))
+
+        def study(subject: Subject, show: Show) -> dict[str, Any]:
+            return _study(subject, tolerance, options, show)
+
+        status, results = common.each(subjects, study)
+    found = {
+        **common.head(options.threads, rounds=options.rounds, tolerance=tolerance),
+        **results,
+        "geometric_mean": {
+            key: round(geometric_mean(ratios), 4)
+            for key in _SPEEDUPS
+            if (ratios := [r["speedup"][key] for r in results["models"] if r["speedup"][key]])
+        },
     }
-    show(contents, tables.precision(found, means) if found else [], as_json=as_json)
+    common.show_results(found, _view(found), as_json=as_json)
     ctx.exit(status)
+
+
+def _real_subjects(paths: Sequence[Path], only: str, folder: Path) -> dict[str, Subject]:
+    """The networks by name; ``folder`` gets their files. Those without known real inputs are left out.
+
+    Raises CollageError if there is none.
+    """
+    import onnx
+
+    from scripts.lib.realmodels.cases import DRAWS, SAMPLES, UnknownModelError, spread
+    from scripts.lib.realmodels.files import networks
+
+    found: dict[str, Subject] = {}
+    for name, data in networks(paths, [only] if only else []).items():
+        model = onnx.load_model_from_string(data)
+        try:
+            case, samples = spread(model, _SAMPLES, SAMPLES)
+            _, others = spread(model, _UNSEEN, DRAWS)
+        except UnknownModelError as error:
+            say(f"{name} is left out: {error}")
+            continue
+        file = folder / f"{name.replace('/', '-')}.onnx"
+        file.write_bytes(data)
+        found[name] = Subject(file, case.shapes, samples, others)
+    return found
+
+
+def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> dict[str, Any]:
+    """Compile in float32 and within the tolerance, and race both against all engines.
+
+    ``speedup`` has our module's speed over the fastest engine that is within the tolerance, and over our own float32.
+    All errors are on inputs that the compile has not seen.
+    """
+    with TemporaryDirectory(prefix="collage-precision-") as folder:
+        files = {bound: Path(folder) / f"{bound:g}.collage" for bound in (0.0, tolerance)}
+        for bound, file in files.items():
+            report, program = common.compile_to(
+                *(file, subject.file, options, show),
+                tolerance=bound,
+                shapes=subject.shapes,
+                inputs=subject.samples or None,
+            )
+        contest = ParetoRace(
+            *(subject.file, files, options.threads, options.rounds),
+            processes=min(_PROCESSES, options.rounds),
+            shapes=subject.shapes,
+            asked=Asked(0.0, Metric(), tuple(subject.unseen[:_UNSEEN]), _UNSEEN),
+        )
+        found = curve(contest, show)
+    ours = found["points"][module_name(tolerance)]
+    errors = report.errors
+    return {
+        **found,
+        "tolerance": tolerance,
+        "real": bool(subject.samples),
+        "speedup": _speedups(found["points"], ours, tolerance),
+        "unseen": ours["errors"],
+        "predicted": None if errors is None else errors.predicted,
+        "measured": None if errors is None else errors.measured,
+        "reduced": sum(1 for region in program.executed if region.precision),
+        "launches": len(program.executed),
+        "ended": report.ended,
+        "notes": list(report.notes),
+    }
+
+
+def _speedups(
+    points: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Any], tolerance: float
+) -> dict[str, float | None]:
+    """The ratios of ``_study``, each the median of the rounds' ratios; None for an engine if none counts."""
+
+    def over(point: Mapping[str, Any]) -> float:
+        pairs = zip(point["rounds_us"], ours["rounds_us"], strict=True)
+        return round(float(median(one / other for one, other in pairs)), 4)
+
+    most = _beyond(ours["errors"], tolerance)
+    engines = [point for point in points.values() if "tolerance" not in point]
+    counting = [over(point) for point in engines if _beyond(point["errors"], tolerance) <= most]
+    best = min(counting, default=None)
+    return dict(zip(_SPEEDUPS, (best, over(points[module_name(0.0)])), strict=True))
+
+
+def _beyond(errors: Sequence[float], tolerance: float) -> int:
+    return sum(not error <= tolerance for error in errors)  # what is no number is beyond, too
+
+
+def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Milliseconds and errors of each contender, and the ratios."""
+    rows = [
+        (
+            result["model"].removesuffix(".onnx"),
+            name,
+            common.ms(point),
+            f"{largest(point['errors']):.1e}",
+            f"{_beyond(point['errors'], result['tolerance'])} of {len(point['errors'])}",
+        )
+        for result in found["models"]
+        for name, point in sorted(result["points"].items(), key=lambda item: float(item[1]["median_us"]))
+    ]
+    yield common.table(("model", "contender", "ms", "largest error", "beyond the tolerance"), rows)
+    for result in found["models"]:
+        ratios = ", ".join(
+            f"{key.replace('_', ' ')} {ratio:.3f}" for key, ratio in result["speedup"].items() if ratio
+        )
+        reduced = f"{result['reduced']} of {result['launches']} regions in reduced precision"
+        yield f"{result['model']}: {ratios}; {reduced}"
+        yield from common.failures(result)
+    yield from (f"{name} failed: {why}" for name, why in found["failed"].items())
+    if means := found["geometric_mean"]:
+        yield "geometric means: " + ", ".join(f"{key} {mean:.3f}" for key, mean in means.items())

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from collage.cli.options import JSON_OPTION, THREADS_OPTION, parse_names
-from scripts.lib.bench.options import Models, rounds_option, takes_models
-from scripts.lib.bench.output import head, show
-from scripts.lib.serving.contender import BFLOAT16, CONTENDERS, FLOAT32, INT8, OURS
+from collage.errors import CollageError, UsageError, unknown_names
+from scripts.lib import INTERRUPTED, say
+from scripts.lib.bench.common import FOLDER_OPTION, head, rounds_option, show_results, table, threads_of
+from scripts.lib.serving.prepare import prepared
+from scripts.lib.serving.process import BFLOAT16, CONTENDERS, FLOAT32, INT8, OURS, Setup
+from scripts.lib.serving.study import QUICK, Course, Study, opened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 MODELS = ("gpt2_124m", "qwen2_like")
 OTHERS = tuple(name for name in CONTENDERS if name != OURS)
+_SATURATED = (
+    *("contender", "requests/s", "Collage over it", "tokens/s", "spread", "unloaded ms"),
+    *("rate at twice", "Collage over it", "same tokens"),
+)
 
 
 @click.command("serve")
-@takes_models
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@FOLDER_OPTION
 @click.option(
     "--against",
     type=parse_names,
@@ -43,7 +57,8 @@ OTHERS = tuple(name for name in CONTENDERS if name != OURS)
 def command(
     ctx: click.Context,
     *,
-    models: Models,
+    models: tuple[str, ...],
+    folder: Path,
     against: tuple[str, ...] | None,
     rounds: int | None,
     requests: int | None,
@@ -80,15 +95,6 @@ def command(
       scripts/bench serve qwen2_like --against shortest-first --rounds 5 --json
       scripts/bench serve --quick
     """
-    from collage.errors import CollageError, UsageError, unknown_names
-    from collage.kernel.target import usable_cores
-    from scripts.lib.serving.contender import Setup
-    from scripts.lib.serving.field import opened
-    from scripts.lib.serving.prepare import prepared
-    from scripts.lib.serving.study import QUICK, Course, study
-    from scripts.lib.serving.table import tables
-    from scripts.lib.studies.each import INTERRUPTED, say
-
     others = OTHERS if against is None else tuple(name for name in against if name != "none")
     unknown = [name for name in others if name not in OTHERS]
     if unknown:
@@ -102,16 +108,16 @@ def command(
         requests=requests or course.requests,
         parts=course.parts if only is None else (only,),
     )
-    threads = threads or usable_cores()
+    threads = threads_of(threads)
     results: list[dict[str, Any]] = []
     status = 0
     try:
-        for name in models.models or MODELS:
+        for name in models or MODELS:
             try:
-                model = prepared(name, models.folder, threads=threads, tiny=quick, precision=precision)
+                model = prepared(name, folder, threads=threads, tiny=quick, precision=precision)
                 setup = Setup(model.folder, model.module, threads, course.running, precision)
                 with opened((OURS, *others), setup) as field:
-                    results.append(study(model, field, course))
+                    results.append(Study(model, field, course).run())
             except CollageError as error:
                 say(f"error: {name}: {error}")
                 status = 1
@@ -119,5 +125,67 @@ def command(
         say("interrupted")
         status = INTERRUPTED
     found = {**head(threads, precision=precision, course=asdict(course)), "models": results}
-    show(found, [part for each in results for part in tables(each)], as_json=as_json)
+    show_results(found, (part for each in results for part in _view(each)), as_json=as_json)
     ctx.exit(status or int(any(each["failed"] for each in results)))
+
+
+def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """All parts of the study of one model."""
+    yield from ("", found["model"])
+    if right := found.get("right"):
+        yield (
+            f"{right['same_tokens']:.2%} of {right['tokens']} greedy tokens are ONNX Runtime's with the original; "
+            f"a chosen token's logit is below the largest one by {right['largest_gap']:.1e} of it at most, and log "
+            f"probabilities differ by {right['largest_error']:.1e} at most"
+        )
+    if trace := found.get("trace"):
+        yield from ("Orca's trace: all requests at once", _saturated(trace))
+        yield from ("Orca's trace: latency per token against the rate", _rates(trace))
+    if between := found.get("between"):
+        yield "between tokens, at 70 % load with long prompts"
+        yield table(
+            ("contender", "requests/s", "median ms", "99 % ms", "ratio", "first token ms"),
+            [
+                (
+                    name,
+                    f"{each['rate']:.2f}",
+                    f"{each['between_ms']:.1f}",
+                    f"{each['between_p99_ms']:.1f}",
+                    f"{each['p99_over_median']:.2f}",
+                    f"{each['first_ms']:.0f}",
+                )
+                for name, each in between.items()
+            ],
+        )
+    yield from (f"left out: {why}" for why in found["missing"].values())
+    yield from (f"failed: {why}" for why in found["failed"].values())
+
+
+def _saturated(trace: Mapping[str, Any]) -> Table:
+    ours = trace[OURS]["saturated"]["requests_per_s"], trace[OURS]["rate_at_twice_unloaded"]
+    rows = []
+    for name, each in trace.items():
+        full, twice = each["saturated"], each["rate_at_twice_unloaded"]
+        rows.append(
+            [
+                name,
+                f"{full['requests_per_s']:.2f}",
+                f"{ours[0] / full['requests_per_s']:.2f}",
+                f"{full['tokens_per_s']:.0f}",
+                f"{each['saturated_spread']:.2f}",
+                f"{each['unloaded']['latency_ms']:.1f}",
+                "-" if twice is None else f"{twice:.2f}",
+                "-" if twice is None or ours[1] is None else f"{ours[1] / twice:.2f}",
+                f"{each['same_tokens']:.1%}",
+            ]
+        )
+    return table(_SATURATED, rows)
+
+
+def _rates(trace: Mapping[str, Any]) -> Table:
+    rates = sorted({row["rate"] for each in trace.values() for row in each["rates"]})
+    rows = []
+    for name, each in trace.items():
+        known = {row["rate"]: f"{row['latency_ms']:.1f}" for row in each["rates"]}
+        rows.append([name, *(known.get(rate, "-") for rate in rates)])
+    return table(["ms a token at", *(f"{rate:.2f}/s" for rate in rates)], rows)

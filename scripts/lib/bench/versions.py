@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import click
 from collage.cli.console import print_json
 from collage.errors import CollageError
 from scripts.lib import ROOT
+from scripts.lib.bench.common import Options, race_modules, threads_of
 
 OLD = ROOT / "tests" / "data" / "old"
 MODELS = {
@@ -59,10 +58,20 @@ def command(models: tuple[str, ...], out: Path, folder: Path, of: Path, before: 
     found: dict[str, Any] = {}
     for name in models or (*MODELS, "old"):
         click.echo(f"bench: {name}", err=True)
-        found[name] = _old(of) if name == "old" else _compiled(name, of, out, folder)
+        if name == "old":
+            found[name] = _old(of)
+            continue
+        model = next(
+            (each for each in (folder / f"{name}.onnx", OLD / f"{name}.onnx") if each.exists()), None
+        )
+        if model is None:
+            raise CollageError(f"No {name}.onnx in {folder}: scripts/models or scripts/demo_model makes it.")
+        found[name] = _compiled(name, model, of, out)
         module = before and before / f"{name}.collage"
         if module and module.exists() and name not in ("strings", "gpt2_124m"):
-            found[name]["before / now"] = _race(module, out / f"{name}.collage")
+            files = {"before": module, "now": out / f"{name}.collage"}
+            raced = race_modules(model, files, Options(threads_of(None), 30), lambda _: None)
+            found[name]["before / now"] = raced.ratio("before", "now")
     (out / "results.json").write_text(json.dumps(found, indent=1))
     print_json(found)
 
@@ -78,10 +87,7 @@ def _run(of: Path, *arguments: str | Path) -> Any:
     return json.loads(done.stdout) if not done.returncode else {"error": done.stderr.strip().splitlines()[-1]}
 
 
-def _compiled(name: str, of: Path, out: Path, folder: Path) -> dict[str, Any]:
-    model = next((each for each in (folder / f"{name}.onnx", OLD / f"{name}.onnx") if each.exists()), None)
-    if model is None:
-        raise CollageError(f"No {name}.onnx in {folder}: scripts/models or scripts/demo_model makes it.")
+def _compiled(name: str, model: Path, of: Path, out: Path) -> dict[str, Any]:
     command, *options = MODELS[name]
     found = _run(of, command, model, "-o", out / f"{name}.collage", "--db", out / f"{name}.sqlite", *options)
     regions = [f"{each['backend']}: {' '.join(each['ops'])}" for each in found.get("regions", ())]
@@ -97,23 +103,6 @@ def _old(of: Path) -> dict[str, Any]:
             ran = {} if module.stem == "decoder" else _run(of, "run", module, "--random")
             found[module.stem] = _run(of, "verify", module).get("error") or ran.get("error") or "loads"
         new, db = Path(text, "new.collage"), Path(text, "old.sqlite")
-        found["measured again"] = _run(of, "compile", OLD / "mix.onnx", "-o", new, "--db", db)[
-            "measurements_made"
-        ]
+        again = _run(of, "compile", OLD / "mix.onnx", "-o", new, "--db", db)
+        found["measured again"] = again["measurements_made"]
     return found
-
-
-def _race(before: Path, now: Path, rounds: int = 40) -> float:
-    import collage
-
-    modules: list[Any] = [collage.load(each) for each in (before, now)]
-    calls = [module.bind() for module in modules]
-    ratios = []
-    for _ in range(rounds):
-        stamps = [time.perf_counter()]
-        for call in calls:
-            for _ in range(10):
-                call()
-            stamps.append(time.perf_counter())
-        ratios.append((stamps[1] - stamps[0]) / (stamps[2] - stamps[1]))
-    return statistics.median(ratios)

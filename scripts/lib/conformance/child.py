@@ -9,57 +9,30 @@ import importlib
 import time
 import unittest
 import warnings
-from dataclasses import dataclass
 
+import numpy as np
+from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from collage.core.child_process import read_message, take_over_pipes, write_message
+from scripts.lib.case_pool import Outcome
+from scripts.lib.conformance.suite import BACKENDS, CATEGORIES
 
-BACKENDS = {
-    "collage": "collage.onnx_backend:CollageBackend",
-    "onnxruntime": "scripts.lib.conformance.engines:OnnxRuntime",
-    "openvino": "scripts.lib.conformance.engines:OpenVino",
-}
-"""The class behind each name, which implements onnx.backend.base.Backend."""
-
-CASES = "scripts.lib.conformance.cases"
-"""What takes long to import, which the process that starts this one may have done."""
-
-CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
-"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
-
-
-@dataclass(frozen=True)
-class Serve:
-    """The first message: one of BACKENDS. Reply: Tests."""
-
-    backend: str
-
-
-@dataclass(frozen=True)
-class Tests:
-    """The names of all tests, as ``category/test``."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """``status`` is "passed", "failed" (other numbers) or "error" (it would not run); ``message`` says why."""
-
-    status: str
-    message: str
-    seconds: float
+# It draws the inputs of its tests: the same ones for every backend. That takes some ten seconds, so a fork server
+# imports this module once for all children.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    np.random.seed(0)
+    load_model_tests(kind="node")
 
 
 def main() -> None:
-    """Serve one parent until its pipe closes."""
+    """Serve one parent: the first message is one of BACKENDS, the others are names of tests, as ``category/test``."""
     source, sink = take_over_pipes()
     warnings.simplefilter("ignore")
     try:
-        serve: Serve = read_message(source)
-        importlib.import_module(CASES)  # which draws the inputs of its tests: the same ones for every backend
-        module, _, name = BACKENDS[serve.backend].partition(":")
+        backend: str = read_message(source)
+        module, _, name = BACKENDS[backend].partition(":")
         runner = Runner(getattr(importlib.import_module(module), name), __name__)
         cases = {
             f"{category}/{test.removesuffix('_cpu')}": case(test)
@@ -68,7 +41,7 @@ def main() -> None:
             for test in unittest.defaultTestLoader.getTestCaseNames(case)
             if test.endswith("_cpu")
         }
-        write_message(sink, Tests(tuple(sorted(cases))))
+        write_message(sink, sorted(cases))
         while True:
             write_message(sink, run(cases[read_message(source)]))
     except (EOFError, BrokenPipeError):
@@ -76,7 +49,7 @@ def main() -> None:
 
 
 def run(case: unittest.TestCase) -> Outcome:
-    """Run one test."""
+    """Run one test, which has "passed", has "failed" (other numbers), or is an "error" (it would not run)."""
     result = unittest.TestResult()
     start = time.perf_counter()
     case.run(result)

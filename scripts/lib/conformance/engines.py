@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,23 +10,20 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 
-class _CpuBackend(Backend):
+class _Prepared(BackendRep):
+    def __init__(self, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self._run = run
+
+    def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(self._run(inputs))
+
+
+class OnnxRuntime(Backend):
+    """Runs a model in a session with default options."""
+
     @classmethod
     def supports_device(cls, device: str) -> bool:
         return device == "CPU"
-
-
-class _Session(BackendRep):
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
-        names = [each.name for each in self._session.get_inputs()]
-        return tuple(self._session.run(None, dict(zip(names, inputs, strict=True))))
-
-
-class OnnxRuntime(_CpuBackend):
-    """Runs a model in a session with default options."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
@@ -34,21 +31,12 @@ class OnnxRuntime(_CpuBackend):
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        return _Session(
-            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        )
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        return _Prepared(lambda inputs: session.run(None, dict(zip(names, inputs, strict=True))))
 
 
-class _Compiled(BackendRep):
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
-
-    def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
-        results = self._compiled.create_infer_request().infer(dict(enumerate(inputs)))
-        return tuple(np.array(results[port]) for port in self._compiled.outputs)
-
-
-class OpenVino(_CpuBackend):
+class OpenVino(OnnxRuntime):
     """Runs a model that is compiled for the CPU with float32 arithmetic."""
 
     @classmethod
@@ -57,4 +45,10 @@ class OpenVino(_CpuBackend):
 
         core = ov.Core()
         config = {"INFERENCE_PRECISION_HINT": "f32"}
-        return _Compiled(core.compile_model(core.read_model(model.SerializeToString()), "CPU", config))
+        compiled = core.compile_model(core.read_model(model.SerializeToString()), "CPU", config)
+
+        def run(inputs: Sequence[Any]) -> list[Any]:
+            results = compiled.create_infer_request().infer(dict(enumerate(inputs)))
+            return [np.array(results[port]) for port in compiled.outputs]
+
+        return _Prepared(run)

@@ -73,7 +73,7 @@ def _projections(emit: Emitter, shape: DecoderShape, x: str) -> list[str]:
     scale = 1 / math.sqrt(shape.width)
     if shape.family == GPT2:  # one product for the three, as GPT-2's Conv1D becomes
         wide = 3 * shape.width
-        flat = emit.op("Reshape", x, emit.constant([-1, shape.width]))
+        flat = emit.reshape(x, [-1, shape.width])
         weight, bias = (
             emit.weight("attn.c_attn", shape.width, wide, scale=scale),
             emit.weight("attn.c_attn.bias", wide, scale=0.1),
@@ -93,10 +93,7 @@ def _projections(emit: Emitter, shape: DecoderShape, x: str) -> list[str]:
 def _sizes(emit: Emitter, x: str, *more: int) -> str:
     """The first two sizes of x, followed by others, as exporters write them."""
     sizes = emit.op("Shape", x)
-    batch, length = (
-        emit.op("Unsqueeze", emit.op("Gather", sizes, emit.constant(axis)), emit.constant([0]))
-        for axis in (0, 1)
-    )
+    batch, length = (emit.unsqueeze(emit.op("Gather", sizes, emit.constant(axis)), 0) for axis in (0, 1))
     return emit.op("Concat", batch, length, emit.constant(list(more)), axis=0)
 
 
@@ -124,7 +121,7 @@ def _repeated(emit: Emitter, x: str, groups: int) -> str:
     def part(start: int, end: int) -> str:
         return emit.op("Slice", sizes, emit.constant([start]), emit.constant([end]), emit.constant([0]))
 
-    wide = emit.op("Unsqueeze", x, emit.constant([2]))
+    wide = emit.unsqueeze(x, 2)
     shape = emit.op("Concat", part(0, 2), emit.constant([groups]), part(2, 4), axis=0)
     heads = emit.op("Mul", part(1, 2), emit.constant([groups]))
     flat = emit.op("Concat", part(0, 1), heads, part(2, 4), axis=0)
@@ -134,11 +131,9 @@ def _repeated(emit: Emitter, x: str, groups: int) -> str:
 def _product(emit: Emitter, shape: DecoderShape, q: str, k: str, v: str) -> str:
     columns = emit.op("Transpose", k, perm=[0, 1, 3, 2])
     if shape.family == GPT2:
-        scores = emit.op(
-            "Div", emit.op("MatMul", q, columns), emit.constant(math.sqrt(shape.head), np.float32)
-        )
+        scores = emit.op("Div", emit.op("MatMul", q, columns), emit.number(math.sqrt(shape.head)))
     else:  # both sides are scaled, as torch's attention is exported
-        root = emit.constant(shape.head**-0.25, np.float32)
+        root = emit.number(shape.head**-0.25)
         scores = emit.op("MatMul", emit.op("Mul", q, root), emit.op("Mul", columns, root))
     scores = emit.op("Add", scores, _mask(emit, shape, scores))
     return emit.op("MatMul", emit.op("Softmax", scores, axis=-1), v)
@@ -151,15 +146,15 @@ def _mask(emit: Emitter, shape: DecoderShape, scores: str) -> str:
     one = emit.constant(1)
     keys = emit.op("Range", emit.constant(0), whole, one)
     own = emit.op("Range", emit.op("Sub", whole, new), whole, one)
-    later = emit.op("Greater", keys, emit.op("Unsqueeze", own, emit.constant([1])))
+    later = emit.op("Greater", keys, emit.unsqueeze(own, 1))
     lowest = np.finfo(np.float32).min
-    hidden = emit.op("Mul", emit.op("Cast", later, to=1), emit.constant(lowest, np.float32))
+    hidden = emit.op("Mul", emit.op("Cast", later, to=1), emit.number(lowest))
     if shape.form == PLAIN:
         return hidden
-    absent = emit.op("Sub", emit.constant(1.0, np.float32), emit.op("Cast", "attention_mask", to=1))
-    padding = emit.op("Mul", absent, emit.constant(lowest, np.float32))
+    absent = emit.op("Sub", emit.number(1.0), emit.op("Cast", "attention_mask", to=1))
+    padding = emit.op("Mul", absent, emit.number(lowest))
     padding = emit.op("Unsqueeze", padding, emit.constant([1, 2]))
-    return emit.op("Max", emit.op("Add", hidden, padding), emit.constant(lowest, np.float32))
+    return emit.op("Max", emit.op("Add", hidden, padding), emit.number(lowest))
 
 
 def _operator(emit: Emitter, shape: DecoderShape, layer: int, q: str, k: str, v: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -64,7 +63,7 @@ def _head(emit: Emitter, shape: DecoderShape) -> str:
     scale = SHARPNESS / math.sqrt(shape.width)
     if shape.family == GPT2:
         table = emit.op("Transpose", "model.embed_tokens", perm=[1, 0])
-        return emit.op("Mul", table, emit.constant(scale / TIED, np.float32))
+        return emit.op("Mul", table, emit.number(scale / TIED))
     return emit.weight("lm_head", shape.width, shape.vocabulary, scale=scale)
 
 
@@ -73,14 +72,13 @@ def _norm(emit: Emitter, shape: DecoderShape, name: str, x: str) -> str:
     if shape.family == GPT2:
         bias = emit.weight(f"{name}.bias", shape.width, scale=0.1)
         return emit.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=EPSILON)
-    square = emit.op("Pow", x, emit.constant(2.0, np.float32))
-    mean = (
-        emit.op("ReduceMean", square, axes=[-1])
-        if shape.form != ATTENTION
-        else emit.op("ReduceMean", square, emit.constant([-1]))
-    )
-    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(EPSILON, np.float32)))
-    scaled = emit.op("Mul", x, emit.op("Div", emit.constant(1.0, np.float32), root))
+    square = emit.op("Pow", x, emit.number(2.0))
+    if shape.form == ATTENTION:
+        mean = emit.op("ReduceMean", square, emit.constant([-1]))
+    else:
+        mean = emit.op("ReduceMean", square, axes=[-1])
+    root = emit.op("Sqrt", emit.op("Add", mean, emit.number(EPSILON)))
+    scaled = emit.op("Mul", x, emit.op("Div", emit.number(1.0), root))
     return emit.op("Mul", weight, scaled)
 
 
@@ -103,15 +101,10 @@ def _feed_forward(emit: Emitter, shape: DecoderShape, x: str) -> str:
 
 def _gelu(emit: Emitter, x: str) -> str:
     """The approximation with tanh, in the operators that exporters write."""
-
-    def number(value: float) -> str:
-        return emit.constant(value, np.float32)
-
-    cube = emit.op("Mul", emit.op("Pow", x, number(3.0)), number(0.044715))
-    inside = emit.op("Mul", emit.op("Add", x, cube), number(math.sqrt(2 / math.pi)))
-    return emit.op(
-        "Mul", emit.op("Mul", x, number(0.5)), emit.op("Add", emit.op("Tanh", inside), number(1.0))
-    )
+    cube = emit.op("Mul", emit.op("Pow", x, emit.number(3.0)), emit.number(0.044715))
+    inside = emit.op("Mul", emit.op("Add", x, cube), emit.number(math.sqrt(2 / math.pi)))
+    half = emit.op("Mul", x, emit.number(0.5))
+    return emit.op("Mul", half, emit.op("Add", emit.op("Tanh", inside), emit.number(1.0)))
 
 
 def _inputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:

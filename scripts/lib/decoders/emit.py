@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ class Emitter:
             self.initialisers.append(numpy_helper.from_array(array, self._constants[key]))
         return self._constants[key]
 
+    def number(self, value: Any) -> str:
+        """The name of a small constant in float32."""
+        return self.constant(value, np.float32)
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        """The value with one more axis."""
+        return self.op("Unsqueeze", x, self.constant([axis]))
+
+    def reshape(self, x: str, sizes: Sequence[int]) -> str:
+        """The value in other sizes."""
+        return self.op("Reshape", x, self.constant(sizes))
+
     def weight(self, name: str, *shape: int, scale: float = 1.0, mean: float = 0.0) -> str:
         """A seeded normal weight of that standard deviation."""
         values = self._random.standard_normal(shape, np.float32) * np.float32(scale) + np.float32(mean)
@@ -54,9 +67,8 @@ class Emitter:
 
     def array(self, name: str, values: npt.NDArray[Any]) -> str:
         """An initialiser with these values."""
-        tensor = TensorProto(
-            name=name, dims=values.shape, data_type=helper.np_dtype_to_tensor_dtype(values.dtype)
-        )
+        dtype = helper.np_dtype_to_tensor_dtype(values.dtype)
+        tensor = TensorProto(name=name, dims=values.shape, data_type=dtype)
         if self._beside is None or values.nbytes <= _INLINE_BYTES:
             tensor.raw_data = values.tobytes()
         else:
@@ -64,12 +76,9 @@ class Emitter:
                 start = stream.tell()
                 stream.write(values.tobytes())
             tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", self._beside.name),
-                ("offset", str(start)),
-                ("length", str(values.nbytes)),
-            ):
-                tensor.external_data.add(key=key, value=value)
+            where = {"location": self._beside.name, "offset": start, "length": values.nbytes}
+            for key, value in where.items():
+                tensor.external_data.add(key=key, value=str(value))
         self.initialisers.append(tensor)
         return name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from onnx import TensorProto, helper
 
 from scripts.lib.decoders.emit import Emitter
@@ -15,7 +14,7 @@ _ZERO = helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0])
 
 def mixture(emit: Emitter, shape: DecoderShape, x: str) -> str:
     """The value [batch, sequence, width] that the experts make of ``x``, with weights that add up to 1 for a token."""
-    tokens = emit.op("Reshape", x, emit.constant([-1, shape.width]))
+    tokens = emit.reshape(x, [-1, shape.width])
     router = emit.weight("mlp.gate", shape.width, shape.experts, scale=2 / math.sqrt(shape.width))
     scores = emit.op("Softmax", emit.op("MatMul", tokens, router), axis=-1)
     best, choice = emit.ops("TopK", 2, scores, emit.constant([shape.chosen]), axis=-1)
@@ -35,8 +34,8 @@ def _as_optimum(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, cho
     levels = emit.op("OneHot", choice, emit.constant([shape.experts]), emit.constant([0, 1]), axis=-1)
     mask = emit.op("Transpose", levels, perm=[2, 1, 0])
     total = emit.op("ConstantOfShape", emit.op("Shape", tokens), value=_ZERO)
-    row = emit.op("Unsqueeze", tokens, emit.constant([0]))
-    factors = emit.op("Unsqueeze", gates, emit.constant([2]))
+    row = emit.unsqueeze(tokens, 0)
+    factors = emit.unsqueeze(gates, 2)
     flat = emit.op("Flatten", factors, axis=2)
     slots = emit.op("Gather", emit.op("Shape", factors), emit.constant(1), axis=0)
     for expert in range(shape.experts):
@@ -49,9 +48,9 @@ def _as_optimum(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, cho
         rows = emit.op("Reshape", emit.op("Gather", row, token, axis=1), emit.constant([-1, shape.width]))
         made = _expert(emit, shape, expert, rows)
         factor = emit.op("Gather", flat, emit.op("Add", slot, emit.op("Mul", token, slots)), axis=0)
-        made = emit.op("Mul", made, emit.op("Reshape", factor, emit.constant([-1, 1])))
+        made = emit.op("Mul", made, emit.reshape(factor, [-1, 1]))
         sizes = emit.op("Shape", made)
-        to = emit.op("Expand", emit.op("Unsqueeze", token, emit.constant([1])), sizes)
+        to = emit.op("Expand", emit.unsqueeze(token, 1), sizes)
         zeros = emit.op("ConstantOfShape", emit.op("Shape", total), value=_ZERO)
         total = emit.op("Add", total, emit.op("ScatterElements", zeros, to, made, axis=0))
     return total
@@ -60,11 +59,11 @@ def _as_optimum(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, cho
 def _as_torch(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice: str) -> str:
     """The form of torch's exporter of today."""
     number = emit.constant(list(range(shape.experts)))
-    same = emit.op("Equal", emit.op("Unsqueeze", choice, emit.constant([-1])), number)
+    same = emit.op("Equal", emit.unsqueeze(choice, -1), number)
     mask = emit.op("Transpose", emit.op("Cast", same, to=TensorProto.INT64), perm=[2, 1, 0])
-    total = emit.op("Expand", emit.constant(0.0, np.float32), emit.op("Shape", tokens))
-    row = emit.op("Transpose", emit.op("Unsqueeze", tokens, emit.constant([0])), perm=[1, 0, 2])
-    factors = emit.op("Unsqueeze", gates, emit.constant([2]))
+    total = emit.op("Expand", emit.number(0.0), emit.op("Shape", tokens))
+    row = emit.op("Transpose", emit.unsqueeze(tokens, 0), perm=[1, 0, 2])
+    factors = emit.unsqueeze(gates, 2)
     for expert in range(shape.experts):
         chosen = emit.op("Gather", mask, emit.constant(expert), axis=0)
         places = emit.op("Transpose", emit.op("NonZero", chosen), perm=[1, 0])
@@ -73,7 +72,7 @@ def _as_torch(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choic
             for first in (0, 1)
         )
         rows = emit.op("Transpose", emit.op("GatherND", row, token), perm=[1, 0, 2])
-        made = _expert(emit, shape, expert, emit.op("Reshape", rows, emit.constant([-1, shape.width])))
+        made = _expert(emit, shape, expert, emit.reshape(rows, [-1, shape.width]))
         factor = emit.op("GatherND", factors, emit.op("Concat", token, slot, axis=-1))
         made = emit.op("Mul", made, factor)
         total = emit.op("ScatterND", total, token, made, reduction="add")
@@ -102,11 +101,11 @@ def _all_for_all(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, ch
     )
     both = emit.op("MatMul", rows, weight("gate_up", shape.width, 2 * shape.inner, scale=wide))
     both = emit.op("Add", both, weight("gate_up.bias", 1, 2 * shape.inner, scale=0.1))
-    gate = emit.op("Clip", every_second(both, 0), "", emit.constant(7.0, np.float32))
+    gate = emit.op("Clip", every_second(both, 0), "", emit.number(7.0))
     active = emit.op("Mul", emit.op("Mul", gate, emit.op("Sigmoid", gate)), every_second(both, 1))
     made = emit.op("MatMul", active, weight("down", shape.inner, shape.width, scale=inner))
     made = emit.op("Add", made, weight("down.bias", 1, shape.width, scale=0.1))
-    made = emit.op("Reshape", made, emit.constant([experts, 1, -1, shape.width]))
+    made = emit.reshape(made, [experts, 1, -1, shape.width])
     factors = emit.op(
         "Reshape", emit.op("Transpose", scores, perm=[1, 0]), emit.constant([experts, 1, -1, 1])
     )
@@ -116,7 +115,7 @@ def _all_for_all(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, ch
 def _sorting(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice: str) -> str:
     """The form of Granite: rows in the order of their experts are split where one expert's end."""
     wide, inner = 1 / math.sqrt(shape.width), 1 / math.sqrt(shape.inner * 2 * shape.layers)
-    experts, zero = shape.experts, emit.constant(0.0, np.float32)
+    experts, zero = shape.experts, emit.number(0.0)
     count = emit.op("Gather", emit.op("Shape", tokens), emit.constant([0]), axis=0)
     zeros = emit.op("Expand", zero, emit.op("Concat", count, emit.constant([experts]), axis=0))
     one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
@@ -127,12 +126,12 @@ def _sorting(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice
     lengths = emit.op(
         "Concat", *(emit.op("Slice", sums, *each, emit.constant([0])) for each in bounds), axis=0
     )
-    flat = emit.op("Reshape", choice, emit.constant([-1]))
+    flat = emit.reshape(choice, [-1])
     order = emit.ops("TopK", 2, flat, emit.op("Shape", flat), axis=0, largest=0)[1]
     place = emit.op("Cast", order, to=TensorProto.FLOAT)
-    token = emit.op("Floor", emit.op("Div", place, emit.constant(shape.chosen, np.float32)))
-    token = emit.op("Unsqueeze", emit.op("Cast", token, to=TensorProto.INT64), emit.constant([-1]))
-    factors = emit.op("Gather", emit.op("Reshape", gates, emit.constant([-1])), order, axis=0)
+    token = emit.op("Floor", emit.op("Div", place, emit.number(shape.chosen)))
+    token = emit.unsqueeze(emit.op("Cast", token, to=TensorProto.INT64), -1)
+    factors = emit.op("Gather", emit.reshape(gates, [-1]), order, axis=0)
 
     def by_expert(rows: str, matrices: str) -> str:
         parts = emit.ops("Split", experts, rows, lengths, axis=0)
@@ -145,7 +144,7 @@ def _sorting(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice
     gate, up = emit.ops("Split", 2, both, emit.constant([shape.inner] * 2), axis=1)
     active = emit.op("Mul", emit.op("Mul", gate, emit.op("Sigmoid", gate)), up)
     last = emit.weight("mlp.experts.output", experts, shape.width, shape.inner, scale=inner)
-    made = emit.op("Mul", by_expert(active, last), emit.op("Unsqueeze", factors, emit.constant([1])))
+    made = emit.op("Mul", by_expert(active, last), emit.unsqueeze(factors, 1))
     total = emit.op("Expand", zero, emit.op("Shape", tokens))
     return emit.op("ScatterND", total, token, made, reduction="add")
 

@@ -19,17 +19,15 @@ def rotations(emit: Emitter, shape: DecoderShape) -> tuple[str, str]:
     scope, emit.scope = emit.scope, "model.rotary"
     half = shape.rotated // 2
     frequencies = (_THETA ** (-np.arange(half) / half)).astype(np.float32).reshape(1, half, 1)
-    places = emit.op("Cast", emit.op("Unsqueeze", "position_ids", emit.constant([1])), to=1)
-    angles = emit.op(
-        "Transpose", emit.op("MatMul", emit.constant(frequencies, np.float32), places), perm=[0, 2, 1]
-    )
+    places = emit.op("Cast", emit.unsqueeze("position_ids", 1), to=1)
+    angles = emit.op("Transpose", emit.op("MatMul", emit.number(frequencies), places), perm=[0, 2, 1])
     if shape.pairs:
         last = emit.constant([-1])
         wide = emit.op("Unsqueeze", angles, last)
         twice = emit.op("Reshape", emit.op("Concat", wide, wide, axis=-1), emit.constant([0, 0, -1]))
     else:
         twice = emit.op("Concat", angles, angles, axis=-1)
-    twice = emit.op("Unsqueeze", twice, emit.constant([1]))
+    twice = emit.unsqueeze(twice, 1)
     for kind in ("Cos", "Sin"):
         name = kind.lower()
         emit.nodes.append(helper.make_node(kind, [twice], [f"rotary.{name}"], name=f"/rotary/{name}"))

@@ -7,58 +7,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-Path = "tuple[str | int, ...]"
-
 STRANGE: tuple[Any, ...] = (
-    *(
-        0,
-        1,
-        -1,
-        2,
-        7,
-        16,
-        63,
-        64,
-        65,
-        1000,
-        65536,
-        2**31 - 1,
-        2**31,
-        -(2**31),
-        2**32,
-        2**40,
-        2**62,
-        2**63,
-        -(2**63),
-    ),
-    *(
-        10**30,
-        1.5,
-        -0.5,
-        1e308,
-        float("nan"),
-        float("inf"),
-        True,
-        False,
-        None,
-        "",
-        "x",
-        "plain",
-        "\x1b[31mred\x07",
-    ),
-    *(
-        "\ud800",
-        "</script><script>alert(1)</script>",
-        [],
-        {},
-        [1],
-        {"a": 1},
-        "float32",
-        "float64",
-        "object",
-        "int8",
-    ),
-)
+    0, 1, -1, 2, 7, 16, 63, 64, 65, 1000, 65536, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**62, 2**63, -(2**63),
+    10**30, 1.5, -0.5, 1e308, float("nan"), float("inf"), True, False, None, "", "x", "plain", "\x1b[31mred\x07",
+    "\ud800", "</script><script>alert(1)</script>", [], {}, [1], {"a": 1}, "float32", "float64", "object", "int8",
+)  # fmt: skip
 
 
 def change(
@@ -126,3 +79,14 @@ def _paths(value: Any, base: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    """The bytes with some other bits, or other bytes."""
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 4, 32])):
+        at = rng.randrange(len(changed))
+        changed[at] = (
+            changed[at] ^ 1 << rng.randrange(8) if rng.random() < 0.7 else rng.choice(b"\0\xff\x7f\x80")
+        )
+    return bytes(changed)

@@ -9,24 +9,11 @@ from functools import cache
 import onnx
 from onnx import TensorProto, helper
 
+from scripts.lib.fuzzing.change_json import flip
+
 _NUMBERS = (
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    255,
-    1000,
-    65536,
-    2**31 - 1,
-    -(2**31),
-    2**31,
-    2**40,
-    2**62,
-    -(2**63),
-    2**63 - 1,
-)
+    0, 1, -1, 2, 3, 7, 255, 1000, 65536, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63), 2**63 - 1,
+)  # fmt: skip
 _FLOATS = (0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), -float("inf"))
 _NAMES = ("", "nobody", "\x1b[31mred", "a b", "x" * 300, "</script>", "name\nof two lines")
 _LARGEST_BYTES = 200_000
@@ -40,9 +27,7 @@ def originals() -> list[tuple[str, bytes]]:
 
     from tests import models as ours
 
-    found = [
-        (name, make()) for name, make in (("conv_net", ours.conv_net), ("elementwise", ours.elementwise_net))
-    ]
+    found = [("conv_net", ours.conv_net()), ("elementwise", ours.elementwise_net())]
     found += [("positive_rows", ours.positive_rows()), ("detector", ours.detector())]
     found = found * 20 + sorted(
         ((case.name, case.model) for case in collect_testcases(None) if case.model is not None),
@@ -55,7 +40,7 @@ def originals() -> list[tuple[str, bytes]]:
 def change_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     """The model with one or more changes, and a description of these."""
     if rng.random() < 0.3:
-        return _flip(data, rng)
+        return flip(data, rng), "bits"
     model = onnx.ModelProto.FromString(data)
     said = []
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
@@ -69,14 +54,6 @@ def change_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
         found, text = _text(found, rng)
         said.append(text)
     return found, "; ".join(said)
-
-
-def _flip(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    changed = bytearray(data)
-    places = [rng.randrange(len(changed)) for _ in range(rng.choice([1, 1, 2, 8]))]
-    for at in places:
-        changed[at] ^= 1 << rng.randrange(8)
-    return bytes(changed), f"bits at {places}"
 
 
 def _text(data: bytes, rng: random.Random) -> tuple[bytes, str]:
@@ -188,19 +165,7 @@ def _operands(model: onnx.ModelProto, rng: random.Random) -> str:
 def _operator(model: onnx.ModelProto, rng: random.Random) -> str:
     node = rng.choice(_nodes(model))
     before = node.op_type
-    others = [
-        "Add",
-        "Conv",
-        "MatMul",
-        "Relu",
-        "Reshape",
-        "Gather",
-        "Concat",
-        "Softmax",
-        "Loop",
-        "Nothing",
-        "TopK",
-    ]
+    others = "Add Conv MatMul Relu Reshape Gather Concat Softmax Loop Nothing TopK".split()
     node.op_type = rng.choice([*others, *(each.op_type for each in _nodes(model))])
     if rng.random() < 0.1:
         node.domain = rng.choice(["com.example", "ai.onnx.ml", "com.microsoft", "\xff"])
@@ -237,10 +202,8 @@ def _tensor(tensor: TensorProto, rng: random.Random) -> None:
     else:
         tensor.data_location = TensorProto.EXTERNAL
         entry = tensor.external_data.add()
-        entry.key, entry.value = (
-            "location",
-            rng.choice(["../../etc/passwd", "", "nothing", "/dev/zero", "\0"]),
-        )
+        entry.key = "location"
+        entry.value = rng.choice(["../../etc/passwd", "", "nothing", "/dev/zero", "\0"])
 
 
 def _no_weights(model: onnx.ModelProto, rng: random.Random) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collage.module.archive import NewArchive
-from scripts.lib.fuzzing.change_json import change
+from collage.schedule.read_program import read_program
+from scripts.lib.fuzzing.change_json import change, flip
 
 _PROGRAMS = frozenset({"tvm"})
 _ENGINES = frozenset({"onnxruntime", "openvino", "tensorrt"})
@@ -37,11 +38,10 @@ class Contents:
             entries = {name: archive.read(name) for name in archive.namelist()}
         found = Contents(json.loads(entries.pop("manifest.json")), entries)
         for module in found.manifest["modules"]:
-            regions = _launched(module["program"])
+            regions = read_program(module["program"]).executed  # all but views have an artifact
             for names, region in zip(module["artifacts"], regions, strict=False):
-                for name in (names.get("bytes"), names.get("head")):
-                    if name is not None:
-                        found.kinds[name] = region
+                for name in filter(None, (names.get("bytes"), names.get("head"))):
+                    found.kinds[name] = region.backend
         return found
 
     def write(self) -> bytes:
@@ -57,13 +57,6 @@ class Contents:
         return stream.getvalue()
 
 
-def _launched(program: dict[str, Any]) -> list[str]:
-    """The backends of the regions that have an artifact: all but views, which do no work."""
-    from collage.schedule.read_program import read_program
-
-    return [region.backend for region in read_program(program).executed]
-
-
 def _renamed(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: _renamed(each, names) for key, each in value.items()}
@@ -75,7 +68,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 def change_module(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     """The file with one or two changes, and a description of these."""
     if rng.random() < 0.04:
-        return _flip(data, rng), "bits of the file"
+        return flip(data, rng), "bits of the file"
     contents = Contents.read(data)
     said = [_change(contents, rng)]
     if rng.random() < 0.2:
@@ -122,7 +115,7 @@ def _change_head(contents: Contents, rng: random.Random) -> str:
     name = rng.choice(heads)
     data, program = contents.entries[name], contents.kinds[name] in _PROGRAMS
     if not program and rng.random() < 0.1:
-        contents.entries[name] = _flip(data, rng)
+        contents.entries[name] = flip(data, rng)
         return f"bits of the head of {contents.kinds[name]}"
     try:
         head = json.loads(data)
@@ -142,14 +135,14 @@ def _change_array(contents: Contents, rng: random.Random) -> str:
         return ""
     name = rng.choice(arrays)
     data = contents.entries[name]
-    kind = rng.choice(["cut", "empty", "longer", "bits", "odd"])
     changes: dict[str, Callable[[], bytes]] = {
         "cut": lambda: data[: rng.randrange(len(data) + 1)],
         "empty": lambda: b"",
         "longer": lambda: data + data,
-        "bits": lambda: _flip(data, rng) if data else b"\1",
+        "bits": lambda: flip(data, rng) if data else b"\1",
         "odd": lambda: data[:-1],
     }
+    kind = rng.choice([*changes])
     contents.entries[name] = changes[kind]()
     return f"array {kind}"
 
@@ -169,13 +162,3 @@ def _swap(contents: Contents, rng: random.Random) -> str:
     i, j = rng.sample(range(len(artifacts)), 2)
     artifacts[i], artifacts[j] = artifacts[j], artifacts[i]
     return f"artifacts {i} and {j} swapped"
-
-
-def _flip(data: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 4, 32])):
-        if rng.random() < 0.7:
-            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-        else:
-            changed[rng.randrange(len(changed))] = rng.choice([0, 0xFF, 0x7F, 0x80])
-    return bytes(changed)

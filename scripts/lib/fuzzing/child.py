@@ -1,6 +1,6 @@
 """A process that loads or compiles one file after another, and runs each once, until its pipe closes.
 
-Started by ``scripts.lib.fuzzing.pool``, never by hand: what a file does to this process, the pool survives.
+Started by ``scripts.lib.fuzzing.main``, never by hand: what a file does to this process, that one survives.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from collage.core.child_process import read_message, take_over_pipes, write_message
+from scripts.lib.case_pool import Outcome
 
 OK, ERROR, FAULT = "ok", "clean error", "traceback"
+"""Statuses: the file ran, or ended in a CollageError, or in any other exception."""
 
 _MOST_BYTES = 12 << 30
 """The limit of the address space. A request for more memory fails at once."""
@@ -43,14 +44,6 @@ class Case:
     seed: int
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """``status`` is OK, ERROR (a CollageError) or FAULT (any other exception); ``message`` is its text."""
-
-    status: str
-    message: str = ""
-
-
 def main() -> None:
     """Serve one parent until its pipe closes."""
     source, sink = take_over_pipes()
@@ -62,6 +55,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with tempfile.TemporaryDirectory(prefix="collage-fuzz-") as folder:
             run = _modules() if start.kind == "module" else _models(start.backends, Path(folder))
+            write_message(sink, None)
             while True:
                 case: Case = read_message(source)
                 write_message(sink, _outcome(run, case))
@@ -145,6 +139,7 @@ def _show(path: Path) -> None:
 def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     """A function that compiles an ONNX file quickly, and runs it once."""
     import numpy as np
+    import onnx
 
     import collage
     from collage.api import default_registry
@@ -155,37 +150,23 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     from collage.measure.worker.process import Workers
 
     workers = Workers()
-    options: dict[str, Any] = {
-        "backends": backends or None,
-        "effort": QUICK,
-        "time_limit_s": 10.0,
-        "threads": 1,
-    }
+    options = CompileOptions(
+        db=folder / "measurements.sqlite",
+        backends=backends or None,
+        effort=QUICK,
+        time_limit_s=10.0,
+        threads=1,
+    )
 
     def run(case: Case) -> None:
-        database = folder / "measurements.sqlite"
-        made = CompileOptions(db=database, **options)
-        module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
+        module = compile_model(Path(case.path), options, default_registry(), lambda _: None, workers)
         arrays = fill_inputs(module.program.model_inputs, {}, np.random.default_rng(case.seed))
-        if _divides(Path(case.path)):  # by zero ends the process, in ONNX Runtime as well
-            arrays = {name: _not_zero(value) for name, value in arrays.items()}
+        if any(node.op_type in ("Div", "Mod") for node in onnx.load(case.path).graph.node):
+            for value in arrays.values():  # division by zero ends the process, in ONNX Runtime as well
+                if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+                    value[value == 0] = 1
         module.run(arrays)
         module.save(folder / "made.collage")
         collage.load(folder / "made.collage", verify=True).run(arrays)
 
     return run
-
-
-def _divides(path: Path) -> bool:
-    import onnx
-
-    nodes = onnx.load(str(path)).graph.node
-    return any(node.op_type in ("Div", "Mod") for node in nodes)
-
-
-def _not_zero(value: Any) -> Any:
-    import numpy as np
-
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
-        return np.where(value == 0, np.ones_like(value), value)
-    return value

@@ -70,6 +70,7 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
 
 def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     """For each file a backend, a name, and a model that the backend takes as a whole."""
+    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     yield "native", "direct", _conv([1, 32, 9, 9], 32, 3, group=8, then=("Relu",))
     yield "native", "depthwise", _conv([1, 24, 9, 9], 24, 3, group=24, residual=True)
     yield "native", "winograd", _conv([1, 32, 12, 12], 48, 3, then=("Relu",))
@@ -80,11 +81,11 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     yield "native", "strassen", _conv([1, 256, 8, 20], 128, 1)
     yield "native", "gemm", _product([48, 64], 80, then=("Gelu",))
     yield "mkl", "product", _product([48, 64], 80, then=("Relu",))
-    yield "mkl", "batched", _batched()
+    yield "mkl", "batched", _node("MatMul", [[3, 8, 20], [3, 20, 12]], [3, 8, 12])
     yield "onednn", "conv", _conv([1, 32, 9, 9], 32, 3, then=("Relu",), residual=True)
     yield "onednn", "product", _product([48, 64], 80)
-    yield "onednn", "pool", _pool()
-    yield "onednn", "softmax", _softmax()
+    yield "onednn", "pool", _node("MaxPool", [[1, 32, 9, 9]], [1, 32, 5, 5], **window)
+    yield "onednn", "softmax", _node("Softmax", [[6, 33]], [6, 33], axis=-1)
     yield "tvm", "elementwise", _relu([4, 40])
     yield "onnxruntime", "conv", _conv([1, 3, 9, 9], 4, 3)
     yield "openvino", "conv", _conv([1, 3, 9, 9], 4, 3)
@@ -118,7 +119,7 @@ def _alone(
         except UnsupportedError:
             continue  # the library has no such kernel for this processor
         kinds = [stored_type(k, layout) for k, layout in zip(subgraph.output_types, left, strict=True)]
-        outputs = made.kernel(backend, artifact, inputs, kinds, variant, threads)
+        outputs = made.region(backend.name, artifact, inputs, kinds, threads=threads, **_of(variant))
         plain = [
             made.back(v, kind, layout)
             for v, kind, layout in zip(outputs, subgraph.output_types, left, strict=True)
@@ -159,41 +160,10 @@ class _Made:
         outputs = [self.value(kind) for kind in kinds]
         number = len(self._regions)
         more = {"threads": self._threads, "cost_us": 2.0, **more}
-        self._regions.append(
-            Region(
-                backend,
-                (f"{backend} op",),
-                (number,),
-                (f"node {number}",),
-                tuple(inputs),
-                tuple(outputs),
-                **more,
-            )
-        )
+        names = (f"{backend} op",), (number,), (f"node {number}",)
+        self._regions.append(Region(backend, *names, tuple(inputs), tuple(outputs), **more))
         self._artifacts.append(artifact)
         return outputs
-
-    def kernel(
-        self,
-        backend: Backend,
-        artifact: bytes,
-        inputs: Sequence[int],
-        kinds: Sequence[TensorType],
-        variant: Variant,
-        threads: int,
-        stream: int = 0,
-    ) -> list[int]:
-        return self.region(
-            backend.name,
-            artifact,
-            inputs,
-            kinds,
-            layout=variant.layout,
-            split=variant.split,
-            precision=variant.precision,
-            threads=threads,
-            stream=stream,
-        )
 
     def to(self, value: int, layout: Storage) -> int:
         """The buffer of the value in this storage."""
@@ -237,29 +207,32 @@ def _report(program: Program, versions: dict[str, str]) -> Report:
     )  # fmt: skip
 
 
+def _of(variant: Variant) -> dict[str, Any]:
+    """The parts of a variant that a region shows."""
+    return {"layout": variant.layout, "split": variant.split, "precision": variant.precision}
+
+
 def _side_by_side() -> CompiledModule:
     """A module of two kernels, on a stream each, joined without a copy, and a third kernel on both threads."""
-    onednn = default_registry()["onednn"]
-    made, parts = _Made(THREADS), []
-    x = made.value(TensorType((1, 32, 8), "float32"), "x")
+    made, parts, kind = _Made(THREADS), [], TensorType((1, 32, 8), "float32")
+    x = made.value(kind, "x")
+    artifact, variant = _plain_relu([1, 32, 8], 1)
     for stream in range(THREADS):
-        artifact, variant = _plain_relu([1, 32, 8], 1)
-        first = made.kernel(onednn, artifact, [x], [TensorType((1, 32, 8), "float32")], variant, 1, stream)
-        parts += made.kernel(
-            onednn, artifact, first, [TensorType((1, 32, 8), "float32")], variant, 1, 1 - stream
-        )
-    whole = made.region(VIEW, b"", parts, [TensorType((1, 64, 8), "float32")])
+        first = made.region("onednn", artifact, [x], [kind], threads=1, stream=stream, **_of(variant))
+        more = {"threads": 1, "stream": 1 - stream, **_of(variant)}
+        parts += made.region("onednn", artifact, first, [kind], **more)
+    both = [TensorType((1, 64, 8), "float32")]
+    whole = made.region(VIEW, b"", parts, both)
     artifact, variant = _plain_relu([1, 64, 8], THREADS)
-    y = made.kernel(onednn, artifact, whole, [TensorType((1, 64, 8), "float32")], variant, THREADS)
+    y = made.region("onednn", artifact, whole, both, **_of(variant))
     return made.module([*y, *made.region(VIEW, b"", y, [TensorType((64, 8), "float32")])])
 
 
 def _plain_relu(shape: list[int], threads: int) -> tuple[bytes, Variant]:
     model = import_model(_relu(shape))
     subgraph, backend = Subgraph(model, (0,)), default_registry()["onednn"]
-    variant = next(
-        v for v in backend.variants(subgraph, BuildOptions(threads=threads)) if v.layout == "plain"
-    )
+    variants = backend.variants(subgraph, BuildOptions(threads=threads))
+    variant = next(each for each in variants if each.layout == "plain")
     return backend.codegen(subgraph, BuildOptions(threads=threads, variant=variant)), variant
 
 
@@ -269,7 +242,7 @@ def _with_suffix() -> CompiledModule:
     kind = TensorType((1, 32, 8), "float32")
     x = made.value(kind, "x")
     artifact, variant = _plain_relu([1, 32, 8], THREADS)
-    (y,) = made.kernel(default_registry()["onednn"], artifact, [x], [kind], variant, THREADS)
+    (y,) = made.region("onednn", artifact, [x], [kind], **_of(variant))
     node = helper.make_node("Add", ["y0", "b"], ["z"])
     model = _model([node], {"y0": [1, 32, 8], "b": [1, 32, 8]}, {"z": [1, 32, 8]}, {})
     region = Region("onnxruntime", ("Add",), (1,), ("add",), (), (), threads=THREADS, cost_us=1.0)
@@ -300,11 +273,8 @@ def _conv(
         "b": rng.standard_normal(outputs).astype(np.float32),
     }
     op = "ConvTranspose" if transposed else "Conv"
-    nodes = [
-        helper.make_node(
-            op, ["x", "w", "b"], ["c"], "conv", pads=[pad] * 2 * rank, strides=strides, group=group
-        )
-    ]
+    pads = [pad] * 2 * rank
+    nodes = [helper.make_node(op, ["x", "w", "b"], ["c"], "conv", pads=pads, strides=strides, group=group)]
     size = [
         (e - 1) * 2 + window - 2 * pad if transposed else (e + 2 * pad - window) // s + 1
         for e, s in zip(shape[2:], strides, strict=True)
@@ -327,22 +297,14 @@ def _product(left: list[int], columns: int, *, then: Sequence[str] = ()) -> onnx
     return _model(_ending(nodes, then), {"x": left}, {"y": [*left[:-1], columns]}, weights)
 
 
-def _batched() -> onnx.ModelProto:
-    nodes = [helper.make_node("MatMul", ["x", "z"], ["y"])]
-    return _model(nodes, {"x": [3, 8, 20], "z": [3, 20, 12]}, {"y": [3, 8, 12]}, {})
-
-
 def _relu(shape: list[int]) -> onnx.ModelProto:
-    return _model([helper.make_node("Relu", ["x"], ["y"])], {"x": shape}, {"y": shape}, {})
+    return _node("Relu", [shape], shape)
 
 
-def _pool() -> onnx.ModelProto:
-    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    return _model([node], {"x": [1, 32, 9, 9]}, {"y": [1, 32, 5, 5]}, {})
-
-
-def _softmax() -> onnx.ModelProto:
-    return _model([helper.make_node("Softmax", ["x"], ["y"], axis=-1)], {"x": [6, 33]}, {"y": [6, 33]}, {})
+def _node(op: str, inputs: list[list[int]], output: list[int], **attributes: Any) -> onnx.ModelProto:
+    """A model of one node."""
+    given = dict(zip("xz", inputs, strict=False))
+    return _model([helper.make_node(op, [*given], ["y"], **attributes)], given, {"y": output}, {})
 
 
 def _ending(nodes: list[onnx.NodeProto], then: Sequence[str]) -> list[onnx.NodeProto]:

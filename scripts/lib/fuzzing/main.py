@@ -16,25 +16,78 @@ exit status is 1. What is drawn depends on the seed alone.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from collage.kernel.target import usable_cores
-from scripts.lib.fuzzing.cases import changed_models, changed_modules
-from scripts.lib.fuzzing.child import Start
-from scripts.lib.fuzzing.pool import Changed, Result, run_all
-from scripts.lib.studies.each import INTERRUPTED
+from scripts.lib import INTERRUPTED, parser_of
+from scripts.lib.case_pool import Child, Outcome, run_all
+from scripts.lib.fuzzing.change_model import change_model, originals
+from scripts.lib.fuzzing.change_module import change_module
+from scripts.lib.fuzzing.child import ERROR, OK, Case, Start
+from scripts.lib.fuzzing.corpus import write_corpus
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A changed file: its number (the seed that made it), what was changed, and its bytes."""
+
+    number: int
+    what: str
+    data: bytes
+    suffix: str
+
+
+def changed_modules(folder: Path, count: int, first: int = 0, seed: int = 0) -> Iterator[Changed]:
+    """Make changed module files. The good ones are written to ``folder``."""
+    good = [(path.stem, path.read_bytes()) for path in write_corpus(folder)] if count else []
+    for number in range(first, first + count):
+        name, data = good[number % len(good)]
+        changed, what = change_module(data, random.Random(f"module {seed} {number}"))
+        yield Changed(number, f"{name}: {what}", changed, ".collage")
+
+
+def changed_models(count: int, first: int = 0, seed: int = 0) -> Iterator[Changed]:
+    """Make changed ONNX files."""
+    good = originals() if count else []
+    for number in range(first, first + count):
+        rng = random.Random(f"model {seed} {number}")
+        name, data = good[rng.randrange(len(good))]
+        changed, what = change_model(data, rng)
+        yield Changed(number, f"{name}: {what}", changed, ".onnx")
+
+
+def run_cases(
+    start: Start,
+    cases: Iterable[Changed],
+    folder: Path,
+    jobs: int,
+    limit_s: float,
+    take: Callable[[Changed, Outcome], None],
+) -> None:
+    """Give the outcome of each case to ``take``. Files of cases that are not clean are kept in ``folder``."""
+
+    def run(child: Child, case: Changed) -> Outcome:
+        path = folder / f"{case.number:05d}{case.suffix}"
+        path.write_bytes(case.data)
+        outcome = child.ask(Case(str(path), case.number))
+        if outcome.status in (OK, ERROR):
+            path.unlink()
+        return outcome
+
+    children = [Child("scripts.lib.fuzzing.child", start, limit_s) for _ in range(jobs)]
+    run_all(children, cases, run, take)
 
 
 def main() -> int:
     """Run the command line. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--modules", type=int, default=1000, metavar="N")
     parser.add_argument("--models", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first file")
@@ -47,10 +100,10 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, default=Path("fuzz-found"), help="folder for files that are faults"
     )
-    parser.add_argument("--verbose", action="store_true", help="a line for every file")
     arguments = parser.parse_args()
     backends = tuple(filter(None, arguments.backends.split(",")))
     numbers = arguments.first, arguments.seed
+    arguments.keep.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix="fuzz-corpus-") as folder:
             modules = changed_modules(Path(folder), arguments.modules, *numbers)
@@ -64,22 +117,19 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace, start: Start, cases: Iterable[Changed], what: str) -> int:
-    """Run the cases and print their results. Returns the number of faults."""
+    """Run the cases and print their outcomes. Returns the number of faults."""
     began = time.monotonic()
-    arguments.keep.mkdir(parents=True, exist_ok=True)
-    results = run_all(start, cases, arguments.keep, arguments.jobs, arguments.limit, _tell(arguments.verbose))
-    if not results:
-        return 0
-    counts = Counter(result.status for result in results)
-    listing = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    print(f"{len(results)} changed {what} in {time.monotonic() - began:.0f} s: {listing}", flush=True)
-    return sum(not result.clean for result in results)
+    counts: Counter[str] = Counter()
 
+    def take(case: Changed, outcome: Outcome) -> None:
+        counts[outcome.status] += 1
+        if outcome.status not in (OK, ERROR):
+            name = f"{case.number}{case.suffix} {outcome.status} ({case.what})"
+            print(f"{name}: {outcome.message}", file=sys.stderr, flush=True)
 
-def _tell(verbose: bool) -> Callable[[Result], None]:
-    def tell(result: Result) -> None:
-        if verbose or not result.clean:
-            about = f"{result.changed.number}{result.changed.suffix} {result.status} ({result.changed.what})"
-            print(f"{about}: {result.message}", file=sys.stderr, flush=True)
-
-    return tell
+    run_cases(start, cases, arguments.keep, arguments.jobs, arguments.limit, take)
+    if counts:
+        listing = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        seconds = time.monotonic() - began
+        print(f"{counts.total()} changed {what} in {seconds:.0f} s: {listing}", flush=True)
+    return counts.total() - counts[OK] - counts[ERROR]

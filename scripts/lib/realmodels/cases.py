@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
+from collage.frontend.ort_session import session_options
 from scripts.lib import ROOT
 from scripts.lib.realmodels import pictures, text
 from scripts.lib.realmodels.speech import windows
 
+SAMPLES, DRAWS = range(2)
+"""Seeds of inputs that have nothing in common."""
 _FILES = 300
 _AT_ONCE = 16
 """The windows of sound that one run of some detectors takes."""
@@ -82,6 +86,34 @@ def cases_of(name: str, model: onnx.ModelProto, count: int, seed: int = 0) -> li
         return [Case({"input": each_run.shape[1:]}, runs, {"hn": "h", "cn": "c"})]
     rates = (16000, 8000) if "sr" in inputs and "16k" not in name else (16000,)
     return [_heard(rate, "sr" in inputs, count, seed) for rate in rates]
+
+
+def session_of(model: onnx.ModelProto, level: Any = None) -> ort.InferenceSession:
+    """ONNX Runtime for the model, with all optimisations unless a ``level`` says otherwise."""
+    options = session_options()
+    if level is not None:
+        options.graph_optimization_level = level
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def spread(model: onnx.ModelProto, count: int, seed: int) -> tuple[Case, list[Mapping[str, Any]]]:
+    """A case, and so many inputs that have little in common: of sound, windows that are half a second apart.
+
+    ONNX Runtime carries states on from run to run. Raises UnknownModelError.
+    """
+    apart = 16 if kind_of(model) is Kind.HEARS else 1
+    case = cases_of("", model, count * apart, seed)[0]
+    session = session_of(model)
+    found: list[Mapping[str, Any]] = []
+    state: dict[str, Any] = {}
+    for run in case.runs:
+        found.append({**run, **state})
+        if case.state:
+            outputs = dict(
+                zip([o.name for o in session.get_outputs()], session.run(None, found[-1]), strict=True)
+            )
+            state = {taken: outputs[given] for given, taken in case.state.items()}
+    return case, found[apart - 1 :: apart]
 
 
 def _inputs(model: onnx.ModelProto) -> set[str]:

@@ -16,9 +16,8 @@ import collage
 from collage.check.compare import difference, dtypes_of, region_tolerance
 from collage.check.nearby import as_good_as_can_be, nearby_outputs
 from collage.check.precise import precise_run
-from collage.frontend.ort_session import session_options
 from collage.frontend.session import reference_run
-from scripts.lib.realmodels.cases import Case
+from scripts.lib.realmodels.cases import Case, session_of
 
 Values = dict[str, Any]
 
@@ -52,8 +51,7 @@ def check(name: str, model: onnx.ModelProto, case: Case, options: Mapping[str, A
     backends = Counter(region.backend for region in module.program.regions).most_common()
     mix = ", ".join(f"{count} {backend}" for backend, count in backends)
     result = replace(result, mix=mix, compile_s=time.perf_counter() - started)
-    levels = ort.GraphOptimizationLevel
-    session, plain = (_session(model, each) for each in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL))
+    session, plain = session_of(model), session_of(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     names = [each.name for each in session.get_outputs()]
     mine: Values = {}
     theirs: Values = {}
@@ -101,9 +99,3 @@ def _as_good(
     allowed = region_tolerance(dtypes_of([reference]))
     arrays = np.asarray(found), np.asarray(reference)
     return as_good_as_can_be(*arrays, allowed, nearby, precise, channels_first=False)
-
-
-def _session(model: onnx.ModelProto, level: Any) -> ort.InferenceSession:
-    options = session_options()
-    options.graph_optimization_level = level
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

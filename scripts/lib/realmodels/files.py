@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -21,43 +20,34 @@ class NoModelsError(CollageError):
     """The search has found no model to check. The message is one line for the user."""
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """An ONNX file, named by its package (or folder) and its file name without the suffix."""
-
-    name: str
-    data: bytes
-
-
-def networks(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
+def networks(paths: Sequence[Path], only: Sequence[str]) -> dict[str, bytes]:
     """The models in files, folders and wheels, or in the installed packages; those with ``only`` in their names.
 
-    Raises NoModelsError if there is none.
+    A name has the package (or folder) and the file name without the suffix. Raises NoModelsError if there is none.
     """
-    found = [*_given(paths)] if paths else [*_installed()]
+    found = dict(sorted(_given(paths) if paths else _installed()))
     if not found:
         raise NoModelsError(f"no ONNX file in {', '.join(map(str, paths))}" if paths else HINT)
-    chosen = [each for each in found if not only or any(part in each.name for part in only)]
+    chosen = {name: data for name, data in found.items() if not only or any(part in name for part in only)}
     if not chosen:
-        raise NoModelsError(f"no model is called so; there are {', '.join(each.name for each in found)}")
-    return sorted(chosen, key=lambda each: each.name)
+        raise NoModelsError(f"no model is called so; there are {', '.join(found)}")
+    return chosen
 
 
-def _given(paths: Iterable[Path]) -> Iterator[ModelFile]:
+def _given(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
     for path in paths:
         if path.is_dir():
-            yield from _given(sorted(each for each in path.rglob("*") if each.suffix in (".onnx", ".whl")))
+            yield from _given(each for each in path.rglob("*") if each.suffix in (".onnx", ".whl"))
         elif path.suffix == ".whl":
-            package = path.name.partition("-")[0]
             with zipfile.ZipFile(path) as wheel:
                 for member in wheel.namelist():
                     if member.endswith(".onnx"):
-                        yield ModelFile(f"{package}/{Path(member).stem}", wheel.read(member))
+                        yield f"{path.name.partition('-')[0]}/{Path(member).stem}", wheel.read(member)
         else:
-            yield ModelFile(f"{path.parent.name}/{path.stem}", path.read_bytes())
+            yield f"{path.parent.name}/{path.stem}", path.read_bytes()
 
 
-def _installed() -> Iterator[ModelFile]:
+def _installed() -> Iterator[tuple[str, bytes]]:
     for package in PACKAGES:
         try:
             listed = files(package) or []
@@ -65,4 +55,4 @@ def _installed() -> Iterator[ModelFile]:
             continue
         for each in listed:
             if each.suffix == ".onnx":
-                yield ModelFile(f"{package.replace('-', '_')}/{each.stem}", each.read_binary())
+                yield f"{package.replace('-', '_')}/{each.stem}", each.read_binary()

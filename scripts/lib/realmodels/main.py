@@ -20,6 +20,7 @@ from pathlib import Path
 
 import onnx
 
+from scripts.lib import parser_of
 from scripts.lib.realmodels.cases import Kind, UnknownModelError, cases_of, kind_of
 from scripts.lib.realmodels.check import Result, check
 from scripts.lib.realmodels.files import NoModelsError, networks
@@ -34,15 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = {"db": given.db, "quick": given.quick, "backends": backends, "progress": False}
     results: list[Result] = []
     try:
-        for each in networks(given.models, given.only):
-            model = onnx.load_model_from_string(each.data)
+        for name, data in networks(given.models, given.only).items():
+            model = onnx.load_model_from_string(data)
             try:
                 count = _WINDOWS if kind_of(model) is Kind.HEARS else _RUNS
             except UnknownModelError as error:
-                results.append(Result(each.name, "", problem=str(error)))
+                results.append(Result(name, "", problem=str(error)))
                 continue
-            for case in cases_of(each.name, model, count)[: given.sizes]:
-                results.append(check(each.name, model, case, options))
+            for case in cases_of(name, model, count)[: given.sizes]:
+                results.append(check(name, model, case, options))
                 print(_row(results[-1]), file=sys.stderr, flush=True)
     except NoModelsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -61,18 +62,11 @@ def _row(each: Result) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="PATH", help="ONNX files, folders, wheels")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="PART", help="models with this in the name"
-    )
+    parser.add_argument("--only", action="append", default=[], metavar="PART", help="of these names")
     parser.add_argument("--quick", action="store_true", help="compile with few candidates")
-    parser.add_argument(
-        "--sizes", type=int, metavar="N", help="at most so many sets of shapes a model (default: all)"
-    )
+    parser.add_argument("--sizes", type=int, metavar="N", help="most sets of shapes a model (default: all)")
     parser.add_argument("--db", help="measurement database (default: in the user's cache folder)")
     parser.add_argument("--backends", metavar="A,B", help="default: all that are available")
     found = parser.parse_args(arguments)

@@ -45,9 +45,13 @@ def _sentence(rate: int, length: int, rng: np.random.Generator) -> Samples:
     """Syllables of one speaker, whose pitch falls."""
     pitch, at, found = rng.uniform(95, 220), 0, np.zeros(length)
     while at < length:
-        hiss = _hiss(int(rng.uniform(0.03, 0.09) * rate), rng)
+        noise = np.diff(
+            rng.standard_normal(int(rng.uniform(0.03, 0.09) * rate) + 1)
+        )  # without low frequencies
         vowel = _vowel(rate, int(rng.uniform(0.09, 0.22) * rate), pitch, rng)
-        syllable = np.concatenate([hiss, vowel, np.zeros(int(rng.uniform(0.0, 0.06) * rate))])
+        syllable = np.concatenate(
+            [0.15 * noise * np.hanning(len(noise)), vowel, np.zeros(int(rng.uniform(0.0, 0.06) * rate))]
+        )
         part = found[at : at + len(syllable)]
         part += syllable[: len(part)]
         at += len(syllable)
@@ -68,12 +72,6 @@ def _vowel(rate: int, length: int, pitch: float, rng: np.random.Generator) -> Sa
         )
         found += np.sin(number * phase) * resonance / np.sqrt(number)
     return found * np.sin(np.linspace(0, np.pi, length)) ** 0.5
-
-
-def _hiss(length: int, rng: np.random.Generator) -> Samples:
-    """A consonant: noise without low frequencies."""
-    noise = np.diff(rng.standard_normal(length + 1))
-    return 0.15 * noise * np.hanning(length)
 
 
 def _other(rate: int, length: int, rng: np.random.Generator) -> Samples:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collage.errors import CollageError, unknown_names
-from scripts.lib import ROOT
+from scripts.lib import ROOT, say
 from scripts.lib.decoders.shape import NAMED, DecoderShape, small
 from scripts.lib.decoders.write import write_decoder
-from scripts.lib.serving.contender import BFLOAT16, FLOAT32, INT8
 from scripts.lib.serving.hugging_face import write_folder
-from scripts.lib.studies.each import say
+from scripts.lib.serving.process import BFLOAT16, FLOAT32, INT8
 
 OPTIONS = {FLOAT32: (), BFLOAT16: ("--tolerance", "2e-2", "--no-8-bits"), INT8: ("--tolerance", "5e-2")}
 """The options of ``collage compile-decoder`` for each precision."""

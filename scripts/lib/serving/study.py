@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from collage.errors import CollageError
-from scripts.lib.serving.contender import OURS, STATIC
-from scripts.lib.serving.field import Field
+from scripts.lib import say
 from scripts.lib.serving.prepare import Model
-from scripts.lib.serving.record import Figures, Served, agreement, pooled, rate_at
-from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, poisson_trace
-from scripts.lib.studies.each import say
+from scripts.lib.serving.process import OURS, STATIC, ContenderError, ContenderProcess, Setup
+from scripts.lib.serving.trace import (
+    LONG_PROMPTS,
+    ORCA,
+    Arrival,
+    Figures,
+    Lengths,
+    Served,
+    agreement,
+    poisson_trace,
+    pooled,
+    rate_at,
+)
 
 PARTS = ("right", "trace", "between")
 _OVERLOADED = 6.0
@@ -58,131 +68,170 @@ QUICK = Course(
 """What is run of tiny models, to see that everything works."""
 
 
-def study(model: Model, field: Field, course: Course) -> dict[str, Any]:
-    """All parts of the study that are asked for, as JSON. Raises CollageError if Collage itself takes no part."""
-    if OURS not in field.running:
-        raise CollageError(field.missing[OURS])
-    found: dict[str, Any] = {
-        "model": model.name,
-        "contenders": {name: dict(each.facts) for name, each in field.running.items()},
-    }
-    parts = {"right": right, "trace": trace, "between": between}
-    found |= {name: parts[name](model, field, course) for name in course.parts}
-    return {**found, "missing": field.missing, "failed": field.failed}
+@dataclass
+class Field:
+    """The contenders that run, one at a time, and the reasons why others are ``missing`` or have ``failed``."""
+
+    running: dict[str, ContenderProcess] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def serve(self, name: str, arrivals: Sequence[Arrival]) -> list[Served] | None:
+        """Have a contender serve a trace. None if it fails, after which it takes no further part."""
+        if name not in self.running:
+            return None
+        try:
+            return self.running[name].serve(arrivals)
+        except ContenderError as error:
+            say(str(error))
+            self.failed[name] = str(error)
+            self.running.pop(name).close()
+            return None
 
 
-def right(model: Model, field: Field, course: Course) -> Mapping[str, Any]:
-    """The engine's answers to some requests of Orca's trace against those of ONNX Runtime on the original decoder.
+@contextmanager
+def opened(names: Sequence[str], setup: Setup) -> Iterator[Field]:
+    """Open the contenders. Those that are not installed or do not take the model are left out."""
+    found = Field()
+    try:
+        for name in names:
+            try:
+                found.running[name] = ContenderProcess(name, setup)
+            except ContenderError as error:
+                say(f"{name} is left out: {error}")
+                found.missing[name] = str(error)
+        yield found
+    finally:
+        for each in found.running.values():
+            each.close()
 
-    All requests are there at once, so that prompts are computed in chunks beside tokens of other answers.
-    """
-    arrivals = poisson_trace(course.fewest, math.inf, model.shape.vocabulary, course.lengths, seed=11)
-    message = {"do": "right", "arrivals": as_message(arrivals), "model": str(model.onnx)}
-    found = field.running[OURS].ask(message)
-    say(f"{model.name}: {found['same_tokens']:.2%} of {found['tokens']} tokens are the original's")
-    return found
 
+@dataclass(frozen=True)
+class Study:
+    """The study of one model."""
 
-def trace(model: Model, field: Field, course: Course) -> dict[str, Any]:
-    """Orca's trace by contender: unloaded, saturated, and at rates in between, by turns."""
-    unloaded = _unloaded(model, field, course)
-    saturated = _runs(model, field, course, [math.inf], course.lengths)
-    if OURS not in unloaded or OURS not in saturated:
-        return {}
-    top, ours_ms = pooled(saturated[OURS][math.inf]).requests_per_s, unloaded[OURS].latency_ms
-    rates = [each * top for each in course.rates]
-    base = min(each.latency_ms for each in unloaded.values())
-    runs = _runs(model, field, course, rates, course.lengths, most_ms=_OVERLOADED * base)
-    found = {}
-    for name in (each for each in saturated if each in unloaded):
-        rounds = saturated[name][math.inf]
-        each_s = [pooled([run]).requests_per_s for run in rounds]
-        points = {rate: pooled(each) for rate, each in sorted(runs.get(name, {}).items())}
-        same = [agreement(*pair) for pair in zip(rounds, saturated[OURS][math.inf], strict=False)]
-        found[name] = {
-            "unloaded": asdict(unloaded[name]),
-            "saturated": asdict(pooled(rounds)),
-            "saturated_spread": max(each_s) / min(each_s),
-            "rates": [{"rate": rate, **asdict(each)} for rate, each in points.items()],
-            "rate_at_twice_unloaded": rate_at(
-                2 * ours_ms, [(rate, each.latency_ms) for rate, each in points.items()]
-            ),
-            "same_tokens": statistics.mean(same),
+    model: Model
+    field: Field
+    course: Course
+
+    def run(self) -> dict[str, Any]:
+        """All parts of the study that are asked for, as JSON. Raises CollageError if Collage itself takes no part."""
+        if OURS not in self.field.running:
+            raise CollageError(self.field.missing[OURS])
+        found: dict[str, Any] = {
+            "model": self.model.name,
+            "contenders": {name: dict(each.facts) for name, each in self.field.running.items()},
         }
-    return found
+        found |= {part: getattr(self, part)() for part in self.course.parts}
+        return {**found, "missing": self.field.missing, "failed": self.field.failed}
 
+    def right(self) -> Mapping[str, Any]:
+        """The engine's answers to some requests of Orca's trace against those of ONNX Runtime on the original decoder.
 
-def between(model: Model, field: Field, course: Course) -> dict[str, Any]:
-    """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
-    course = replace(course, requests=max(course.fewest, course.requests // 2))  # they are long
-    names = [name for name in field.running if name != STATIC]  # its answers come at once
-    saturated = _runs(model, field, course, [math.inf], course.long_prompts, only=names)
-    own = {name: 0.7 * pooled(runs[math.inf]).requests_per_s for name, runs in saturated.items()}
-    found: dict[str, list[list[Served]]] = {}
-    for round_ in range(course.rounds):
-        for name in _turned(list(own), round_):
-            served = _run(model, field, course, name, own[name], course.long_prompts, round_)
-            if served is not None:
-                found.setdefault(name, []).append(served)
-    figures = {name: pooled(runs) for name, runs in found.items()}
-    return {
-        name: {"rate": own[name], **asdict(each), "p99_over_median": each.between_p99_ms / each.between_ms}
-        for name, each in figures.items()
-    }
+        All requests are there at once, so that prompts are computed in chunks beside tokens of other answers.
+        """
+        arrivals = self._arrivals(0, math.inf, self.course.lengths, seed=11)
+        found: Mapping[str, Any] = self.field.running[OURS].ask(("right", (arrivals, self.model.onnx)))
+        say(f"{self.model.name}: {found['same_tokens']:.2%} of {found['tokens']} tokens are the original's")
+        return found
 
+    def trace(self) -> dict[str, Any]:
+        """Orca's trace by contender: unloaded, saturated, and at rates in between, by turns."""
+        unloaded = self._unloaded()
+        saturated = self._runs([math.inf], self.course.lengths)
+        if OURS not in unloaded or OURS not in saturated:
+            return {}
+        top, ours_ms = pooled(saturated[OURS][math.inf]).requests_per_s, unloaded[OURS].latency_ms
+        rates = [each * top for each in self.course.rates]
+        base = min(each.latency_ms for each in unloaded.values())
+        runs = self._runs(rates, self.course.lengths, most_ms=_OVERLOADED * base)
+        found = {}
+        for name in (each for each in saturated if each in unloaded):
+            rounds = saturated[name][math.inf]
+            each_s = [pooled([run]).requests_per_s for run in rounds]
+            points = {rate: pooled(each) for rate, each in sorted(runs.get(name, {}).items())}
+            same = [agreement(*pair) for pair in zip(rounds, saturated[OURS][math.inf], strict=False)]
+            found[name] = {
+                "unloaded": asdict(unloaded[name]),
+                "saturated": asdict(pooled(rounds)),
+                "saturated_spread": max(each_s) / min(each_s),
+                "rates": [{"rate": rate, **asdict(each)} for rate, each in points.items()],
+                "rate_at_twice_unloaded": rate_at(
+                    2 * ours_ms, [(r, p.latency_ms) for r, p in points.items()]
+                ),
+                "same_tokens": statistics.mean(same),
+            }
+        return found
 
-def _unloaded(model: Model, field: Field, course: Course) -> dict[str, Figures]:
-    """The figures of requests that are served one at a time, each by all contenders in turn."""
-    arrivals = poisson_trace(course.fewest, math.inf, model.shape.vocabulary, course.lengths, seed=7)
-    found: dict[str, list[list[Served]]] = {}
-    for turn, each in enumerate((arrivals[0], *arrivals)):
-        for name in _turned(list(field.running), turn):
-            served = field.serve(name, [each])
-            if served is not None and turn:  # the first request of all is slower
-                found.setdefault(name, []).append(served)
-    whole = {name: pooled(runs) for name, runs in found.items() if len(runs) == len(arrivals)}
-    for name, figures in whole.items():
-        say(f"{model.name}: {name} alone: {_words(figures)}")
-    return whole
+    def between(self) -> dict[str, Any]:
+        """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
+        names = [name for name in self.field.running if name != STATIC]  # its answers come at once
+        saturated = self._runs([math.inf], self.course.long_prompts, only=names)
+        own = {name: 0.7 * pooled(runs[math.inf]).requests_per_s for name, runs in saturated.items()}
+        found: dict[str, list[list[Served]]] = {}
+        for round_ in range(self.course.rounds):
+            for name in _turned(list(own), round_):
+                served = self._run(name, own[name], self.course.long_prompts, round_)
+                if served is not None:
+                    found.setdefault(name, []).append(served)
+        figures = {name: pooled(runs) for name, runs in found.items()}
+        return {
+            name: asdict(each) | {"rate": own[name], "p99_over_median": each.between_p99_ms / each.between_ms}
+            for name, each in figures.items()
+        }
 
+    def _unloaded(self) -> dict[str, Figures]:
+        """The figures of requests that are served one at a time, each by all contenders in turn."""
+        arrivals = self._arrivals(0, math.inf, self.course.lengths, seed=7)
+        found: dict[str, list[list[Served]]] = {}
+        for turn, each in enumerate((arrivals[0], *arrivals)):
+            for name in _turned(list(self.field.running), turn):
+                served = self.field.serve(name, [each])
+                if served is not None and turn:  # the first request of all is slower
+                    found.setdefault(name, []).append(served)
+        whole = {name: pooled(runs) for name, runs in found.items() if len(runs) == len(arrivals)}
+        for name, figures in whole.items():
+            say(f"{self.model.name}: {name} alone: {_words(figures)}")
+        return whole
 
-def _runs(
-    model: Model,
-    field: Field,
-    course: Course,
-    rates: Sequence[float],
-    lengths: Lengths,
-    *,
-    most_ms: float = math.inf,
-    only: Sequence[str] | None = None,
-) -> Runs:
-    """The rounds of all contenders at the rates, by turns; each round begins with another contender."""
-    found: Runs = {}
-    over: set[str] = set()
-    chosen = list(field.running) if only is None else list(only)
-    for round_ in range(course.rounds):
-        for turn, rate in enumerate(sorted(rates)):
-            for name in _turned(chosen, round_ + turn):
-                if name in over and rate not in found.get(name, {}):
-                    continue
-                served = _run(model, field, course, name, rate, lengths, round_)
-                if served is None:
-                    continue
-                found.setdefault(name, {}).setdefault(rate, []).append(served)
-                if pooled([served]).latency_ms > most_ms:
-                    over.add(name)
-    return found
+    def _runs(
+        self,
+        rates: Sequence[float],
+        lengths: Lengths,
+        *,
+        most_ms: float = math.inf,
+        only: Sequence[str] | None = None,
+    ) -> Runs:
+        """The rounds of all contenders at the rates, by turns; each round begins with another contender."""
+        found: Runs = {}
+        over: set[str] = set()
+        chosen = list(self.field.running) if only is None else list(only)
+        for round_ in range(self.course.rounds):
+            for turn, rate in enumerate(sorted(rates)):
+                for name in _turned(chosen, round_ + turn):
+                    if name in over and rate not in found.get(name, {}):
+                        continue
+                    served = self._run(name, rate, lengths, round_)
+                    if served is None:
+                        continue
+                    found.setdefault(name, {}).setdefault(rate, []).append(served)
+                    if pooled([served]).latency_ms > most_ms:
+                        over.add(name)
+        return found
 
+    def _run(self, name: str, rate: float, lengths: Lengths, seed: int) -> list[Served] | None:
+        """A run of one contender at a rate. None if it fails."""
+        at_once = self.course.requests if lengths == self.course.lengths else self.course.requests // 2
+        count = at_once if math.isinf(rate) else round(rate * self.course.seconds)
+        served = self.field.serve(name, self._arrivals(count, rate, lengths, seed))
+        if served is not None:
+            say(f"{self.model.name}: {name} at {rate:.2f}/s: {_words(pooled([served]))}")
+        return served
 
-def _run(
-    model: Model, field: Field, course: Course, name: str, rate: float, lengths: Lengths, seed: int
-) -> list[Served] | None:
-    """A run of one contender at a rate. None if it fails."""
-    count = course.requests if math.isinf(rate) else max(course.fewest, round(rate * course.seconds))
-    served = field.serve(name, poisson_trace(count, rate, model.shape.vocabulary, lengths, seed=seed))
-    if served is not None:
-        say(f"{model.name}: {name} at {rate:.2f}/s: {_words(pooled([served]))}")
-    return served
+    def _arrivals(self, count: int, rate: float, lengths: Lengths, seed: int) -> list[Arrival]:
+        """So many requests, or the fewest of a run if that is more."""
+        count = max(self.course.fewest, count)
+        return poisson_trace(count, rate, self.model.shape.vocabulary, lengths, seed)
 
 
 def _turned(names: Sequence[str], turn: int) -> list[str]:

@@ -1,12 +1,12 @@
-"""Requests and when they arrive, as in the trace of Orca's evaluation."""
+"""Requests as in the trace of Orca's evaluation, what came of them, and the figures of a run."""
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,95 @@ def poisson_trace(
     return found
 
 
-def as_message(arrivals: Sequence[Arrival]) -> list[list[Any]]:
-    """The requests as values for JSON."""
-    return [[list(each.prompt), each.tokens, each.at_s] for each in arrivals]
+@dataclass(frozen=True)
+class Served:
+    """The tokens of an answer, and when each of them came, in seconds from the start of the run."""
+
+    arrival: Arrival
+    tokens: tuple[int, ...]
+    token_s: tuple[float, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """The time from the arrival to the last token, divided by the tokens of the answer, as in Orca's Figure 10."""
+        return (self.token_s[-1] - self.arrival.at_s) / len(self.token_s)
+
+    @property
+    def first_s(self) -> float:
+        """The time from the arrival to the first token."""
+        return self.token_s[0] - self.arrival.at_s
+
+    @property
+    def between_s(self) -> list[float]:
+        """The times between tokens."""
+        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
 
 
-def from_message(rows: Sequence[Sequence[Any]]) -> list[Arrival]:
-    """The inverse of ``as_message``."""
-    return [Arrival(tuple(prompt), tokens, at_s) for prompt, tokens, at_s in rows]
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a run. Latencies are medians over requests, and times between tokens over all tokens."""
+
+    requests: int
+    requests_per_s: float
+    tokens_per_s: float
+    latency_ms: float
+    first_ms: float
+    between_ms: float
+    between_p99_ms: float
+    seconds: float
+
+
+def pooled(runs: Sequence[Sequence[Served]]) -> Figures:
+    """The figures of several runs of the same rate: rates over their times together, latencies over all requests."""
+    served = [each for run in runs for each in run]
+    seconds = sum(max(each.token_s[-1] for each in run) for run in runs)
+    gaps = [gap for each in served for gap in each.between_s]
+    return Figures(
+        len(served),
+        len(served) / seconds,
+        sum(len(each.tokens) for each in served) / seconds,
+        1e3 * statistics.median(each.latency_s for each in served),
+        1e3 * statistics.median(each.first_s for each in served),
+        1e3 * percentile(gaps, 0.5),
+        1e3 * percentile(gaps, 0.99),
+        seconds,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of all is not above; NaN without any."""
+    if not values:
+        return float("nan")
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def agreement(found: Sequence[Served], expected: Sequence[Served]) -> float:
+    """The share of tokens of greedy answers that are the same, up to and with the first one that differs.
+
+    What comes after that has another beginning, so it says nothing.
+    """
+    same = compared = 0
+    for one, other in zip(found, expected, strict=True):
+        for mine, its in zip(one.tokens, other.tokens, strict=True):
+            compared += 1
+            if mine != its:
+                break
+            same += 1
+    return same / compared if compared else float("nan")
+
+
+def rate_at(latency_ms: float, points: Sequence[tuple[float, float]]) -> float | None:
+    """The rate at which a latency is reached, from (rate, latency) at several rates, or None where the least has more.
+
+    Between two rates it is interpolated. Where no rate has that latency, the largest one is a lower bound.
+    """
+    found = None
+    ordered = sorted(points)
+    for i, (rate, latency) in enumerate(ordered):
+        if latency > latency_ms:
+            if i == 0:
+                return None
+            before, low = ordered[i - 1]
+            return before + (rate - before) * (latency_ms - low) / (latency - low)
+        found = rate
+    return found

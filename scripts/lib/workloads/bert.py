@@ -68,9 +68,9 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(shape.hidden, eps=EPSILON)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        query = self.query(x).reshape(-1, *self.split).transpose(1, 2)
-        key = self.key(x).reshape(-1, *self.split).transpose(1, 2)
-        value = self.value(x).reshape(-1, *self.split).transpose(1, 2)
+        query, key, value = (
+            each(x).reshape(-1, *self.split).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
         # Not one permute: Inductor 2.13 would take it for this transposition (pytorch/pytorch#195320), and fail.
         scores = query @ key.transpose(-2, -1) / self.scale
         weights = torch.softmax(scores + mask, dim=-1)  # [N, heads, T, T]
@@ -117,11 +117,7 @@ class Bert(nn.Module):
 def build(*, batch: int, small: bool) -> Workload:
     """int64 `input_ids`, `attention_mask`, `token_type_ids` [batch, 64] -> float32 `last_hidden_state`
     [batch, 64, 768] and `pooler_output` [batch, 768]."""
-    return of_shape(SMALL if small else FULL, batch)
-
-
-def of_shape(shape: Shape, batch: int) -> Workload:
-    """The same with the shape's extents."""
+    shape = SMALL if small else FULL
     model = Bert(shape).eval()
     randomize(model, seed=1)
 

@@ -14,8 +14,8 @@ import onnx
 import torch
 
 from .catalogue import Entry
-from .fold import fold_constants, quantize_weights
-from .recipe import RECIPE, Recipe
+from .fold import fold_constants
+from .recipe import Recipe
 from .workload import Workload
 
 OPSET = 17  # the first with LayerNormalization; the exporter writes GELU as Erf below opset 20
@@ -55,10 +55,9 @@ def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto
         )
         model = onnx.load(path)
     fold_constants(model)
-    quantize_weights(model)
     model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     model.graph.name = name
-    onnx.helper.set_model_props(model, {RECIPE: str(recipe)})
+    recipe.put_into(model)
     return model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,8 @@ FULL = Shape(image=224, stem=32, filters=44, repeats=4, classes=1000)
 SMALL = Shape(image=64, stem=8, filters=8, repeats=1, classes=10)
 
 
-class Kind(Enum):
-    SEPARABLE = auto()
-    AVERAGE = auto()
-    MAXIMUM = auto()
-    IDENTITY = auto()
-
-
-@dataclass(frozen=True)
-class Branch:
-    """An operation on one of a cell's hidden states, numbered as they come into being."""
-
-    kind: Kind
-    state: int
-    kernel: int = 3
+Branch: TypeAlias = tuple[str, int, int]
+"""An operation, the hidden state of the cell that it reads, and the size of its window."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +47,27 @@ class Plan:
     stride: int
 
 
+SEPARABLE, AVERAGE, MAXIMUM, IDENTITY = "separable", "average", "maximum", "identity"
 CURRENT, PREVIOUS = 0, 1  # the states a cell starts with; its blocks make states 2, 3, ...
 
 NORMAL = Plan(
     blocks=(
-        (Branch(Kind.SEPARABLE, CURRENT, 5), Branch(Kind.SEPARABLE, PREVIOUS, 3)),
-        (Branch(Kind.SEPARABLE, PREVIOUS, 5), Branch(Kind.SEPARABLE, PREVIOUS, 3)),
-        (Branch(Kind.AVERAGE, CURRENT), Branch(Kind.IDENTITY, PREVIOUS)),
-        (Branch(Kind.AVERAGE, PREVIOUS), Branch(Kind.AVERAGE, PREVIOUS)),
-        (Branch(Kind.SEPARABLE, CURRENT, 3), Branch(Kind.IDENTITY, CURRENT)),
+        ((SEPARABLE, CURRENT, 5), (SEPARABLE, PREVIOUS, 3)),
+        ((SEPARABLE, PREVIOUS, 5), (SEPARABLE, PREVIOUS, 3)),
+        ((AVERAGE, CURRENT, 3), (IDENTITY, PREVIOUS, 1)),
+        ((AVERAGE, PREVIOUS, 3), (AVERAGE, PREVIOUS, 3)),
+        ((SEPARABLE, CURRENT, 3), (IDENTITY, CURRENT, 1)),
     ),
     joined=(PREVIOUS, 2, 3, 4, 5, 6),
     stride=1,
 )
 REDUCTION = Plan(
     blocks=(
-        (Branch(Kind.SEPARABLE, CURRENT, 5), Branch(Kind.SEPARABLE, PREVIOUS, 7)),
-        (Branch(Kind.MAXIMUM, CURRENT), Branch(Kind.SEPARABLE, PREVIOUS, 7)),
-        (Branch(Kind.AVERAGE, CURRENT), Branch(Kind.SEPARABLE, PREVIOUS, 5)),
-        (Branch(Kind.IDENTITY, 3), Branch(Kind.AVERAGE, 2)),
-        (Branch(Kind.SEPARABLE, 2, 3), Branch(Kind.MAXIMUM, CURRENT)),
+        ((SEPARABLE, CURRENT, 5), (SEPARABLE, PREVIOUS, 7)),
+        ((MAXIMUM, CURRENT, 3), (SEPARABLE, PREVIOUS, 7)),
+        ((AVERAGE, CURRENT, 3), (SEPARABLE, PREVIOUS, 5)),
+        ((IDENTITY, 3, 1), (AVERAGE, 2, 3)),
+        ((SEPARABLE, 2, 3), (MAXIMUM, CURRENT, 3)),
     ),
     joined=(3, 4, 5, 6),
     stride=2,
@@ -159,21 +148,23 @@ class Cell(nn.Module):
 
     def forward(self, previous: Tensor, current: Tensor) -> Tensor:
         states = [self.squeeze(current), self.adjust(previous)]
-        for (left, right), do_left, do_right in zip(self.plan.blocks, self.left, self.right, strict=True):
-            states.append(do_left(states[left.state]) + do_right(states[right.state]))
+        for ((_, left, _), (_, right, _)), one, other in zip(
+            self.plan.blocks, self.left, self.right, strict=True
+        ):
+            states.append(one(states[left]) + other(states[right]))
         return torch.cat([states[index] for index in self.plan.joined], dim=1)
 
 
 def _branch(plan: Plan, branch: Branch, previous: int, filters: int) -> nn.Module:
     """The operation; only those on a cell's own inputs have the stride (states made inside are small)."""
-    stride = plan.stride if branch.state in (CURRENT, PREVIOUS) else 1
-    if branch.kind is Kind.SEPARABLE:
-        inputs = previous if branch.state == PREVIOUS else filters
-        return Separable(inputs, filters, branch.kernel, stride=stride)
-    if branch.kind is Kind.AVERAGE:
-        return nn.AvgPool2d(branch.kernel, stride=stride, padding=branch.kernel // 2, count_include_pad=False)
-    if branch.kind is Kind.MAXIMUM:
-        return nn.MaxPool2d(branch.kernel, stride=stride, padding=branch.kernel // 2)
+    kind, state, kernel = branch
+    stride = plan.stride if state in (CURRENT, PREVIOUS) else 1
+    if kind == SEPARABLE:
+        return Separable(previous if state == PREVIOUS else filters, filters, kernel, stride=stride)
+    if kind == AVERAGE:
+        return nn.AvgPool2d(kernel, stride=stride, padding=kernel // 2, count_include_pad=False)
+    if kind == MAXIMUM:
+        return nn.MaxPool2d(kernel, stride=stride, padding=kernel // 2)
     return nn.Identity()
 
 

@@ -1,9 +1,15 @@
 """Residual networks of bottlenecks (He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR
-2016), over pictures or clips."""
+2016), over pictures or clips.
+
+3D ResNet-50 (Hara, Kataoka, Satoh: "Can Spatiotemporal 3D CNNs Retrace the History of 2D CNNs and ImageNet?", CVPR
+2018, table 1 and figure 3) has shortcuts of type B (projections). ResNeXt-50 32x4d (Xie, Girshick, Dollar, Tu, He:
+"Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017, table 1) is a ResNet-50 whose 3 x 3
+convolutions have 32 groups, in the form of figure 3(c).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +90,36 @@ class Residual(nn.Module):
         return logits
 
 
-def workload(shape: Shape, *, batch: int, input_name: str, seed: int) -> Workload:
-    """float32 `input_name` [batch, 3, *extents] -> float32 `logits` [batch, classes]."""
+CLIPS = Shape(
+    extents=(16, 112, 112),
+    stem=64,
+    stem_stride=(1, 2, 2),
+    width=64,
+    expansion=4,
+    groups=1,
+    blocks=(3, 4, 6, 3),
+    classes=400,
+)
+PICTURES = replace(
+    CLIPS, extents=(224, 224), stem_stride=(2, 2), width=128, expansion=2, groups=32, classes=1000
+)
+SMALL_CLIPS = replace(CLIPS, extents=(8, 32, 32), stem=4, width=4, blocks=(1, 1, 2, 1), classes=10)
+SMALL_PICTURES = replace(
+    PICTURES, extents=(64, 64), stem=8, width=16, groups=4, blocks=(1, 1, 2, 1), classes=10
+)
+
+
+def resnet50_3d(*, batch: int, small: bool) -> Workload:
+    """float32 `clip` [batch, 3, 16, 112, 112] -> float32 `logits` [batch, 400]."""
+    return _workload(SMALL_CLIPS if small else CLIPS, batch, "clip", seed=4)
+
+
+def resnext50(*, batch: int, small: bool) -> Workload:
+    """float32 `image` [batch, 3, 224, 224] -> float32 `logits` [batch, 1000]."""
+    return _workload(SMALL_PICTURES if small else PICTURES, batch, "image", seed=5)
+
+
+def _workload(shape: Shape, batch: int, input_name: str, seed: int) -> Workload:
     model = Residual(shape).eval()
     randomize(model, seed)
     damp((block.norm3 for block in model.modules() if isinstance(block, Bottleneck)), 0.5)

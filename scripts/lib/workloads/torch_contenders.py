@@ -7,14 +7,14 @@ contenders, they are given plain arrays and leave plain arrays.
 from __future__ import annotations
 
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from collage.bench.worker import Outputs, Setup
 from collage.kernel.buffers import aligned_copy
@@ -29,14 +29,16 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the d
 _TRIALS = 5
 
 
-def eager(setup: Setup) -> tuple[Call, Outputs]:
+def pytorch(setup: Setup) -> tuple[Call, Outputs]:
     """PyTorch without a compiler, in plain or channels-last memory format, whichever is faster."""
     workload = _workload(setup)
     ways = [_bind(workload.model, workload, setup)]
     dims = max((each.dim() for each in workload.model.parameters()), default=0)
     if dims in _CHANNELS_LAST:
-        ways.append(_bind(_channels_last(workload.model, dims), workload, setup, _CHANNELS_LAST[dims]))
-    return min(ways, key=lambda way: _seconds(way[0]))
+        last = _CHANNELS_LAST[dims]
+        model: Any = deepcopy(workload.model)
+        ways.append(_bind(model.to(memory_format=last), workload, setup, last))
+    return _fastest(ways)
 
 
 def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs]:
@@ -52,7 +54,7 @@ def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs
     for cpp_wrapper in (False, True):
         options: dict[str, Any] = {"cpp_wrapper": cpp_wrapper, "max_autotune": max_autotune}
         ways.append(_bind(torch.compile(workload.model, dynamic=False, options=options), workload, setup))
-    return min(ways, key=lambda way: _seconds(way[0]))
+    return _fastest(ways)
 
 
 def inductor_max_autotune(setup: Setup) -> tuple[Call, Outputs]:
@@ -67,12 +69,6 @@ def _workload(setup: Setup) -> Workload:
         raise ValueError("the file was not made by scripts/models, so there is no torch module of it")
     torch.set_num_threads(setup.threads)
     return ENTRIES[recipe.workload].build(batch=recipe.batch, small=recipe.small)
-
-
-def _channels_last(model: nn.Module, dims: int) -> nn.Module:
-    copy: Any = deepcopy(model)
-    converted: nn.Module = copy.to(memory_format=_CHANNELS_LAST[dims])
-    return converted
 
 
 def _bind(
@@ -93,12 +89,11 @@ def _bind(
     return run, outputs
 
 
-def _seconds(call: Call) -> float:
-    """The median of a few calls, after one that is not timed."""
-    call()
-    times = []
-    for _ in range(_TRIALS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def _fastest(ways: Sequence[tuple[Call, Outputs]]) -> tuple[Call, Outputs]:
+    """The call with the least median of a few runs, after one that is not timed."""
+
+    def seconds(way: tuple[Call, Outputs]) -> float:
+        way[0]()
+        return statistics.median(timeit.repeat(way[0], number=1, repeat=_TRIALS))
+
+    return min(ways, key=seconds)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 class Workload:
     """`model` in inference mode; `sample(seed)` draws its inputs, in the order of `input_names`.
 
-    `dynamic` names the axes that the file leaves open, by input or output. `tolerance` is how far an engine's outputs
-    may be from torch's, as a share of the greatest magnitude.
+    `dynamic` names the axes that the file leaves open, by input or output.
     """
 
     model: nn.Module
@@ -22,7 +21,6 @@ class Workload:
     output_names: tuple[str, ...]
     sample: Callable[[int], tuple[Tensor, ...]]
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    tolerance: float = 1e-4
 
     @property
     def parameters(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from scripts.lib.crashes import Compile, CrashError, Row, check_kept, crash, recorded
+from scripts.lib.check_crashes import Compile, CrashError, Row, check_kept, crash, recorded
 from tests.models import conv_net, elementwise_net
 
 OPTIONS = ("--backends", "onnxruntime,tvm", "--threads", "1")

@@ -13,10 +13,9 @@ import pytest
 
 from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from scripts.lib import ROOT
-from scripts.lib.serving.contender import CONTENDERS, OURS, STATIC
-from scripts.lib.serving.contenders.shortest_first import static_batch
-from scripts.lib.serving.record import Served, agreement, pooled, rate_at
-from scripts.lib.serving.trace import Arrival, poisson_trace
+from scripts.lib.serving.process import CONTENDERS, OURS, STATIC
+from scripts.lib.serving.shortest_first import static_batch
+from scripts.lib.serving.trace import Arrival, Served, agreement, poisson_trace, pooled, rate_at
 
 
 def test_a_trace_is_the_same_at_every_rate() -> None:

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import (
-    BFLOAT16,
-    DEFAULTS,
-    FLOAT32,
-    INT8,
-    Contender,
-    MissingError,
-    Note,
-    Setup,
-)
+from scripts.lib.serving.process import BFLOAT16, FLOAT32, INT8, ContenderError, Setup
 from scripts.lib.serving.trace import Arrival
 
 _BATCHED_TOKENS = 256
@@ -28,11 +19,13 @@ _NAMES = {FLOAT32: "f32", BFLOAT16: "bf16"}
 class OpenVinoGenAi:
     """A pipeline that is asked for one iteration after another. At its ``defaults`` it chooses its own precision."""
 
-    def __init__(self, setup: Setup, *, defaults: bool) -> None:
+    defaults = False
+
+    def __init__(self, setup: Setup) -> None:
         try:
             import openvino_genai as library
         except ImportError as error:
-            raise MissingError("openvino-genai is not installed") from error
+            raise ContenderError("openvino-genai is not installed") from error
         self._library = library
         config = library.SchedulerConfig()
         config.max_num_batched_tokens = _BATCHED_TOKENS
@@ -41,22 +34,18 @@ class OpenVinoGenAi:
         config.dynamic_split_fuse = True
         config.enable_prefix_caching = False
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": setup.threads}
-        if not defaults:
+        if not self.defaults:
             precision = _NAMES[setup.cache]
             properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
             if setup.precision != INT8:
                 properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
-        self._settings = {**properties, "max_num_batched_tokens": _BATCHED_TOKENS}
+        self.facts = {"version": library.__version__, **properties, "max_num_batched_tokens": _BATCHED_TOKENS}
         self._pipeline = library.ContinuousBatchingPipeline(
             str(_exported(setup.folder, setup.precision)), config, "CPU", properties, {}
         )
         self._requests = 0
 
-    def facts(self) -> Mapping[str, Any]:
-        """The version and the settings."""
-        return {"version": self._library.__version__, **self._settings}
-
-    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+    def serve(self, arrivals: Sequence[Arrival], note: Callable[[int, int], None]) -> None:
         """Serve the requests with iterations in this thread; requests are taken in between."""
         start = time.monotonic()
         waiting = list(enumerate(arrivals))
@@ -91,19 +80,20 @@ class OpenVinoGenAi:
         return self._pipeline.add_request(self._requests, ids, config)
 
 
-def open_contender(name: str, setup: Setup) -> Contender:
-    """The pipeline. Raises MissingError."""
-    return OpenVinoGenAi(setup, defaults=name == DEFAULTS)
+class AtItsDefaults(OpenVinoGenAi):
+    """The same with the precision that it chooses."""
+
+    defaults = True
 
 
 def _exported(folder: Path, precision: str) -> Path:
-    """The model in OpenVINO's form, which is made once: with weights in 8 bits, or in float32. Raises MissingError."""
+    """The model in OpenVINO's form, made once, with weights in 8 bits or in float32. Raises ContenderError."""
     narrow = precision == INT8
     found = folder / ("openvino-int8" if narrow else "openvino")
     if (found / "openvino_model.xml").exists():
         return found
     if not (folder / "config.json").exists():
-        raise MissingError("this model is not written in its format")
+        raise ContenderError("this model is not written in its format")
     command = [
         "optimum-cli", "export", "openvino", "--model", str(folder), "--task", "text-generation-with-past",
         "--weight-format", "int8" if narrow else "fp32", str(found),
@@ -111,7 +101,9 @@ def _exported(folder: Path, precision: str) -> Path:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise MissingError("optimum-cli, which converts the model, is not installed") from error
+        raise ContenderError("optimum-cli, which converts the model, is not installed") from error
     except subprocess.CalledProcessError as error:
-        raise MissingError(f"optimum-cli cannot convert the model: {error.stderr.strip()[-300:]}") from error
+        raise ContenderError(
+            f"optimum-cli cannot convert the model: {error.stderr.strip()[-300:]}"
+        ) from error
     return found

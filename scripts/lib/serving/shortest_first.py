@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scripts.lib.serving.contender import Contender, Note, Setup
-from scripts.lib.serving.contenders.collage_engine import open_runner
+from scripts.lib.serving.collage_engine import open_runner
+from scripts.lib.serving.process import Setup
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
@@ -23,13 +23,9 @@ class ShortestFirst:
 
     def __init__(self, setup: Setup) -> None:
         self._runner, facts = open_runner(setup)
-        self._facts = {**facts, "running": BATCH}
+        self.facts = {**facts, "running": BATCH}
 
-    def facts(self) -> Mapping[str, Any]:
-        """The version and the sizes."""
-        return self._facts
-
-    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+    def serve(self, arrivals: Sequence[Arrival], note: Callable[[int, int], None]) -> None:
         """Serve the requests. All answers of a batch come with the longest."""
         start = time.monotonic()
         waiting = list(enumerate(arrivals))
@@ -74,8 +70,3 @@ def static_batch(runner: Runner, batch: Sequence[Arrival]) -> list[list[int]]:
         mine[len(each.prompt) : len(each.prompt) + each.tokens]
         for mine, each in zip(tokens, batch, strict=True)
     ]
-
-
-def open_contender(name: str, setup: Setup) -> Contender:
-    """The batches."""
-    return ShortestFirst(setup)

@@ -9,9 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.lib.serving.contender import Contender, Note, Setup
-from scripts.lib.serving.right import compare
-from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
+import numpy as np
+
+from scripts.lib.errors import largest
+from scripts.lib.serving.process import Setup
+from scripts.lib.serving.trace import MOST_TOKENS, Arrival
 
 if TYPE_CHECKING:
     from collage.serve.decoder.runner import DecoderRunner
@@ -29,7 +31,7 @@ class CollageEngine:
         from collage.serve.loop import Loop
         from collage.serve.options import EngineOptions
 
-        self._runner, self._facts = open_runner(setup)
+        self._runner, self.facts = open_runner(setup)
         options = EngineOptions(max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False)
         self._first = self._left = 0
         self._take: Take = lambda number, event: None
@@ -37,11 +39,7 @@ class CollageEngine:
         self._changed = threading.Condition()
         self._loop = Loop(self._runner, options, self._deliver)
 
-    def facts(self) -> Mapping[str, Any]:
-        """The version and the sizes."""
-        return self._facts
-
-    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+    def serve(self, arrivals: Sequence[Arrival], note: Callable[[int, int], None]) -> None:
         """Submit the requests when they arrive, and wait for the last token."""
 
         def take(number: int, event: Event) -> None:
@@ -50,12 +48,32 @@ class CollageEngine:
 
         self._run(arrivals, take)
 
-    def right(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answers against the original decoder's; see ``scripts.lib.serving.right``."""
-        arrivals = from_message(message["arrivals"])
+    def right(self, message: tuple[Sequence[Arrival], Path]) -> Mapping[str, Any]:
+        """The answers to requests against those of the original decoder in a file, which ONNX Runtime runs alone.
+
+        The original gets the prompt and the engine's answer as one sequence, and gives its choice after each token.
+        ``largest_gap`` is the most that a logit of a chosen token is below the largest one, as a share of that one's
+        size, and ``largest_error`` that of log probabilities of all chosen tokens.
+        """
+        from collage.serve.decoder.original import OriginalDecoder
+
+        arrivals, model = message
         answers: list[list[Event]] = [[] for _ in arrivals]
         self._run(arrivals, lambda number, event: answers[number].append(event), logprobs=0)
-        return compare(arrivals, answers, Path(message["model"]), self._runner.threads)
+        original = OriginalDecoder(model, self._runner.threads)
+        same = total = 0
+        gap = error = 0.0
+        for arrival, answer in zip(arrivals, answers, strict=True):
+            tokens = [each.token for each in answer if each.token is not None]
+            found = [each.logprobs.chosen for each in answer if each.logprobs is not None]
+            rows = original.logits([*arrival.prompt, *tokens[:-1]])[-len(tokens) :].astype(np.float64)
+            best, chosen = rows.max(1), rows[np.arange(len(tokens)), tokens]
+            sums = np.log(np.exp(rows - best[:, None]).sum(1)) + best
+            same += int(np.sum(chosen == best))
+            total += len(tokens)
+            gap = largest([gap, float(np.max((best - chosen) / np.maximum(np.abs(best), 1.0)))])
+            error = largest([error, float(np.max(np.abs(np.array(found) - (chosen - sums))))])
+        return {"tokens": total, "same_tokens": same / total, "largest_gap": gap, "largest_error": error}
 
     def _run(self, arrivals: Sequence[Arrival], take: Take, logprobs: int | None = None) -> None:
         from collage.serve.request import Request
@@ -114,8 +132,3 @@ def open_runner(setup: Setup) -> tuple[DecoderRunner, Mapping[str, Any]]:
         "cache": setup.cache,
         "error": compiled.error,
     }
-
-
-def open_contender(name: str, setup: Setup) -> Contender:
-    """The engine."""
-    return CollageEngine(setup)

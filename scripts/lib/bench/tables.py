@@ -1,0 +1,76 @@
+"""The command ``scripts/bench tables``: docs/benchmarks.md and the README's table from docs/figures/*.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from scripts.lib import ROOT
+from scripts.lib.bench.common import ms
+
+PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+_MARK = "<!-- figures: scripts/bench tables -->\n"
+_HEAD = """# Benchmarks
+
+`scripts/bench tables` writes this page from the files in [figures](figures), which `scripts/bench ... --json` has
+written. Other machines give other figures: run the commands on yours. Every contender has a process of its own, and all
+take turns. [notes/benchmarks.md](notes/benchmarks.md) has older studies on other machines.
+"""
+_TITLES = {
+    "cpu": "Whole models in float32, milliseconds",
+    "precision": "Whole models within a tolerance, milliseconds and the largest error on 20 inputs",
+    "serve": "Served decoders: Orca's trace, all requests at once and one at a time",
+}
+
+
+def written() -> tuple[str, str]:
+    """The page, and the README with its table, as the figures have them."""
+    rows = {"cpu": _cpu, "precision": _precision, "serve": _serve}
+    sections = {}
+    for name, make in rows.items():
+        found = json.loads((PAGE.parent / "figures" / f"{name}.json").read_text())
+        titles, *body = make(found)
+        table = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *body)]
+        means = [
+            f"{key.replace('_', ' ')} {mean:.2f}" for key, mean in found.get("geometric_mean", {}).items()
+        ]
+        ending = [f"Geometric means of times over Collage's: {', '.join(means)}.", ""] if means else []
+        where = f"{found['threads']} threads, {found['machine']}, {found['date']}, commit {found['commit']}"
+        sections[name] = "\n".join([f"`{found['command']}` ({where})", "", *table, "", *ending])
+    page = [f"## {_TITLES[name]}\n\n{text}" for name, text in sections.items()]
+    before, _, after = README.read_text().split(_MARK)
+    return "\n".join([_HEAD, *page]), _MARK.join([before, sections["cpu"], after])
+
+
+@click.command("tables")
+def command() -> None:
+    """Write docs/benchmarks.md and the README's table of figures from docs/figures."""
+    for path, text in zip((PAGE, README), written(), strict=True):
+        path.write_text(text)
+
+
+def _cpu(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    names = dict.fromkeys(name for model in found["models"] for name in model["engines"] if name != "collage")
+    yield ["model", *names, "collage", "best other / collage"]
+    for model in found["models"]:
+        times = (ms(model["engines"].get(name)) for name in (*names, "collage"))
+        yield [model["model"].removesuffix(".onnx"), *times, f"{model['speedup_vs_best_engine']:.2f}"]
+
+
+def _precision(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield ["model", "contender", "ms", "largest error"]
+    for model in found["models"]:
+        for name, point in sorted(model["points"].items(), key=lambda item: float(item[1]["median_us"])):
+            yield [model["model"].removesuffix(".onnx"), name, ms(point), f"{max(point['errors']):.1e}"]
+
+
+def _serve(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield ["model", "contender", "requests/s", "tokens/s", "ms a token, alone", "same tokens as Collage"]
+    for model in found["models"]:
+        for name, each in model["trace"].items():
+            rates = f"{each['saturated']['requests_per_s']:.2f}", f"{each['saturated']['tokens_per_s']:.0f}"
+            alone, same = f"{each['unloaded']['latency_ms']:.1f}", f"{each['same_tokens']:.1%}"
+            yield [model["model"], name, *rates, alone, same]

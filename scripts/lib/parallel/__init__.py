@@ -1,1 +1,0 @@
-"""The study behind ``scripts/bench parallel``: decode iterations on several processes."""
