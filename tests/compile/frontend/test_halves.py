@@ -123,25 +123,6 @@ def test_numbers(name: str) -> None:
         assert np.abs(found.astype(np.float64) - wanted).max() <= 4e-3 * scale
 
 
-def test_without_it() -> None:
-    """For CPUs the model is float32 between casts, as ONNX Runtime computes it there."""
-    _, model = imported("plain", halves=False)
-    kinds = {
-        model.graph.type_of(node.outputs[0]).dtype for node in model.graph.nodes if node.op == "nn.conv2d"
-    }
-    assert kinds == {"float32"}
-
-
-def test_a_model_in_float32_is_folded_as_ever() -> None:
-    net = Net(18)
-    model = net.build(layers_without_gelu(net, net.input(1, 4, 8, 8)))
-    assert simplify(model, halves=True) == simplify(model)
-
-
-def layers_without_gelu(net: Net, value: str) -> str:
-    return net.op("Relu", net.op("Conv", value, net.random(6, 4, 3, 3), net.random(6)))
-
-
 def test_what_is_not_known_is_folded_as_for_a_cpu() -> None:
     """An operator of another domain, as ONNX Runtime's own, is none whose types are known here."""
     net = Net(18)
@@ -151,11 +132,3 @@ def test_what_is_not_known_is_folded_as_for_a_cpu() -> None:
     assert [each.op_type for each in simple.graph.node] == [
         each.op_type for each in simplify(model).graph.node
     ]
-
-
-def test_the_model_itself_is_not_changed() -> None:
-    """What engines get is the model as its author wrote it."""
-    model, _ = imported("float inside")
-    before = model.SerializeToString(deterministic=True)
-    simplify(model, halves=True)
-    assert model.SerializeToString(deterministic=True) == before
