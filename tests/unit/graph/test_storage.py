@@ -13,7 +13,6 @@ from collage.graph.storage import (
     BF16,
     BF16_STORAGES,
     BLOCKED,
-    BLOCKED_BF16,
     CHANNELS_LAST,
     FORMATS,
     PLAIN,
@@ -21,12 +20,9 @@ from collage.graph.storage import (
     STORAGES,
     Storage,
     from_layout,
-    is_narrow,
-    narrowed,
     parse_storage,
     stored_type,
     to_layout,
-    widened,
 )
 from collage.kernel.options import Variant
 from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
@@ -43,21 +39,14 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.lists(st.integers(1
 
 def test_texts_that_databases_and_files_have() -> None:
     assert [str(each) for each in STORAGES] == ["plain", "channels-last", "blocked"]
+    assert [str(each) for each in BF16_STORAGES] == ["plain-bf16", "channels-last-bf16", "blocked-bf16"]
+    assert [str(each) for each in (COLUMNS, DEVICE_COLUMNS)] == ["column-major", "npu:column-major"]
+    assert str(Variant((PLAIN_BF16,), (BLOCKED,), "rows", BF16)) == "plain-bf16 -> blocked; rows; bf16"
+    assert repr(Variant(split="rows")) == "Variant(inputs=(), outputs=(), split='rows')"
     assert str(Variant((PLAIN, BLOCKED), (BLOCKED,), "rows")) == "plain, blocked -> blocked; rows"
     transform = LayoutTransform(KIND, PLAIN, BLOCKED)
     assert str(transform) == "plain -> blocked of float32[1x20x3x2]"
     assert transform_artifact(transform) == b'[[1, 20, 3, 2], "float32", "plain", "blocked"]'
-
-
-def test_texts_of_other_storages() -> None:
-    assert [str(each) for each in (COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1"))] == [
-        "column-major",
-        "npu:plain",
-        "npu:column-major",
-        "cuda:1:plain",
-    ]
-    with pytest.raises(ValueError, match="no storage format is called 'column-major'"):
-        parse_storage("npu:column-major", FORMATS)
 
 
 @pytest.mark.parametrize("name", ["", "npu, cpu", "NPU", "npu:"])
@@ -101,32 +90,6 @@ def test_the_transform_of_any_formats() -> None:
         kernel.bind([array], [given])
     with pytest.raises(ValueError, match="no column-major layout"):
         FormatKernel(LayoutTransform(KIND, PLAIN, COLUMNS))
-
-
-def test_texts_of_narrow_storages() -> None:
-    assert [str(each) for each in BF16_STORAGES] == ["plain-bf16", "channels-last-bf16", "blocked-bf16"]
-    assert stored_type(KIND, BLOCKED_BF16) == TensorType((1, 2, 3, 2, 16), "bfloat16")
-    assert stored_type(KIND, BLOCKED_BF16).nbytes * 2 == stored_type(KIND, BLOCKED).nbytes
-    variant = Variant((PLAIN_BF16,), (BLOCKED,), "rows", BF16)
-    assert str(variant) == "plain-bf16 -> blocked; rows; bf16"
-    assert repr(variant).endswith("split='rows', precision='bf16')")
-    assert repr(Variant(split="rows")) == "Variant(inputs=(), outputs=(), split='rows')"
-    for integers in (TensorType((4,), "int64"), TensorType((1, 4, 2), "float16")):
-        with pytest.raises(ValueError, match="no float32"):
-            stored_type(integers, PLAIN_BF16)
-
-
-def test_narrow_storages_have_wide_ones() -> None:
-    for wide, narrow in zip(STORAGES, BF16_STORAGES, strict=True):
-        assert (widened(narrow), widened(wide), narrowed(wide, BF16), narrowed(wide, "")) == (
-            *(wide, wide, narrow, wide),
-        )
-        assert is_narrow(narrow)
-        assert not is_narrow(wide)
-    with pytest.raises(ValueError, match="precision 'f4'"):
-        narrowed(PLAIN, "f4")
-    with pytest.raises(ValueError, match="column-major"):
-        narrowed(COLUMNS, BF16)
 
 
 def rounded_to_bf16(
