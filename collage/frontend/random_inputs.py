@@ -15,38 +15,11 @@ if TYPE_CHECKING:  # this module imports TVM, which `collage run --random` does 
     from collage.frontend.model import Model
 
 _FOLLOWED = frozenset(
-    [
-        "reshape",
-        "flatten",
-        "squeeze",
-        "expand_dims",
-        "permute_dims",
-        "broadcast_to",
-        "astype",
-        "add",
-        "subtract",
-        "where",
-        "concat",
-        "split",
-        "strided_slice",
-        "tile",
-        "repeat",
-        "minimum",
-        "maximum",
-        "clip",
-        "onnx.Cast",
-        "onnx.Unsqueeze",
-        "onnx.Squeeze",
-        "onnx.Reshape",
-        "onnx.Flatten",
-        "onnx.Transpose",
-        "onnx.Expand",
-        "onnx.Slice",
-        "onnx.Concat",
-        "onnx.Where",
-        "onnx.Identity",
-    ]
+    "reshape flatten squeeze expand_dims permute_dims broadcast_to astype add subtract where concat split "
+    "strided_slice tile repeat minimum maximum clip onnx.Cast onnx.Unsqueeze onnx.Squeeze onnx.Reshape onnx.Flatten "
+    "onnx.Transpose onnx.Expand onnx.Slice onnx.Concat onnx.Where onnx.Identity".split()
 )
+"""Operators whose results are indices if their operands are."""
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
 """The position of the indices of operators that index. Their data comes first."""
 
@@ -76,7 +49,7 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
 def _random_input(model: Model, value: int, rng: np.random.Generator) -> Array:
     kind = model.graph.type_of(value)
     rows = indexed_rows(model, value)
-    if "int" not in kind.dtype or rows is not None:
+    if not _is_integer(kind.dtype) or rows is not None:
         return random_array(kind, rng, rows or 2)
     if _divides(model, value):
         return random_array(kind, rng, 2) + np.ones((), np_dtype(kind.dtype))

@@ -235,23 +235,9 @@ def _padded(node: _Node) -> Bounds | None:
     return _hull((*given, Bounds(0, 0))) if given else None
 
 
-def _truth(node: _Node) -> Bounds | None:
-    return Bounds(0, 1)
-
-
-def _sign(node: _Node) -> Bounds | None:
-    return Bounds(-1, 1)
-
-
 _INDICES: Mapping[str, frozenset[int]] = {
-    "ArgMax": frozenset([0]),
-    "ArgMin": frozenset([0]),
-    "MaxPool": frozenset([1]),
-    "NonMaxSuppression": frozenset([0]),
-    "NonZero": frozenset([0]),
-    "Shape": frozenset([0]),
-    "Size": frozenset([0]),
-    "TopK": frozenset([1]),
+    **dict.fromkeys("ArgMax ArgMin NonMaxSuppression NonZero Shape Size".split(), frozenset([0])),
+    **dict.fromkeys(("MaxPool", "TopK"), frozenset([1])),
     "Unique": frozenset([1, 2, 3]),
 }
 """Outputs, by position, that are indices or numbers of elements."""
@@ -290,11 +276,11 @@ _RULES: Mapping[str, Rule] = {
     "Clip": _clip,
     "ReduceSum": _total,
     "CumSum": _total,
-    "Sign": _sign,
+    "Sign": lambda node: Bounds(-1, 1),
     "ConstantOfShape": _constant_of_shape,
     "Constant": _constant,
     **dict.fromkeys(
-        "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split(), _truth
+        "And Equal EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split(),
+        lambda node: Bounds(0, 1),
     ),
-    "EyeLike": _truth,
 }
