@@ -18,7 +18,7 @@ from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.nameless import nameless_attributes
 from collage.frontend.read.network import network_bytes
 from collage.frontend.read.randomness import Randomness
-from collage.frontend.read.scopes import all_nodes, bodies, reads
+from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, opset_of, reads
 from collage.frontend.read.shapes import Shapes, declared_types, fix_shapes, shape_text
 from collage.frontend.relax.build import build_graph
 from collage.frontend.relax.importer import import_onnx
@@ -117,7 +117,7 @@ class Model:
     @cached_property
     def opset(self) -> int:
         """The version of the default operator set."""
-        return next((o.version for o in self.onnx.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return opset_of(self.onnx) or 1
 
     @cached_property
     def inner_operators(self) -> Mapping[int, frozenset[str]]:
@@ -129,7 +129,7 @@ class Model:
                     each for body in bodies(self.onnx.graph.node[node.source]) for each in all_nodes(body)
                 ]
                 names = (
-                    each.op_type if each.domain in ("", "ai.onnx") else f"{each.domain}.{each.op_type}"
+                    each.op_type if each.domain in STANDARD else f"{each.domain}.{each.op_type}"
                     for each in inner
                 )
                 if inner:

@@ -8,6 +8,7 @@ import numpy as np
 
 from collage.core.memory import physical_bytes
 from collage.errors import ModelError
+from collage.frontend.read.scopes import integer
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
@@ -149,8 +150,7 @@ def _extent(model: Model, node: Node) -> int:
     shape = model.graph.type_of(node.inputs[0]).shape
     axis = node.attrs.get("axis", 0)
     if node.op.startswith("onnx."):
-        proto = model.onnx.graph.node[node.source]
-        axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
+        axis = integer(model.onnx.graph.node[node.source], "axis")
     if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
         return int(np.prod(shape))
     return shape[axis] if -len(shape) <= axis < len(shape) else 1  # engines refuse an invalid axis

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import constants_of
 from collage.frontend.read.weights import small_array
 from collage.frontend.rewrite.bounds import MOVES, Types
 
@@ -29,14 +30,12 @@ def _small_softplus(graph: onnx.GraphProto) -> dict[int, str]:
 
     Of numbers below -14 the engine makes zero, or a little less than that.
     """
-    ones = {tensor.name for tensor in graph.initializer if _is_one(tensor)}
+    ones = {name for name, tensor in constants_of(graph).items() if _is_one(tensor)}
     powers: set[str] = set()
     sums: set[str] = set()
     small: dict[str, frozenset[int]] = {}
     found: dict[int, str] = {}
     for index, node in enumerate(graph.node):
-        if node.op_type == "Constant" and any(a.name == "value" and _is_one(a.t) for a in node.attribute):
-            ones.add(node.output[0])
         read = set(node.input)
         if node.op_type == "Exp":
             powers.add(node.output[0])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import small_array
 from collage.frontend.rewrite.bounds import MOVES
 from collage.graph.rounding_sums import MOST_ELEMENTS, leaves_little
@@ -40,12 +41,10 @@ def rounding_sums(graph: onnx.GraphProto) -> Mapping[int, str]:
 
     Between the sums there may be products with constants, casts between floats, and operators that move data.
     """
-    constants = {each.name: each for each in graph.initializer}
+    constants = constants_of(graph)
     offsets: dict[str, _Offset] = {}
     found: dict[int, str] = {}
     for index, node in enumerate(graph.node):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
         values = [name for name in node.input if name not in constants]
         if len(values) != 1 or not node.output:
             continue
@@ -90,13 +89,13 @@ def _step(
             return term / known[0], term / known[0]
     if op == "Neg":
         return -term, -term
-    if op == "Identity" or (op == "Cast" and _target(node) in _FLOATS) or (op in MOVES and term.size == 1):
+    if (
+        op == "Identity"
+        or (op == "Cast" and integer(node, "to") in _FLOATS)
+        or (op in MOVES and term.size == 1)
+    ):
         return term, term
     return None
-
-
-def _target(node: onnx.NodeProto) -> int:
-    return next((each.i for each in node.attribute if each.name == "to"), 0)
 
 
 def _array(tensor: TensorProto) -> _Doubles | None:

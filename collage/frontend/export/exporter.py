@@ -25,13 +25,10 @@ from collage.frontend.export.emit import (
     fill_type,
 )
 from collage.frontend.model import Model
-from collage.frontend.read.scopes import bodies, defines
+from collage.frontend.read.scopes import STANDARD, bodies, defines
 
 MAKERS: Mapping[str, Maker] = {**ELEMENTWISE, **COMPUTE, **DATA}
 """The makers by Relax name (without ``relax.``)."""
-
-DEFAULT_DOMAINS = ("", "ai.onnx")
-"""The names of the standard's own domain."""
 
 
 class ExportError(Exception):
@@ -107,7 +104,7 @@ class Exporter:
         made = {v for n in self.model.groups[source] for v in self.model.graph.nodes[n].outputs}
         proto = self.proto.graph.node.add()
         proto.CopyFrom(original)
-        if proto.domain in DEFAULT_DOMAINS:
+        if proto.domain in STANDARD:
             proto.domain = ""
         for position, name in enumerate(original.input):
             proto.input[position] = self._outer(name)
@@ -192,7 +189,7 @@ class Exporter:
             tensor.CopyFrom(model.initializers[name])
             tensor.name = f"w_{name}"
         self._functions()
-        domains = {domain for domain, _ in self.called} - set(DEFAULT_DOMAINS)
+        domains = {domain for domain, _ in self.called} - set(STANDARD)
         for opset in model.onnx.opset_import:
             if opset.domain in domains:
                 proto.opset_import.add(domain=opset.domain, version=opset.version)
@@ -218,7 +215,7 @@ class Exporter:
 
 def _is_optional(proto: onnx.NodeProto, position: int, opset: int) -> bool:
     """Whether the output at ``position`` is optional."""
-    if proto.domain not in DEFAULT_DOMAINS:
+    if proto.domain not in STANDARD:
         return False
     try:
         schema = onnx.defs.get_schema(proto.op_type, opset, "")

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 import onnx
 
 from collage.frontend.export.emit import Emitter, ExportedCall, InexpressibleError
-from collage.frontend.export.exporter import DEFAULT_DOMAINS, Exporter, ExportError, make
+from collage.frontend.export.exporter import Exporter, ExportError, make
 from collage.frontend.model import Model
 from collage.frontend.read.apart import filled
-from collage.frontend.read.scopes import bodies, reads
+from collage.frontend.read.scopes import STANDARD, bodies, reads
 
 __all__ = ["EXPORT_OPSET", "ExportError", "can_export", "export_onnx"]
 
@@ -120,7 +120,7 @@ def _available(model: Model, name: str, defined: Collection[int]) -> bool:
 def _is_stable(model: Model, source: int) -> bool:
     """Whether the ONNX node means the same in EXPORT_OPSET as in the model's own, older operator set."""
     proto = model.onnx.graph.node[source]
-    if proto.domain not in DEFAULT_DOMAINS:
+    if proto.domain not in STANDARD:
         return True
     versions = {onnx.defs.get_schema(proto.op_type, o, "").since_version for o in (model.opset, EXPORT_OPSET)}
     return len(versions) == 1 and not any(bodies(proto))

@@ -17,7 +17,7 @@ from collage.frontend.read.external_data import data_folders
 from collage.frontend.read.model_path import check_model_path
 from collage.frontend.read.old_sets import to_set_7
 from collage.frontend.read.proto_text import check_text
-from collage.frontend.read.scopes import all_nodes
+from collage.frontend.read.scopes import STANDARD, all_nodes
 from collage.frontend.read.sparse import make_dense
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.recurrent import batches_second
@@ -124,7 +124,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             raise ModelError(
                 f"{name} uses version {opset.version} of an operator set, which there cannot be."
             )
-        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+        if opset.domain in STANDARD and opset.version > newest:
             raise ModelError(
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
@@ -149,7 +149,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
     A newer operator set is replaced in the caller's model, in place; an older one in a copy. ``name`` is for messages.
     """
-    default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    default = [opset for opset in model.opset_import if opset.domain in STANDARD]
     if len(default) != 1 or model.functions:
         return model
     (opset,) = default
@@ -166,7 +166,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             used = [
                 onnx.defs.get_schema(node.op_type, opset.version, "").since_version
                 for node in all_nodes(model.graph)
-                if node.domain in ("", "ai.onnx")
+                if node.domain in STANDARD
             ]
         except onnx.defs.SchemaError:
             return model  # the set lacks an operator, and the engines will say so

@@ -16,12 +16,11 @@ import onnx.version_converter
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.frontend.read.apart import without_weights
-from collage.frontend.read.scopes import all_nodes, bodies
+from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, constants_of, opset_of, set_all
 from collage.graph.dataflow import Array
 
 _TARGET = 7
 _HIDDEN = "collage.hidden"
-_DEFAULT = ("", "ai.onnx")
 _OLDEST_IR = 4
 """Until IR version 3 each weight had to be an input of the graph, too, and onnx's converter refuses those that are
 none."""
@@ -68,15 +67,13 @@ def to_set_7(model: onnx.ModelProto) -> onnx.ModelProto:
     hidden = onnx.ModelProto()
     hidden.CopyFrom(model)
     hidden.ir_version = max(model.ir_version, _OLDEST_IR)
-    version = next(each.version for each in model.opset_import if each.domain in _DEFAULT)
+    version = opset_of(model)
     for node in all_nodes(hidden.graph):
-        if node.domain in _DEFAULT and version < _SINCE.get(node.op_type, 0):
+        if node.domain in STANDARD and version < _SINCE.get(node.op_type, 0):
             node.domain = _HIDDEN
     hidden.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
     found = onnx.version_converter.convert_version(hidden, _TARGET)
-    kept = [each for each in found.opset_import if each.domain != _HIDDEN]
-    del found.opset_import[:]
-    found.opset_import.extend(kept)
+    set_all(found.opset_import, [each for each in found.opset_import if each.domain != _HIDDEN])
     names = {*_names(found.graph)}
     _rewrite(found.graph, _PLAIN, {}, names)
     _rewrite(found.graph, _RANKED, _shapes(found), names)
@@ -88,10 +85,7 @@ def _rewrite(
     graph: onnx.GraphProto, rules: Mapping[str, _Rewrite], shapes: Mapping[str, _Shape], names: set[str]
 ) -> None:
     """Rewrite hidden operators of the graph and of its bodies, in which only constants have known shapes, in place."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+    constants = constants_of(graph)
     scope = _Scope(
         {**{name: list(each.dims) for name, each in constants.items()}, **shapes}, constants, names
     )
@@ -105,8 +99,7 @@ def _rewrite(
             if before is not None:
                 nodes.append(before)
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_all(graph.node, nodes)
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, _Shape]:

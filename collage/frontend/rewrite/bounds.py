@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import STANDARD
 from collage.frontend.read.weights import array_of
 
 INTEGERS: Mapping[int, tuple[int, int]] = {
@@ -106,7 +107,7 @@ def integer_bounds(
         if name not in found:
             found[name] = _of_type(types.elements.get(name, 0))
     for node in graph.node:
-        rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
         for position, name in enumerate(node.output):
             if not types.is_integer(name):
                 continue

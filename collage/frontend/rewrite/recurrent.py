@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from collage.frontend.read.scopes import all_graphs, all_nodes
+from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes, integer, opset_of, set_all
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
@@ -46,20 +46,18 @@ def batches_second(model: onnx.ModelProto) -> None:
     for each in (*inner_first, *model.functions):
         nodes = [new for node in each.node for new in _second(node)]
         if len(nodes) > len(each.node):
-            del each.node[:]
-            each.node.extend(nodes)
+            set_all(each.node, nodes)
 
 
 def _second(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The node, or what computes the same with the batch second."""
-    if node.op_type not in RECURRENT or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in RECURRENT or node.domain not in STANDARD:
         return [node]
-    if not any(each.name == "layout" and each.i for each in node.attribute):
+    if not integer(node, "layout"):
         return [node]
     found = onnx.NodeProto()
     found.CopyFrom(node)
-    del found.attribute[:]
-    found.attribute.extend(each for each in node.attribute if each.name != "layout")
+    set_all(found.attribute, [each for each in node.attribute if each.name != "layout"])
     prefix = node.name or next(filter(None, node.output))
     before, after = [], []
     for at, name in enumerate(node.input):
@@ -85,10 +83,7 @@ def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(node.op_type in RECURRENT and not node.domain for node in model.graph.node):
         return model
-    if (
-        next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-        < _LEAST_OPSET
-    ):
+    if opset_of(model) < _LEAST_OPSET:
         return model
     found = infer_types(model)
     graph = found.graph
@@ -100,12 +95,9 @@ def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
         nodes += [node] if cell is None else _Writer(graph, cell).nodes()
     if len(nodes) == len(graph.node):
         return model
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_all(graph.node, nodes)
     read = {name for node in all_nodes(graph) for name in node.input} | {each.name for each in graph.output}
-    kept = [each for each in graph.initializer if each.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    set_all(graph.initializer, [each for each in graph.initializer if each.name in read])
     return found
 
 

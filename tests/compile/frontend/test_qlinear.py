@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from collage.backends.onednn import OneDnn
 from collage.frontend.model import import_model
-from collage.frontend.rewrite.qlinear import spelt_out
+from collage.frontend.rewrite.quantised import spelt_out
 from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.frontend.rewrite.quantised_views import views_first
+from collage.frontend.rewrite.quantised import views_first
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
 from tests.models import make_model
