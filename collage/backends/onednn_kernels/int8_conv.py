@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain, Combine, EpilogueOp
+from collage.backends.chains.chain import Combine, EpilogueOp
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import DnnlAlgorithm
@@ -25,9 +25,9 @@ from collage.backends.onednn_kernels import conv_plan, description
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
+from collage.backends.onednn_kernels.narrow import typed
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
-from collage.backends.onednn_kernels.retype import typed
 from collage.backends.onednn_kernels.rounding import Rounding, too_padded
 from collage.graph.storage import (
     BF16,
@@ -182,10 +182,11 @@ def _draft(task: ConvTask, item: Conv, variant: Variant, threads: int) -> Draft:
         Combine(DnnlAlgorithm.ADD, terms, channels),
     ]
     epilogue += (_of_item(each, before) for each in task.folded.epilogue)
-    inner = Chain(
-        *(chain.graph, chain.operators, (*chain.inputs, data, factors, terms)),
-        *(replace(chain.root, inputs=(data, *chain.root.inputs[1:])), chain.base, tuple(epilogue)),
-        *(chain.output, chain.own),
+    inner = replace(
+        chain,
+        inputs=(*chain.inputs, data, factors, terms),
+        root=replace(chain.root, inputs=(data, *chain.root.inputs[1:])),
+        epilogue=tuple(epilogue),
     )
     stored = Variant(
         (*map(widened, variant.inputs), CHANNELS_LAST, PLAIN, PLAIN),

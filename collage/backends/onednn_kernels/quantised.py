@@ -23,11 +23,12 @@ from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import ProductChain
-from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
+from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8
 from collage.backends.onednn_kernels.matmul import ProductTask
+from collage.backends.onednn_kernels.narrow import typed
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask
 from collage.backends.onednn_kernels.quantised_values import (
@@ -42,7 +43,6 @@ from collage.backends.onednn_kernels.quantised_values import (
     weights_of,
     weights_path,
 )
-from collage.backends.onednn_kernels.retype import typed
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCKED, CHANNELS_LAST
@@ -104,24 +104,23 @@ def variants(task: QuantisedTask, threads: int) -> list[Variant]:
         whole = wide.product.dst[-2] > 1
         found = [each for each in matmul.variants(wide, threads) if not (whole and each.split == COLUMNS)]
         return found or [Variant(split=WHOLE)]
-    found = (
-        pooling.variants(wide, threads) if isinstance(wide, PoolTask) else elementwise.variants(wide, threads)
-    )
+    found = planner_of(wide).variants(wide, threads)
     return [each for each in found if BLOCKED not in (*each.inputs, *each.outputs)]
 
 
 def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     """The plan of float32 with the dtypes of the task."""
-    wide = task.wide
-    if isinstance(wide, ConvTask):
-        draft = conv_plan.plan(wide, variant, threads)
-    elif isinstance(wide, ProductTask):
-        draft = matmul.plan(wide, variant, threads)
-    elif isinstance(wide, PoolTask):
-        draft = pooling.plan(wide, variant, threads)
-    else:
-        draft = elementwise.plan(wide, variant, threads)
+    draft = planner_of(task.wide).plan(task.wide, variant, threads)
     return typed(draft, dict(task.dtypes))
+
+
+def planner_of(task: Any) -> Any:
+    """The module with the ``variants`` and the ``plan`` of a float32 task."""
+    if isinstance(task, Chain):
+        return concat if task.root.op == "concat" else elementwise
+    if isinstance(task, ProductTask):
+        return matmul
+    return pooling if isinstance(task, PoolTask) else conv_plan
 
 
 def _refuse_overflow(numbers: npt.NDArray[Any]) -> None:
@@ -226,9 +225,14 @@ def _weighted_chain(
         epilogue.append(_constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
-    chain = Chain(
-        *(inner.graph, inner.operators, subgraph.inputs, node, root.outputs[0], tuple(epilogue)),
-        *(subgraph.outputs[0], tuple(own)),
+    chain = replace(
+        inner,
+        inputs=subgraph.inputs,
+        root=node,
+        base=root.outputs[0],
+        epilogue=tuple(epilogue),
+        output=subgraph.outputs[0],
+        own=tuple(own),
     )
     return chain, shift.reshape(-1).astype(np.float32) if shift.any() and per_channel else None
 
@@ -255,17 +259,14 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
         *_ending(after),
     ]
     node = replace(root, inputs=(left.value, right.value))
-    chain = Chain(
-        *(
-            inner.graph,
-            inner.operators,
-            subgraph.inputs,
-            node,
-            left.value,
-            tuple(epilogue),
-            subgraph.outputs[0],
-        ),
-        tuple(own),
+    chain = replace(
+        inner,
+        inputs=subgraph.inputs,
+        root=node,
+        base=left.value,
+        epilogue=tuple(epilogue),
+        output=subgraph.outputs[0],
+        own=tuple(own),
     )
     dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, DTYPES[left.dtype]), *_result(after)]
     dtypes.append((PostOpOperand(0), DTYPES[right.dtype]))
@@ -278,8 +279,8 @@ def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
     inner, after = _inside(subgraph, root)
     if inner.epilogue or after is None or replace(after, value=data.value) != data:
         raise UnsupportedError("the maximum is not quantised in the same steps as the data")
-    about = subgraph.inputs, replace(root, inputs=(data.value,)), root.outputs[0], (), subgraph.outputs[0]
-    chain = Chain(inner.graph, inner.operators, *about)
+    node = replace(root, inputs=(data.value,))
+    chain = replace(inner, inputs=subgraph.inputs, root=node, epilogue=(), output=subgraph.outputs[0], own=())
     dtype = DTYPES[data.dtype]
     return QuantisedTask(chain, PoolTask(chain, read_pool(inner.graph, root)), ((SRC, dtype), (DST, dtype)))
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
 from collage.backends.onednn_kernels.reorder import reorder_kernel
+from collage.backends.onednn_kernels.rule import QuantisedRule
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
