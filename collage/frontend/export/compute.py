@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from collage.frontend.export.emit import DATA_LAYOUTS, ExportedCall, Maker, OnnxAttr
-from collage.graph.dataflow import np_dtype
 
 
 def _matmul(c: ExportedCall) -> str:
@@ -49,20 +45,6 @@ def _conv_transpose(c: ExportedCall) -> str:
     return c.op("ConvTranspose", *c.x, output_padding=c.integers("output_padding"), **attrs)
 
 
-def _attention(c: ExportedCall) -> str:
-    """Tensors are (batch, sequence, heads, size). The optional bias is added to the scores before the softmax."""
-    c.need(c.attr("causal_mask") is None and c.attr("window_size") is None, "masked attention")
-    scale = c.attr("scale")
-    factor = c.types[0].shape[-1] ** -0.5 if scale is None else c.real("scale")
-    query = c.op("Transpose", c.x[0], perm=(0, 2, 1, 3))
-    key = c.op("Transpose", c.x[1], perm=(0, 2, 3, 1))
-    value = c.op("Transpose", c.x[2], perm=(0, 2, 1, 3))
-    scores = c.op("Mul", c.op("MatMul", query, key), c.number(factor, c.out.dtype))
-    if len(c.x) > 3:
-        scores = c.op("Add", scores, c.x[3])
-    return c.op("Transpose", c.op("MatMul", c.op("Softmax", scores, axis=-1), value), perm=(0, 2, 1, 3))
-
-
 def _pool(op: str) -> Maker:
     def make(c: ExportedCall) -> str:
         layout, data = c.text("layout"), c.types[0].shape
@@ -92,16 +74,6 @@ def _pool(op: str) -> Maker:
         return c.op(op, c.x[0], **attrs)
 
     return make
-
-
-def _adaptive_avg_pool(c: ExportedCall) -> str:
-    c.need(c.text("layout") in DATA_LAYOUTS, f"layout {c.text('layout')}")
-    data, out = c.types[0].shape[2:], c.out.shape[2:]
-    if all(extent == 1 for extent in out):
-        return c.op("GlobalAveragePool", c.x[0])
-    c.need(all(d % o == 0 for d, o in zip(data, out, strict=True)), "windows of unequal sizes")
-    kernel = [d // o for d, o in zip(data, out, strict=True)]
-    return c.op("AveragePool", c.x[0], kernel_shape=kernel, strides=kernel)
 
 
 def _batch_norm(c: ExportedCall) -> list[str | None]:
@@ -137,29 +109,6 @@ def _rms_norm(c: ExportedCall) -> str:
     return c.cast(c.op("Mul", c.op("Div", x, root), c.cast(c.x[1], dtype, wide)), wide, dtype)
 
 
-def _spatial(c: ExportedCall) -> None:
-    rank = len(c.types[0].shape)
-    c.need(c.axis("channel_axis") == 1, "the channels are not on axis 1")
-    c.need(c.axes("axes") == tuple(range(2, rank)), "normalises over other axes than the spatial ones")
-
-
-def _instance_norm(c: ExportedCall) -> str:
-    _spatial(c)
-    return c.op("InstanceNormalization", *c.x, epsilon=c.real("epsilon"))
-
-
-def _group_norm(c: ExportedCall) -> str:
-    """An InstanceNormalization over (batch, groups, rest). GroupNormalization of operator set 18 differs."""
-    _spatial(c)
-    groups, (batch, channels, *rest), dtype = c.integer("num_groups"), c.out.shape, c.out.dtype
-    folded = c.reshape(c.x[0], (batch, groups, channels // groups * math.prod(rest)))
-    ones, zeros = c.array(np.ones(groups, np_dtype(dtype))), c.array(np.zeros(groups, np_dtype(dtype)))
-    normal = c.op("InstanceNormalization", folded, ones, zeros, epsilon=c.real("epsilon"))
-    per_channel = (channels, *[1] * len(rest))
-    scaled = c.op("Mul", c.reshape(normal, c.out.shape), c.reshape(c.x[1], per_channel))
-    return c.op("Add", scaled, c.reshape(c.x[2], per_channel))
-
-
 def _reduction_axes(c: ExportedCall) -> tuple[int, ...]:
     c.need(c.attr("axis") != (), "a reduction over no axes")
     return c.axes()
@@ -173,10 +122,6 @@ def _variance(c: ExportedCall) -> str:
     axes = _reduction_axes(c)
     centred = c.op("Sub", c.x[0], c.reduce("ReduceMean", c.x[0], axes, True))
     return c.reduce("ReduceMean", c.op("Mul", centred, centred), axes, bool(c.attr("keepdims")))
-
-
-def _std(c: ExportedCall) -> str:
-    return c.op("Sqrt", _variance(c))
 
 
 def _arg_reduce(op: str) -> Maker:
@@ -231,19 +176,13 @@ def _table() -> dict[str, Maker]:
         table[f"nn.conv{rank}d_transpose"] = _conv_transpose
         table[f"nn.max_pool{rank}d"] = _pool("MaxPool")
         table[f"nn.avg_pool{rank}d"] = _pool("AveragePool")
-        table[f"nn.adaptive_avg_pool{rank}d"] = _adaptive_avg_pool
     return table | {
         "matmul": _matmul,
         "einsum": _einsum,
-        "nn.attention": _attention,
-        "nn.attention_bias": _attention,
         "nn.batch_norm": _batch_norm,
         "nn.layer_norm": _layer_norm,
         "nn.rms_norm": _rms_norm,
-        "nn.instance_norm": _instance_norm,
-        "nn.group_norm": _group_norm,
         "variance": _variance,
-        "std": _std,
         "argmax": _arg_reduce("ArgMax"),
         "argmin": _arg_reduce("ArgMin"),
         "cumsum": _cumulate("CumSum", 11),

@@ -12,8 +12,6 @@ from collage.frontend.export.emit import (
     Maker,
     OnnxAttr,
     as_integers,
-    element_type,
-    is_float,
 )
 from collage.graph.dataflow import np_dtype
 
@@ -120,14 +118,6 @@ def _tile(c: ExportedCall) -> str:
     return c.op("Tile", x, c.ints([1] * (rank - len(repeats)) + list(repeats)))
 
 
-def _repeat(c: ExportedCall) -> str:
-    shape, count = c.types[0].shape, c.integer("repeats")
-    shape, axis = ((c.types[0].size,), 0) if c.attr("axis") is None else (shape, c.axis())
-    single = c.reshape(c.x[0], (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    wide = c.op("Expand", single, c.ints((*shape[: axis + 1], count, *shape[axis + 1 :])))
-    return c.reshape(wide, c.out.shape)
-
-
 _PAD_MODES = {
     "constant": ("constant", 13),
     "reflect": ("reflect", 13),
@@ -147,11 +137,6 @@ def _pad(c: ExportedCall) -> str:
     return c.op("Pad", c.x[0], pads, *value, mode=mode)
 
 
-def _pixel_shuffle(c: ExportedCall) -> str:
-    c.need(len(c.types[0].shape) == 4, "pixel shuffle of other than 4 axes")
-    return c.op("DepthToSpace", c.x[0], blocksize=c.integer("upscale_factor"), mode="CRD")
-
-
 def _trilu(upper: int) -> Maker:
     def make(c: ExportedCall) -> str:
         c.need_opset(14)
@@ -165,23 +150,14 @@ def _filled(value: int) -> Maker:
 
 
 def _full(c: ExportedCall) -> str:
-    """The fill value is the last input: the only one of full, or the second one of full_like."""
-    c.need(c.types and c.types[-1].size == 1 and "arg1" not in c.node.attrs, "a fill value that is no tensor")
-    value = c.reshape(c.cast(c.x[-1], c.types[-1].dtype, c.out.dtype), ())
+    c.need(c.types and c.types[0].size == 1, "a fill value that is no tensor")
+    value = c.reshape(c.cast(c.x[0], c.types[0].dtype, c.out.dtype), ())
     return c.op("Expand", value, c.ints(c.out.shape))
-
-
-def _arange(c: ExportedCall) -> str:
-    bounds = [c.real(name) if is_float(c.out.dtype) else c.integer(name) for name in ("arg0", "arg1", "arg2")]
-    values = np.arange(*bounds).astype(np_dtype(c.out.dtype))
-    c.need(values.shape == c.out.shape, "an arange whose bounds do not fit its shape")
-    return c.array(values)
 
 
 def _eye(c: ExportedCall) -> str:
     rows, columns = c.out.shape
-    offset = c.integer("arg1" if c.node.op == "eye_like" else "arg2")
-    return c.array(np.eye(rows, columns, offset, dtype=np_dtype(c.out.dtype)))
+    return c.array(np.eye(rows, columns, c.integer("arg1"), dtype=np_dtype(c.out.dtype)))
 
 
 def _size(c: ExportedCall) -> str:
@@ -255,40 +231,7 @@ def _affine_grid(c: ExportedCall) -> str:
     return c.op("Transpose", grid, perm=(0, rank - 1, *range(1, rank - 1)))
 
 
-def _roi_align(c: ExportedCall) -> str:
-    """Relax has the batch index in column 0 of the regions, and does not shift them by half a pixel."""
-    c.need_opset(16)
-    c.need(c.text("layout") == "NCHW" and c.text("mode") == "avg", f"{c.text('mode')} in {c.text('layout')}")
-    height, width = c.integers("pooled_size")
-    scale = c.real("spatial_scale")
-    batch = c.op("Squeeze", c.slice(c.x[1], 1, 0, 1), c.ints([1]))
-    regions = c.slice(c.x[1], 1, 1, 5)
-    if c.attr("aligned"):
-        regions = c.op("Add", regions, c.number(0.5 / scale, c.types[1].dtype))
-    return c.op(
-        "RoiAlign",
-        c.x[0],
-        regions,
-        c.op("Cast", batch, to=element_type("int64")),
-        output_height=height,
-        output_width=width,
-        spatial_scale=scale,
-        sampling_ratio=max(c.integer("sample_ratio"), 0),
-        coordinate_transformation_mode="half_pixel" if c.attr("aligned") else "output_half_pixel",
-        mode="avg",
-    )
-
-
-def _roi_pool(c: ExportedCall) -> str:
-    c.need(c.text("layout") == "NCHW", f"layout {c.text('layout')}")
-    return c.op(
-        "MaxRoiPool", *c.x, pooled_shape=c.integers("pooled_size"), spatial_scale=c.real("spatial_scale")
-    )
-
-
-_RESHAPES = ("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
-
-DATA: Mapping[str, Maker] = dict.fromkeys(_RESHAPES, _reshape) | {
+DATA: Mapping[str, Maker] = dict.fromkeys(("reshape", "flatten", "squeeze", "expand_dims"), _reshape) | {
     "permute_dims": _permute,
     "concat": _concat,
     "stack": _stack,
@@ -302,19 +245,13 @@ DATA: Mapping[str, Maker] = dict.fromkeys(_RESHAPES, _reshape) | {
     "scatter_nd": _scatter("ScatterND"),
     "broadcast_to": _expand,
     "tile": _tile,
-    "repeat": _repeat,
     "nn.pad": _pad,
-    "nn.pixel_shuffle": _pixel_shuffle,
     "tril": _trilu(0),
     "triu": _trilu(1),
     "zeros": _filled(0),
     "zeros_like": _filled(0),
-    "ones": _filled(1),
     "ones_like": _filled(1),
     "full": _full,
-    "full_like": _full,
-    "arange": _arange,
-    "eye": _eye,
     "eye_like": _eye,
     "size": _size,
     "one_hot": _one_hot,
@@ -322,7 +259,5 @@ DATA: Mapping[str, Maker] = dict.fromkeys(_RESHAPES, _reshape) | {
     "image.resize3d": _resize,
     "image.grid_sample": _grid_sample,
     "image.affine_grid": _affine_grid,
-    "vision.roi_align": _roi_align,
-    "vision.roi_pool": _roi_pool,
 }
 """The makers by Relax name."""

@@ -37,39 +37,6 @@ def _shift(direction: str) -> Maker:
     return make
 
 
-def _not_equal(c: ExportedCall) -> str:
-    return c.op("Not", c.op("Equal", *c.x))
-
-
-def _rsqrt(c: ExportedCall) -> str:
-    return c.op("Reciprocal", c.op("Sqrt", c.x[0]))
-
-
-def _square(c: ExportedCall) -> str:
-    return c.op("Mul", c.x[0], c.x[0])
-
-
-def _trunc(c: ExportedCall) -> str:
-    return c.op("Mul", c.op("Sign", c.x[0]), c.op("Floor", c.op("Abs", c.x[0])))
-
-
-def _isfinite(c: ExportedCall) -> str:
-    return c.op("Not", c.op("Or", c.op("IsNaN", c.x[0]), c.op("IsInf", c.x[0])))
-
-
-def _floor_divide(c: ExportedCall) -> str:
-    """ONNX rounds quotients of integers towards zero. One is subtracted where the remainder has the other sign."""
-    quotient = c.op("Div", *c.x)
-    if is_float(c.out.dtype):
-        return c.op("Floor", quotient)
-    remainder = c.op("Sub", c.x[0], c.op("Mul", quotient, c.x[1]))
-    zero = c.number(0, c.out.dtype)
-    inexact = c.op("Not", c.op("Equal", remainder, zero))
-    signs = c.op("Xor", c.op("Less", remainder, zero), c.op("Less", c.x[1], zero))
-    below = c.op("And", inexact, signs)
-    return c.op("Sub", quotient, c.op("Cast", below, to=element_type(c.out.dtype)))
-
-
 def _floor_mod(c: ExportedCall) -> str:
     """The remainder has the divisor's sign. ONNX has this operator for integers only."""
     if not is_float(c.out.dtype):
@@ -89,10 +56,6 @@ def _relu(c: ExportedCall) -> str:
     if is_float(c.out.dtype):
         return c.op("Relu", c.x[0])
     return c.op("Max", c.x[0], c.number(0, c.out.dtype))
-
-
-def _relu6(c: ExportedCall) -> str:
-    return c.op("Clip", c.x[0], c.number(0, c.out.dtype), c.number(6, c.out.dtype))
 
 
 def _leaky_relu(c: ExportedCall) -> str:
@@ -121,10 +84,6 @@ def _gelu_tanh(c: ExportedCall) -> str:
     inner = c.op("Add", x, c.op("Mul", cube, c.number(0.044715, dtype)))
     tanh = c.op("Tanh", c.op("Mul", inner, c.number(math.sqrt(2 / math.pi), dtype)))
     return c.op("Mul", c.op("Mul", x, c.number(0.5, dtype)), c.op("Add", tanh, c.number(1.0, dtype)))
-
-
-def _silu(c: ExportedCall) -> str:
-    return c.op("Mul", c.x[0], c.op("Sigmoid", c.x[0]))
 
 
 def _softplus(c: ExportedCall) -> str:
@@ -189,7 +148,6 @@ _SAME_MEANING = {
     "Neg": "negative",
     "Pow": "power",
     "Round": "round",
-    "Selu": "nn.selu",
     "Sigmoid": "sigmoid",
     "Sign": "sign",
     "Sin": "sin",
@@ -207,25 +165,17 @@ def _table() -> dict[str, Maker]:
     table |= {f"logical_{n.lower()}": _of_bools(n) for n in ("And", "Or", "Xor", "Not")}
     table |= {f"bitwise_{n.lower()}": _bitwise(f"Bitwise{n}") for n in ("And", "Or", "Xor", "Not")}
     return table | {
-        "not_equal": _not_equal,
         "left_shift": _shift("LEFT"),
         "right_shift": _shift("RIGHT"),
-        "rsqrt": _rsqrt,
-        "square": _square,
-        "trunc": _trunc,
-        "isfinite": _isfinite,
-        "floor_divide": _floor_divide,
         "floor_mod": _floor_mod,
         "mod": _same("Mod", fmod=1),
         "clip": _clip,
         "astype": _cast,
         "nn.relu": _relu,
-        "nn.relu6": _relu6,
         "nn.leakyrelu": _leaky_relu,
         "nn.prelu": _prelu,
         "nn.gelu": _gelu,
         "nn.gelu_tanh": _gelu_tanh,
-        "nn.silu": _silu,
         "nn.softplus": _softplus,
         "nn.softmax": _softmax("Softmax"),
         "nn.log_softmax": _softmax("LogSoftmax"),
