@@ -16,7 +16,7 @@ from collage.errors import ModelError
 from collage.frontend.read.index_limits import Rows, index_limits
 from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.nameless import nameless_attributes
-from collage.frontend.read.network import network_bytes
+from collage.frontend.read.proto_size import network_bytes
 from collage.frontend.read.randomness import Randomness
 from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, opset_of, reads
 from collage.frontend.read.shapes import Shapes, declared_types, fix_shapes, shape_text

@@ -170,8 +170,8 @@ class Narrow(StorageFormat):
             return self.wide.store(np.asarray(array)).astype(np_dtype(self.dtype), order="C")
 
     def restore(self, stored: Array, kind: TensorType) -> Array:
-        """Return a copy of the logical dtype."""
-        return self.wide.restore(stored.astype(np_dtype(kind.dtype)), kind)
+        """Return a copy in float32."""
+        return self.wide.restore(self.widened(stored), kind)
 
     @property
     def in_order(self) -> bool:
@@ -219,10 +219,6 @@ class Stepped(Narrow):
         with np.errstate(invalid="ignore"):
             steps = np.clip(np.rint(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf)), *self.ends)
         return self.wide.store(steps.astype(self.dtype))
-
-    def restore(self, stored: Array, kind: TensorType) -> Array:
-        """Return a copy in float32."""
-        return self.wide.restore(self.widened(stored), kind)
 
     def widened(self, stored: Array) -> Array:
         """The steps times the scale, in float32 and in the same order."""

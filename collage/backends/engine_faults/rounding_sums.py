@@ -17,7 +17,7 @@ from onnx import TensorProto
 from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import small_array
 from collage.frontend.rewrite.bounds import MOVES
-from collage.graph.rounding_sums import MOST_ELEMENTS, leaves_little
+from collage.graph.decisions import MOST_ELEMENTS, leaves_little
 
 _REASON = "is part of a sum that rounds: a large constant is added and taken away again"
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)

@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
@@ -17,8 +19,7 @@ from collage.frontend.read.external_data import data_folders
 from collage.frontend.read.model_path import check_model_path
 from collage.frontend.read.old_sets import to_set_7
 from collage.frontend.read.proto_text import check_text
-from collage.frontend.read.scopes import STANDARD, all_nodes
-from collage.frontend.read.sparse import make_dense
+from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.recurrent import batches_second
 
@@ -129,7 +130,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
-    make_dense(model)
+    _make_dense(model)
     batches_second(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
@@ -142,6 +143,34 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         # loads the model next, and decides.
         log.warning("%s does not pass the ONNX checker: %s", name, library_text(error))
     return model
+
+
+def _make_dense(model: onnx.ModelProto) -> None:
+    """Replace the sparse initializers of the model and of its bodies, in place.
+
+    Raises ModelError for one whose indices are outside of its extents, and for one that is too large when dense.
+    """
+    for graph in all_graphs(model.graph):
+        for sparse in graph.sparse_initializer:
+            graph.initializer.append(_dense(sparse))
+        del graph.sparse_initializer[:]
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    """The tensor; ``indices`` are positions in the flattened tensor, or one for each axis."""
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    try:
+        found = np.zeros(tuple(sparse.dims), values.dtype)
+        if indices.ndim == 1:
+            found.reshape(-1)[indices] = values
+        else:
+            found[tuple(indices.T)] = values
+    except (IndexError, MemoryError, ValueError) as error:
+        raise ModelError(
+            f"the sparse initializer {sparse.values.name} of the model does not fit its extents, or memory: {error}"
+        ) from error
+    return numpy_helper.from_array(found, sparse.values.name)
 
 
 def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

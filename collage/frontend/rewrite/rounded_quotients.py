@@ -16,7 +16,7 @@ from onnx import TensorProto
 from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import array_of, is_apart, is_external, small_array
 from collage.frontend.rewrite.bounds import INTEGERS, MOVES, Types
-from collage.graph.reciprocals import are_powers_of_two
+from collage.graph.decisions import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())
 """Operators whose results may be whole numbers, or equal to a bound, where those of their operands are."""
