@@ -112,39 +112,6 @@ def test_transposed_operands_and_results(proto: onnx.ModelProto, threads: int) -
     assert any("permute_dims" in chain.ops for chain in chains) == (len(perm) - 1 in perm[-2:])
 
 
-def gelu(value: str) -> list[onnx.NodeProto]:
-    """erf-GELU as exporters write it, from ``value`` to ``y``; needs the constants root, one and half."""
-    return [
-        helper.make_node("Div", [value, "root"], ["g1"]),
-        helper.make_node("Erf", ["g1"], ["g2"]),
-        helper.make_node("Add", ["g2", "one"], ["g3"]),
-        helper.make_node("Mul", [value, "g3"], ["g4"]),
-        helper.make_node("Mul", ["g4", "half"], ["y"]),
-    ]
-
-
-GELU_NUMBERS = {
-    "root": np.array(np.sqrt(2), np.float32),
-    "one": np.array(1, np.float32),
-    "half": np.array(0.5, np.float32),
-}
-
-
-def test_product_bias_gelu() -> None:
-    rng = np.random.default_rng(0)
-    weights = {
-        "w": rng.standard_normal((32, 96)).astype(np.float32),
-        "b": rng.standard_normal(96).astype(np.float32),
-        **GELU_NUMBERS,
-    }
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["a"])]
-    proto = make_model([*nodes, *gelu("a")], {"x": [1, 20, 32]}, {"y": [1, 20, 96]}, weights)
-    subgraph = subgraph_of(proto)
-    assert "erf" in subgraph.ops
-    for threads in (1, 2):
-        check_all_variants(subgraph, threads)
-
-
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).flatmap(
     lambda space: st.tuples(
         st.sampled_from([1, 1, 2, 3]), st.sampled_from([1, 3, 16, 17, 48]), *(st.just(n) for n in space)
@@ -180,13 +147,6 @@ def poolings(draw: st.DrawFn) -> onnx.ModelProto:
 def test_pooling(proto: onnx.ModelProto, threads: int) -> None:
     for chain in chains_of(proto):
         check_all_variants(chain, threads, least=0 if "relu" in chain.ops else 1)
-
-
-def test_counted_padding_ends_with_the_padding() -> None:
-    """Whether windows that hang over count what they hang over depends on the framework."""
-    attrs = {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1, "count_include_pad": 1}
-    node = helper.make_node("AveragePool", ["x"], ["y"], **attrs)
-    assert not chains_of(make_model([node], {"x": [1, 8, 5, 5]}, {"y": [1, 8, 3, 3]}))
 
 
 UNARY = "Relu Tanh Sigmoid Exp Abs Neg Round Elu HardSwish HardSigmoid LeakyRelu Gelu".split()
@@ -319,19 +279,6 @@ def combinations(draw: st.DrawFn) -> onnx.ModelProto:
 def test_combinations(proto: onnx.ModelProto, threads: int) -> None:
     for chain in chains_of(proto):
         check_all_variants(chain, threads, least=0)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_batch_normalisation(threads: int) -> None:
-    rng = np.random.default_rng(0)
-    weights = {name: rng.uniform(0.5, 2, 32).astype(np.float32) for name in "sbmv"}
-    nodes = [
-        helper.make_node("BatchNormalization", ["x", *"sbmv"], ["n"]),
-        helper.make_node("Relu", ["n"], ["y"]),
-    ]
-    proto = make_model(nodes, {"x": [1, 32, 6, 5]}, {"y": [1, 32, 6, 5]}, weights)
-    built = check_all_variants(subgraph_of(proto), threads)
-    assert {each.outputs[0] for each in built} == LAYOUTS
 
 
 @settings(max_examples=30, deadline=None)

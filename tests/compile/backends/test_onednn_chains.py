@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from collage.backends.chains.activations import _Reader
 from collage.backends.chains.chain import Chain
@@ -79,28 +79,6 @@ def test_attention_is_offered_with_its_transposes() -> None:
     assert "permute_dims+permute_dims+matmul+add" in found
     assert "permute_dims+matmul+permute_dims" in found
     assert {"matmul", "matmul+add", "matmul+permute_dims", "softmax"} <= found
-
-
-def test_results_used_elsewhere_end_a_chain() -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("Tanh", ["c"], ["t"]),
-        helper.make_node("Concat", ["r", "t"], ["y"], axis=1),
-    ]
-    weights = {"w": np.ones((16, 16, 1, 1), np.float32)}
-    found = offered(make_model(nodes, {"x": [1, 16, 4, 4]}, {"y": [1, 32, 4, 4]}, weights))
-    assert set(found) == {"conv2d", "relu", "tanh", "concat"}
-
-
-def test_other_types_are_refused() -> None:
-    proto = make_model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        {"x": [4, 8], "w": [8, 8]},
-        {"y": [4, 8]},
-        types=dict.fromkeys("xwy", TensorProto.DOUBLE),
-    )
-    assert not offered(proto)
 
 
 NUMBERS = {

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels import int8_conv, rounded_kernel
+from collage.backends.onednn_kernels import int8_conv
 from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
 from collage.backends.onednn_kernels.rounded_kernel import load
-from collage.errors import CollageError, ModuleFileError
+from collage.errors import CollageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import (
     BF16,
@@ -171,26 +171,6 @@ def test_random_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     check_all(subgraph_of(proto), threads, least=0)
 
 
-def test_folded_factors() -> None:
-    """A batch normalisation goes into the weights before they are rounded, and negative factors do, too."""
-    rng = np.random.default_rng(3)
-    numbers = {"w": rng.standard_normal((32, 16, 3, 3)).astype(np.float32), "v": np.ones(32, np.float32)}
-    numbers |= {name: rng.standard_normal(32).astype(np.float32) for name in ("scale", "shift", "mean")}
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "v"], ["n"]),
-        helper.make_node("Relu", ["n"], ["y"]),
-    ]
-    chain = subgraph_of(make_model(nodes, {"x": [1, 16, 8, 8]}, {"y": [1, 32, 8, 8]}, numbers))
-    x = rng.standard_normal((1, 16, 8, 8)).astype(np.float32)
-    exact = evaluate(chain, [x])[0]
-    variants = offered(chain, 2)
-    assert variants
-    for variant in variants:
-        (y,) = run(BACKEND, chain, variant, 2, [x])
-        assert 1e-5 < np.abs(y - exact).max() / np.abs(exact).max() < 0.03
-
-
 def test_items_and_groups_have_ranges_of_their_own() -> None:
     """Outliers and one-sided data: what is beside them is as exact as it is alone, and nothing is clipped."""
     chain = subgraph_of(convolution((4, 32, 6, 6), (32, 16, 3, 3), group=2))
@@ -311,11 +291,3 @@ def test_damaged_artifacts_are_refused() -> None:
         with pytest.raises((CollageError, ValueError)):
             load(damaged, 2).bind(arrays[:2], arrays[2:])
     load(to_bytes(artifact), 2).bind(arrays[:2], arrays[2:])
-
-
-def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = subgraph_of(CASES["3x3"])
-    data = BACKEND.codegen(chain, BuildOptions(threads=2, variant=offered(chain, 2)[0]))
-    monkeypatch.setattr(rounded_kernel, "rounding_problem", lambda: "this processor lacks it")
-    with pytest.raises(ModuleFileError, match="lacks it: compile the model here"):
-        load(data, 2)

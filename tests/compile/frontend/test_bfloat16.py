@@ -81,14 +81,6 @@ def test_a_network_in_bfloat16(backends: list[str] | None, tmp_path: Path) -> No
             assert (np.abs(found.astype(np.float64) - wanted) <= rounding + 1e-5).all()
 
 
-def test_an_input_that_is_an_output_too() -> None:
-    model = model_of([N("Add", ["x", "x"], ["y"])], {"x": [3]}, {"x": [3], "y": [3]})
-    found = load_onnx(model)
-    onnx.checker.check_model(found, full_check=True)
-    assert {info.type.tensor_type.elem_type for info in (*found.graph.input, *found.graph.output)} == {BF16}
-    assert [info.name for info in found.graph.output] == ["x", "y"]
-
-
 def branch(name: str, op: str) -> onnx.GraphProto:
     return helper.make_graph(
         [N(op, ["h"], [name])], name, [], [helper.make_tensor_value_info(name, BF16, [3])]

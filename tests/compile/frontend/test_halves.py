@@ -121,14 +121,3 @@ def test_numbers(name: str) -> None:
         assert found.dtype == wanted.dtype
         scale = np.abs(wanted.astype(np.float64)).max()
         assert np.abs(found.astype(np.float64) - wanted).max() <= 4e-3 * scale
-
-
-def test_what_is_not_known_is_folded_as_for_a_cpu() -> None:
-    """An operator of another domain, as ONNX Runtime's own, is none whose types are known here."""
-    net = Net(18)
-    model = in_half(net.build(net.op("FastGelu", net.op("Tanh", net.input(2, 8)), contrib=True)))
-    model.graph.output[0].type.tensor_type.elem_type = HALF
-    simple = simplify(model, halves=True)
-    assert [each.op_type for each in simple.graph.node] == [
-        each.op_type for each in simplify(model).graph.node
-    ]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.export.to_onnx import EXPORT_OPSET, ExportError, can_export, export_onnx
+from collage.frontend.export.to_onnx import ExportError, can_export, export_onnx
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from tests.frontend.onnx_cases import CASES, Array, Case, Feed, normal
@@ -273,14 +273,6 @@ def imported(name: str, opset: int = 18) -> Model:
 # -- what the exported model looks like --------------------------------------------------------------------
 
 
-def test_a_cut_old_model_is_exported_in_the_newer_operator_set() -> None:
-    model = imported("dense", 11)
-    cut = Subgraph(model, tuple(range(1, len(model.graph.nodes)))).to_onnx()
-    assert cut.opset_import[0].version == EXPORT_OPSET
-    assert cut.graph.node[0].op_type == "Add"  # the bias of the first Gemm
-    assert [n.op_type for n in whole(model).graph.node] == ["Gemm", "Relu", "Gemm"]
-
-
 def test_outputs_that_no_node_makes_are_copies() -> None:
     model = imported("dense")
     graph = model.graph
@@ -305,13 +297,6 @@ def test_a_value_from_inside_an_onnx_node_forces_operators() -> None:
     assert [n.op_type for n in exported.graph.node] == ["MatMul", "Add"]
 
 
-def test_each_weight_is_stored_once() -> None:
-    for options in ({}, {"verbatim": False}):
-        exported = whole(imported("convolutions"), **options)
-        weights = [t.raw_data for t in exported.graph.initializer if len(t.raw_data) > 64]
-        assert len(weights) == len(set(weights)) == 2
-
-
 def test_a_node_without_a_form_is_named_in_the_error() -> None:
     model = imported("recurrent")
     with pytest.raises(ExportError, match=r"onnx\.LSTM \(lstm_1_0\) has no ONNX form: TVM's importer cannot"):
@@ -327,15 +312,6 @@ def test_a_value_that_is_neither_given_nor_made_is_an_error() -> None:
         export_onnx(model, [2], [], model.graph.nodes[2].outputs)
     with pytest.raises(ExportError, match="made outside"):
         export_onnx(model, [0], model.graph.inputs, model.graph.nodes[2].outputs)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_networks_of_other_dtypes(dtype: str) -> None:
-    net = Net()
-    x = net.input(2, 4, dtype=dtype)
-    product = net.op("MatMul", x, net.weight(normal(4, 3), dtype))
-    total = net.op("Add", product, net.weight(normal(3), dtype))
-    check(net, net.op("Clip", net.op("Tanh", total), net.weight(-0.5, dtype), net.weight(0.5, dtype)))
 
 
 # -- random networks ---------------------------------------------------------------------------------------

@@ -248,21 +248,6 @@ def test_values_are_within_their_spans(name: str) -> None:
     assert checked
 
 
-def test_what_is_stored_in_8_bits_loses_nan() -> None:
-    nodes, weights = KEPT["a quotient at the end"]
-    graph = import_model(model_of(nodes, weights)).graph
-    found = Domains(graph).lost(graph.nodes, in_steps=True)
-    assert found is not None and found.op == "divide"
-
-
-def test_what_an_earlier_kernel_bounds() -> None:
-    """The root is in another kernel than what makes its operand positive."""
-    nodes, weights = KEPT["a layer norm in single steps"]
-    graph = import_model(model_of(nodes, weights)).graph
-    (root,) = (node.id for node in graph.nodes if node.op == "sqrt")
-    assert Domains(graph).lost(graph.nodes[root:]) is None
-
-
 def body(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
     return helper.make_graph(
         nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, [64, 64])]
