@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from collage.graph.arithmetic import CONVOLUTIONS
 from collage.graph.dataflow import Graph, Node, np_dtype
 
 LIMIT = 1e12
@@ -139,7 +140,7 @@ class Magnitudes:
 
     def overflows(self, nodes: Sequence[Node]) -> bool:
         """Whether one of the nodes has weights so large that its sums may be infinite for numbers up to LIMIT."""
-        products = (node for node in nodes if node.op == "matmul" or node.op in _CONVOLUTIONS)
+        products = (node for node in nodes if node.op == "matmul" or node.op in CONVOLUTIONS)
         return any(not self._weighted(node) * LIMIT <= ROOM for node in products)
 
     def _weighted(self, node: Node) -> float:
@@ -269,8 +270,6 @@ def _batch_norm(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float
     return most if most >= 0 else math.inf
 
 
-_CONVOLUTIONS = tuple(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose"))
-
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys("sigmoid tanh nn.softmax erf sin cos sign".split(), _of(lambda taken: 1.0)),
     "nn.relu6": _of(lambda taken: 6.0),
@@ -295,5 +294,5 @@ _RULES: dict[str, _Rule] = {
     "sum": _reduced,
     "matmul": _matmul,
     "nn.batch_norm": _batch_norm,
-    **dict.fromkeys(_CONVOLUTIONS, _conv),
+    **dict.fromkeys(CONVOLUTIONS, _conv),
 }

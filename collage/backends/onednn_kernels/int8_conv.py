@@ -19,9 +19,9 @@ from collage.backends.chains.chain import Combine, EpilogueOp
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import DnnlAlgorithm
-from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
+from collage.backends.chains.int8_weights import quantised
 from collage.backends.chains.window import row_axis
-from collage.backends.onednn_kernels import conv_plan, description
+from collage.backends.onednn_kernels import conv_plan, description, stored_plan
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
@@ -43,7 +43,6 @@ from collage.kernel.options import Variant
 from collage.kernel.target import reduced_precisions
 from collage.native.kernel_library import rounding_problem
 
-_FEW_CHANNELS = 4
 _SOURCES = CHANNELS_LAST, BLOCKED
 
 
@@ -71,18 +70,12 @@ def variants(task: Any, threads: int) -> list[Variant]:
 def problem_of(task: ConvTask) -> str:
     """Why the convolution has no kernel in 8 bits, or ""."""
     chain, conv = task.chain, task.conv
-    if problem := rounding_problem():
+    if problem := rounding_problem() or stored_plan.problem_of(task):
         return problem
-    if chain.viewed or chain.graph.is_constant(chain.root.inputs[0]):
-        return "the result is reshaped, or the data is a constant"
-    if conv.transposed or conv.src[1] <= _FEW_CHANNELS or min(conv.pad_begin) < 0:
-        return "it is transposed, has few channels or begins inside its data"
     if math.prod(conv.weights.shape[2:]) == conv.groups == max(conv.strides) == 1 and not any(conv.pad_begin):
         return "there are kernels of our own for single pixels, with a range for each of them"
     if too_padded(conv.src[2:], _item(conv, conv.weights).src[2:]):
         return "most of what it reads is padding"
-    if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
-        return f"sums of more than {INT8_DEPTH} products may overflow"
     if any(_has_items(each, conv) and chain.constant(each.operand) is not None for each in _operands(task)):
         return "a constant has a part for each item"
     return ""

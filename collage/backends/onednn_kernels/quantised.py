@@ -219,10 +219,10 @@ def _weighted_chain(
     shift = (-data.zero * sums).astype(np.float64)
     per_channel = shift.size == len(scale)
     if shift.any() and not per_channel:
-        epilogue.append(_constant_step(DnnlAlgorithm.ADD, shift, own))
-    epilogue.append(_constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, shift, own))
+    epilogue.append(constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
     if folded.bias is not None and folded.bias.any():
-        epilogue.append(_constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
     chain = replace(
@@ -252,7 +252,7 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     shift = left.scale * left.zero + right.scale * right.zero
     ratio = np.array([left.scale / right.scale])
     epilogue: list[EpilogueOp] = [
-        _constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
+        constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
         Combine(DnnlAlgorithm.ADD, right.value, shape),
         Eltwise(DnnlAlgorithm.LINEAR, right.scale, -shift),
         *inner.epilogue,
@@ -316,10 +316,10 @@ def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
     return chain, steps_at(model.graph, after[0], after[0].outputs[0])
 
 
-def _constant_step(algorithm: DnnlAlgorithm, numbers: npt.NDArray[np.float64], own: list[Floats]) -> Combine:
+def constant_step(algorithm: DnnlAlgorithm, numbers: npt.ArrayLike, own: list[Floats]) -> Combine:
     """A function with a constant operand of the chain's own, which is added to ``own``."""
-    own.append(numbers.astype(np.float32))
-    return Combine(algorithm, -len(own), numbers.shape)
+    own.append(np.asarray(numbers, np.float32))
+    return Combine(algorithm, -len(own), own[-1].shape)
 
 
 def _ending(after: Steps | None) -> Sequence[EpilogueOp]:

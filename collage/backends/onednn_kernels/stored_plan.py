@@ -29,7 +29,7 @@ from collage.backends.onednn_kernels.matmul import ProductTask
 from collage.backends.onednn_kernels.narrow import stored_dtype, typed, wide_variant
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask
-from collage.backends.onednn_kernels.quantised import WholeProduct, planner_of
+from collage.backends.onednn_kernels.quantised import WholeProduct, constant_step, planner_of
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.backends.onednn_kernels.units import in_units
 from collage.graph.formats import has_channels
@@ -121,7 +121,7 @@ def data_of(task: Any) -> tuple[int, ...]:
 def multiplied(chain: Chain, ratio: float) -> Chain:
     """The chain with a factor before all other functions."""
     own = [*chain.own]
-    first = _channels(DnnlAlgorithm.MULTIPLY, [ratio], (1,) * len(chain.shape), own)
+    first = constant_step(DnnlAlgorithm.MULTIPLY, np.full((1,) * len(chain.shape), ratio), own)
     return replace(chain, epilogue=(first, *chain.epilogue), own=tuple(own))
 
 
@@ -173,9 +173,10 @@ def _weighted(
     (data,) = data_of(task)
     unit, after = in_units(task.folded.epilogue, scales_of(storages), scale_of(target))
     own = [*chain.own]
-    epilogue = [_channels(DnnlAlgorithm.MULTIPLY, factors * (scale_of(storages[data]) / unit), shape, own)]
+    factors = factors * (scale_of(storages[data]) / unit)
+    epilogue: list[EpilogueOp] = [constant_step(DnnlAlgorithm.MULTIPLY, factors.reshape(shape), own)]
     if bias is not None and bias.any():
-        epilogue.append(_channels(DnnlAlgorithm.ADD, bias / unit, shape, own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, (bias / unit).reshape(shape), own))
     whole = (*epilogue, *after)
     dtypes: Dtypes = {SRC: stored_dtype(storages[data]), WEIGHTS: INT8, DST: stored_dtype(target)}
     dtypes.update(_operands(whole, storages, 0))
@@ -205,11 +206,3 @@ def _operands(epilogue: tuple[EpilogueOp, ...], storages: Mapping[int, Storage],
         for place, step in enumerate(epilogue)
         if place >= before and isinstance(step, Combine) and step.operand in storages
     }
-
-
-def _channels(
-    algorithm: DnnlAlgorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]
-) -> EpilogueOp:
-    """A function with a constant of the chain's own, which is added to ``own``."""
-    own.append(np.asarray(numbers, np.float32).reshape(shape))
-    return Combine(algorithm, -len(own), shape)

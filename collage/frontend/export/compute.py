@@ -12,10 +12,6 @@ def _matmul(c: ExportedCall) -> str:
     return c.op("MatMul", *(c.cast(x, t.dtype, c.out.dtype) for x, t in zip(c.x, c.types, strict=True)))
 
 
-def _einsum(c: ExportedCall) -> str:
-    return c.op("Einsum", *c.x, equation=c.text("subscripts"))
-
-
 def _pads(c: ExportedCall, rank: int) -> tuple[int, ...]:
     padding = c.integers("padding")
     return padding if len(padding) == 2 * rank else padding * (2 * rank // len(padding))
@@ -52,17 +48,12 @@ def _pool(op: str) -> Maker:
         kernel, strides, dilation = c.integers("pool_size"), c.integers("strides"), c.integers("dilation")
         pads = _pads(c, len(kernel))
         attrs: dict[str, OnnxAttr] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
-        beyond = [
-            (c.out.shape[a + 2] - 1) * strides[a]
-            + (k - 1) * dilation[a]
-            + 1
-            - data[a + 2]
-            - pads[a]
-            - pads[a + rank]
-            for rank in (len(kernel),)
-            for a, k in enumerate(kernel)
+        ends = [
+            (c.out.shape[a + 2] - 1) * strides[a] + (k - 1) * dilation[a] + 1 for a, k in enumerate(kernel)
         ]
-        if any(each > 0 for each in beyond):  # the last window reaches beyond the padding
+        padded = [data[a + 2] + pads[a] + pads[a + len(kernel)] for a in range(len(kernel))]
+        if any(end > extent for end, extent in zip(ends, padded, strict=True)):
+            # the last window reaches beyond the padding
             c.need(c.attr("ceil_mode"), "windows past the padding without ceil_mode")
             attrs["ceil_mode"] = 1
         if any(each != 1 for each in dilation):
@@ -160,17 +151,10 @@ def _topk(c: ExportedCall) -> list[str | None]:
     return [index] if kind == "indices" else [values, index]
 
 
-_REDUCTIONS = {
-    "ReduceSum": "sum",
-    "ReduceMean": "mean",
-    "ReduceMax": "max",
-    "ReduceMin": "min",
-    "ReduceProd": "prod",
-}
-
-
 def _table() -> dict[str, Maker]:
-    table: dict[str, Maker] = {relax: _reduce(op) for op, relax in _REDUCTIONS.items()}
+    table: dict[str, Maker] = {
+        name: _reduce(f"Reduce{name.title()}") for name in ("sum", "mean", "max", "min", "prod")
+    }
     for rank in (1, 2, 3):
         table[f"nn.conv{rank}d"] = _conv
         table[f"nn.conv{rank}d_transpose"] = _conv_transpose
@@ -178,7 +162,7 @@ def _table() -> dict[str, Maker]:
         table[f"nn.avg_pool{rank}d"] = _pool("AveragePool")
     return table | {
         "matmul": _matmul,
-        "einsum": _einsum,
+        "einsum": lambda c: c.op("Einsum", *c.x, equation=c.text("subscripts")),
         "nn.batch_norm": _batch_norm,
         "nn.layer_norm": _layer_norm,
         "nn.rms_norm": _rms_norm,

@@ -29,10 +29,6 @@ def _permute(c: ExportedCall) -> str:
     return c.op("Transpose", c.x[0], perm=tuple(axes))
 
 
-def _concat(c: ExportedCall) -> str:
-    return c.op("Concat", *c.x, axis=c.axis())
-
-
 def _stack(c: ExportedCall) -> str:
     axis = (0 if c.attr("axis") is None else c.integer("axis")) % len(c.out.shape)
     each = (*c.out.shape[:axis], 1, *c.out.shape[axis + 1 :])
@@ -64,10 +60,6 @@ def _strided_slice(c: ExportedCall) -> str:
     return c.op("Slice", c.x[0], c.ints(starts), c.ints(stops), c.ints(axes), c.ints(steps))
 
 
-def _flip(c: ExportedCall) -> str:
-    return c.slice(c.x[0], c.axis(), -1, _BEGIN, -1)
-
-
 def _take(c: ExportedCall) -> str:
     """An index out of range is an error in ONNX, so a Gather agrees with all modes but "nan" on valid ones."""
     c.need(c.text("mode") in ("fast", "wrap", "clip"), f"out-of-range mode {c.text('mode')}")
@@ -75,14 +67,6 @@ def _take(c: ExportedCall) -> str:
     if c.attr("axis") is None:
         return c.op("Gather", c.reshape(c.x[0], (c.types[0].size,)), index, axis=0)
     return c.op("Gather", c.x[0], index, axis=c.axis())
-
-
-def _gather_elements(c: ExportedCall) -> str:
-    return c.op("GatherElements", *c.x, axis=c.axis())
-
-
-def _gather_nd(c: ExportedCall) -> str:
-    return c.op("GatherND", *c.x, batch_dims=c.integer("batch_dims"))
 
 
 _SCATTER_REDUCTIONS = {
@@ -106,10 +90,6 @@ def _scatter(op: str) -> Maker:
         return c.op(op, *c.x, **attrs)
 
     return make
-
-
-def _expand(c: ExportedCall) -> str:
-    return c.op("Expand", c.x[0], c.ints(c.out.shape))
 
 
 def _tile(c: ExportedCall) -> str:
@@ -158,10 +138,6 @@ def _full(c: ExportedCall) -> str:
 def _eye(c: ExportedCall) -> str:
     rows, columns = c.out.shape
     return c.array(np.eye(rows, columns, c.integer("arg1"), dtype=np_dtype(c.out.dtype)))
-
-
-def _size(c: ExportedCall) -> str:
-    return c.number(c.types[0].size, c.out.dtype)
 
 
 def _one_hot(c: ExportedCall) -> str:
@@ -233,17 +209,17 @@ def _affine_grid(c: ExportedCall) -> str:
 
 DATA: Mapping[str, Maker] = dict.fromkeys(("reshape", "flatten", "squeeze", "expand_dims"), _reshape) | {
     "permute_dims": _permute,
-    "concat": _concat,
+    "concat": lambda c: c.op("Concat", *c.x, axis=c.axis()),
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
-    "flip": _flip,
+    "flip": lambda c: c.slice(c.x[0], c.axis(), -1, _BEGIN, -1),
     "take": _take,
-    "gather_elements": _gather_elements,
-    "gather_nd": _gather_nd,
+    "gather_elements": lambda c: c.op("GatherElements", *c.x, axis=c.axis()),
+    "gather_nd": lambda c: c.op("GatherND", *c.x, batch_dims=c.integer("batch_dims")),
     "scatter_elements": _scatter("ScatterElements"),
     "scatter_nd": _scatter("ScatterND"),
-    "broadcast_to": _expand,
+    "broadcast_to": lambda c: c.op("Expand", c.x[0], c.ints(c.out.shape)),
     "tile": _tile,
     "nn.pad": _pad,
     "tril": _trilu(0),
@@ -253,7 +229,7 @@ DATA: Mapping[str, Maker] = dict.fromkeys(("reshape", "flatten", "squeeze", "exp
     "ones_like": _filled(1),
     "full": _full,
     "eye_like": _eye,
-    "size": _size,
+    "size": lambda c: c.number(c.types[0].size, c.out.dtype),
     "one_hot": _one_hot,
     "image.resize2d": _resize,
     "image.resize3d": _resize,

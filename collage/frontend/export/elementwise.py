@@ -58,10 +58,6 @@ def _relu(c: ExportedCall) -> str:
     return c.op("Max", c.x[0], c.number(0, c.out.dtype))
 
 
-def _leaky_relu(c: ExportedCall) -> str:
-    return c.op("LeakyRelu", c.x[0], alpha=c.real("alpha"))
-
-
 def _prelu(c: ExportedCall) -> str:
     after = len(c.types[0].shape) - 1 - c.axis()
     return c.op("PRelu", c.x[0], c.reshape(c.x[1], (*c.types[1].shape, *[1] * after)))
@@ -100,14 +96,6 @@ def _cast(c: ExportedCall) -> str:
     return c.op("Cast", c.x[0], to=element_type(c.out.dtype))
 
 
-def _softmax(op: str) -> Maker:
-    return lambda c: c.op(op, c.x[0], axis=c.axis())
-
-
-def _first(c: ExportedCall) -> list[str | None]:
-    return [c.x[0]]
-
-
 def _quantize(c: ExportedCall) -> str:
     c.need(c.out.dtype == c.types[2].dtype, f"gives {c.out.dtype} with a zero point of {c.types[2].dtype}")
     return c.op("QuantizeLinear", *c.x, axis=c.axis())
@@ -118,50 +106,27 @@ def _dequantize(c: ExportedCall) -> str:
     return c.cast(c.op("DequantizeLinear", *c.x, axis=c.axis()), c.types[1].dtype, c.out.dtype)
 
 
+_SAME_NAME = (
+    "Abs Acos Acosh Add Asin Asinh Atan Atanh Ceil Cos Cosh Equal Erf Exp Floor Greater IsInf IsNaN Less Log Round "
+    "Sigmoid Sign Sin Sinh Sqrt Tan Tanh Where".split()
+)
+"""ONNX operators with the same meaning as the Relax operators of that name in small letters."""
 _SAME_MEANING = {
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Add": "add",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
-    "Ceil": "ceil",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Div": "divide",
-    "Equal": "equal",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Floor": "floor",
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_equal",
-    "IsInf": "isinf",
-    "IsNaN": "isnan",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-    "Log": "log",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mul": "multiply",
-    "Neg": "negative",
-    "Pow": "power",
-    "Round": "round",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Sqrt": "sqrt",
-    "Sub": "subtract",
-    "Tan": "tan",
-    "Tanh": "tanh",
-    "Where": "where",
+    "divide": "Div",
+    "greater_equal": "GreaterOrEqual",
+    "less_equal": "LessOrEqual",
+    "maximum": "Max",
+    "minimum": "Min",
+    "multiply": "Mul",
+    "negative": "Neg",
+    "power": "Pow",
+    "subtract": "Sub",
 }
 
 
 def _table() -> dict[str, Maker]:
-    table: dict[str, Maker] = {relax: _same(op) for op, relax in _SAME_MEANING.items()}
+    table: dict[str, Maker] = {relax: _same(op) for relax, op in _SAME_MEANING.items()}
+    table |= {op.lower(): _same(op) for op in _SAME_NAME}
     table |= {f"logical_{n.lower()}": _of_bools(n) for n in ("And", "Or", "Xor", "Not")}
     table |= {f"bitwise_{n.lower()}": _bitwise(f"Bitwise{n}") for n in ("And", "Or", "Xor", "Not")}
     return table | {
@@ -172,14 +137,14 @@ def _table() -> dict[str, Maker]:
         "clip": _clip,
         "astype": _cast,
         "nn.relu": _relu,
-        "nn.leakyrelu": _leaky_relu,
+        "nn.leakyrelu": lambda c: c.op("LeakyRelu", c.x[0], alpha=c.real("alpha")),
         "nn.prelu": _prelu,
         "nn.gelu": _gelu,
         "nn.gelu_tanh": _gelu_tanh,
         "nn.softplus": _softplus,
-        "nn.softmax": _softmax("Softmax"),
-        "nn.log_softmax": _softmax("LogSoftmax"),
-        "nn.dropout": _first,
+        "nn.softmax": lambda c: c.op("Softmax", c.x[0], axis=c.axis()),
+        "nn.log_softmax": lambda c: c.op("LogSoftmax", c.x[0], axis=c.axis()),
+        "nn.dropout": lambda c: [c.x[0]],
         "quantize": _quantize,
         "dequantize": _dequantize,
     }
