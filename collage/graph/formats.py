@@ -80,13 +80,17 @@ class Plain(StorageFormat):
         return axis
 
 
-@dataclass(frozen=True)
-class ChannelsLast(StorageFormat):
-    """The format N, spatial..., C for values of 3 to 5 dimensions whose second one is the channels."""
+class _OfChannels(StorageFormat):
+    """A format of values of 3 to 5 dimensions, of which the second one is the channels."""
 
     def problem(self, kind: TensorType) -> str:
         """The reason "no channels" for a value that has none."""
         return "" if has_channels(kind) else "no channels"
+
+
+@dataclass(frozen=True)
+class ChannelsLast(_OfChannels):
+    """The format N, spatial..., C."""
 
     def stored_type(self, kind: TensorType) -> TensorType:
         """The type with the channels as its last axis."""
@@ -109,14 +113,10 @@ class ChannelsLast(StorageFormat):
 
 
 @dataclass(frozen=True)
-class Blocked(StorageFormat):
-    """The format N, C/block, spatial..., block for values of 3 to 5 dimensions, with padded channels."""
+class Blocked(_OfChannels):
+    """The format N, C/block, spatial..., block, with padded channels."""
 
     block: int
-
-    def problem(self, kind: TensorType) -> str:
-        """The reason "no channels" for a value that has none."""
-        return "" if has_channels(kind) else "no channels"
 
     def stored_type(self, kind: TensorType) -> TensorType:
         """The padded type, with the channels in two axes."""

@@ -16,9 +16,8 @@ import onnx.inliner
 from google.protobuf.message import EncodeError
 from onnx import TensorProto
 
-from collage.backends.engine_faults.narrow_patterns import rewritten
+from collage.backends.engine_faults.narrow_patterns import rewritten, scale_shows
 from collage.backends.engine_faults.rounding_sums import rounding_sums
-from collage.backends.engine_faults.scales_of_zeros import scale_shows
 from collage.backends.engine_faults.square_attention import square_attention
 from collage.frontend.read.index_limits import index_limits
 from collage.frontend.read.proto_size import bytes_of
@@ -124,12 +123,10 @@ def _is_positive(node: onnx.NodeProto, found: Mapping[str, Bounds | None]) -> bo
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
     """The first problem in the node's bodies, or ""."""
     for body in bodies(node):
-        own = Types.of(body)
-        scope = Types({**types.elements, **own.elements}, {**types.shapes, **own.shapes})
         known = {name: each for name in captures(node) if (each := found.get(name)) is not None}
         if node.op_type == "Loop":
             known[body.input[0].name] = EXTENTS  # the number of the iteration
-        for _, reason in _problems(body, scope, known):
+        for _, reason in _problems(body, types.inside(body), known):
             return f"holds {reason}"
     return ""
 

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from collage.frontend.read.scopes import STANDARD, integer
+from collage.frontend.rewrite.bounds import Types
 
 Rows: TypeAlias = "int | tuple[int, ...]"
 """A number of rows, or one for each column of the input's last axis where the columns index different axes."""
@@ -25,11 +26,7 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
     types of the indexed values.
     """
     graph = model.graph
-    extents: dict[str, Sequence[int]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        if info.type.tensor_type.HasField("shape"):
-            dims = info.type.tensor_type.shape.dim
-            extents.setdefault(info.name, [d.dim_value if d.HasField("dim_value") else -1 for d in dims])
+    extents = Types.of(graph).shapes
     origin = {info.name: info.name for info in graph.input}
     limits: dict[str, Rows] = {}
     for node in graph.node:

@@ -237,25 +237,22 @@ def _lp_pool(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
     return None
 
 
-def _recurrent(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
-    """All outputs can be left out now; before, one was by an attribute."""
-    _taken(node, "output_sequence")
-    return None
+def _without(name: str) -> _Rewrite:
+    """The attribute means nothing now."""
 
+    def rewrite(node: onnx.NodeProto, scope: _Scope) -> None:
+        _taken(node, name)
 
-def _gemm(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
-    """The third operand is always broadcast now. Onnx's converter takes known extents only."""
-    _taken(node, "broadcast")
-    return None
+    return rewrite
 
 
 _PLAIN: Mapping[str, _Rewrite] = {
     "Cast": _cast,
     "Split": _split,
     "Pad": _pad,
-    "Gemm": _gemm,
+    "Gemm": _without("broadcast"),  # onnx's converter takes known extents only
     **dict.fromkeys(("LpPool", "GlobalLpPool"), _lp_pool),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _without("output_sequence")),
 }
 """The operators that are rewritten whatever the shapes are."""
 _RANKED: Mapping[str, _Rewrite] = {

@@ -86,6 +86,11 @@ class Types:
                     )
         return Types(elements, shapes)
 
+    def inside(self, body: onnx.GraphProto) -> Types:
+        """These types and those that a body in their scope declares."""
+        own = Types.of(body)
+        return Types({**self.elements, **own.elements}, {**self.shapes, **own.shapes})
+
     def is_integer(self, name: str) -> bool:
         """Whether the value is known to hold integers."""
         return self.elements.get(name, 0) in INTEGERS

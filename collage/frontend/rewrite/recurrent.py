@@ -7,7 +7,7 @@ reduced precisions, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes, integer, opset_of, set_all
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.read.weights import array_of
+from collage.frontend.rewrite.bounds import Types
 from collage.graph.dataflow import Array
 
 RECURRENT: Mapping[str, tuple[str, ...]] = {
@@ -87,7 +88,7 @@ def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     found = infer_types(model)
     graph = found.graph
-    shapes = {i.name: _shape(i) for i in (*graph.input, *graph.value_info)}
+    shapes = Types.of(graph).shapes
     weights = {each.name: each for each in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -124,7 +125,7 @@ class _Cell:
 
 
 def _cell(
-    node: onnx.NodeProto, shapes: Mapping[str, list[int] | None], weights: Mapping[str, onnx.TensorProto]
+    node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], weights: Mapping[str, onnx.TensorProto]
 ) -> _Cell | None:
     """The operator as a cell, or None where it is none that is written out."""
     inputs = [*node.input, *[""] * (8 - len(node.input))]
@@ -168,7 +169,8 @@ class _Writer:
     made: list[onnx.NodeProto] = field(default_factory=list)
 
     def nodes(self) -> list[onnx.NodeProto]:
-        cell, step = self.cell, self._step_of(self.cell.node.op_type)
+        cell = self.cell
+        step = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[cell.node.op_type]
         rows = self._reshaped(cell.node.input[0], (cell.batch, -1))
         results = [step(direction, rows) for direction in range(cell.directions)]
         names = [*cell.node.output, *[""] * (3 - len(cell.node.output))]
@@ -183,17 +185,14 @@ class _Writer:
                 self._reshaped(joined, shape, name)
         return self.made
 
-    def _step_of(self, op: str) -> Callable[[int, str], tuple[str, ...]]:
-        return {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[op]
-
     def _lstm(self, direction: int, rows: str) -> tuple[str, ...]:
         """The state and the cell after the step."""
         size = self.cell.hidden
         sums = self._sums(direction, rows, 4)
         let_in, let_out, keep = (
-            self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(3)
+            self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(3)
         )
-        new = self._node("Mul", [let_in, self._node("Tanh", [self._columns(sums, 3 * size, 4 * size)])])
+        new = self._node("Mul", [let_in, self._node("Tanh", [self._sliced(sums, 1, 3 * size, 4 * size)])])
         if self.cell.before[1]:
             old = self._before(1, direction)
             new = self._node("Add", [self._node("Mul", [keep, old]), new])
@@ -205,7 +204,7 @@ class _Writer:
         old = self._before(0, direction) if cell.before[0] else ""
         sums = self._sums(direction, rows, 2)
         update, reset = (
-            self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(2)
+            self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(2)
         )
         third = slice(2 * size, 3 * size)
         of_data, of_state = cell.bias[direction][third], cell.bias[direction][5 * size :]
@@ -253,18 +252,12 @@ class _Writer:
         found = self._node("MatMul", [rows, self._constant("weights", np.ascontiguousarray(matrix.T))])
         return found if bias is None else self._node("Add", [found, self._constant("bias", bias)])
 
-    def _columns(self, name: str, begin: int, end: int) -> str:
-        return self._sliced(name, 1, begin, end)
-
     def _sliced(self, name: str, axis: int, begin: int, end: int) -> str:
-        bounds = [self._integers("bound", [each]) for each in (begin, end, axis)]
+        bounds = [self._constant("bound", np.array([each])) for each in (begin, end, axis)]
         return self._node("Slice", [name, *bounds])
 
     def _reshaped(self, name: str, shape: Sequence[int], output: str = "") -> str:
-        return self._node("Reshape", [name, self._integers("shape", shape)], output)
-
-    def _integers(self, what: str, values: Sequence[int]) -> str:
-        return self._constant(what, np.array(values, np.int64))
+        return self._node("Reshape", [name, self._constant("shape", np.array(shape))], output)
 
     def _node(self, op: str, inputs: Sequence[str], output: str = "", **attributes: int) -> str:
         name = f"{self.cell.node.name}/{op}{len(self.made)}"
@@ -278,10 +271,3 @@ class _Writer:
         name = f"{self.cell.node.name}/{what}.{len(self.graph.initializer)}"
         self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
-
-
-def _shape(info: onnx.ValueInfoProto) -> list[int] | None:
-    """The extents of a tensor, -1 for those that are not known; None for an unknown rank."""
-    if not info.type.tensor_type.HasField("shape"):
-        return None
-    return [d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim]

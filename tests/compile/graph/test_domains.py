@@ -45,6 +45,14 @@ LOST = {
     "a logarithm of 0": ("r = Relu x; l = Log r; y = Relu l", {}, "log"),
     "a norm": ("n = ReduceL2 x rows; q = Div x n; y = Sigmoid q", ROWS, "divide"),
     "a power": ("p = Pow x half; y = Relu p", numbers(half=1.5), "power"),
+    "a falling power": ("p = Pow x less; y = Relu p", numbers(less=-2), "power"),
+    "an angle": ("a = Acos x; y = Relu a", {}, "acos"),
+    "by a relu": ("r = Relu z; q = Div x r; y = Tanh q", {}, "divide"),
+    "two masks": (
+        "b = Where m zero hidden; a = Add x b; c = Add a band; y = Softmax c",
+        numbers(zero=0, hidden=-math.inf, band=BAND),
+        "nn.softmax",
+    ),
     "a layer norm without epsilon": (
         "n = LayerNormalization x g; y = Relu n",
         numbers(g=np.ones(4)),
@@ -85,6 +93,18 @@ KEPT = {
     "a softmax in single steps": (
         "m = ReduceMax x rows; d = Sub x m; e = Exp d; s = ReduceSum e rows; q = Div e s; y = Relu q",
         ROWS,
+    ),
+    "a sigmoid in single steps": (
+        "n = Neg x; e = Exp n; d = Add e one; s = Reciprocal d; y = Relu s",
+        numbers(one=1),
+    ),
+    "a power of a sum": (
+        "p = Mul x x; e = Add p eps; d = Pow e less; q = Mul x d; y = Relu q",
+        {**EPSILON, **numbers(less=-0.75)},
+    ),
+    "a mask of the least number": (
+        "b = Where m zero hidden; a = Add x b; s = Softmax a; y = Relu s",
+        numbers(zero=0, hidden=-1e9),
     ),
     "a softplus in single steps": ("e = Exp x; d = Add e one; l = Log d; y = Tanh l", numbers(one=1)),
     "an inverse sigmoid": (
