@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -109,43 +111,29 @@ def test_attention(threads: int) -> None:
             assert (PLAIN_BF16, PLAIN_BF16) in ends
 
 
-def others() -> dict[str, onnx.ModelProto]:
-    shape = [1, 32, 8, 8]
-    half = [1, 32, 4, 4]
-    norm = {"s": RNG.uniform(0.5, 2, 64).astype(np.float32), "b": RNG.standard_normal(64).astype(np.float32)}
-    pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    return {
-        "max pool": make_model(
-            [helper.make_node("MaxPool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
-        ),
-        "average pool": make_model(
-            [helper.make_node("AveragePool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
-        ),
-        "mean": make_model(
-            [helper.make_node("GlobalAveragePool", ["x"], ["y"])], {"x": shape}, {"y": [1, 32, 1, 1]}
-        ),
-        "add": make_model(
-            [helper.make_node("Add", ["x", "z"], ["a"]), helper.make_node("Relu", ["a"], ["y"])],
-            {"x": shape, "z": shape},
-            {"y": shape},
-        ),
-        "sigmoid": make_model([helper.make_node("Sigmoid", ["x"], ["y"])], {"x": shape}, {"y": shape}),
-        "layer norm": make_model(
-            [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-1)],
-            {"x": [4, 9, 64]},
-            {"y": [4, 9, 64]},
-            norm,
-            opset=17,
-        ),
-        "concat": make_model(
-            [helper.make_node("Concat", ["x", "z"], ["y"], axis=1)],
-            {"x": shape, "z": shape},
-            {"y": [1, 64, 8, 8]},
-        ),
-    }
+def one(op: str, result: list[int], *names: str, **attrs: Any) -> onnx.ModelProto:
+    """An operator on pictures of these names."""
+    node = helper.make_node(op, list(names), ["y"], **attrs)
+    return make_model([node], dict.fromkeys(names, PICTURE), {"y": result})
 
 
-OTHERS = others()
+PICTURE = [1, 32, 8, 8]
+WINDOWS = {"kernel_shape": [2, 2], "strides": [2, 2]}
+NORM = {"s": RNG.uniform(0.5, 2, 64).astype(np.float32), "b": RNG.standard_normal(64).astype(np.float32)}
+OTHERS = {
+    "max pool": one("MaxPool", [1, 32, 4, 4], "x", **WINDOWS),
+    "average pool": one("AveragePool", [1, 32, 4, 4], "x", **WINDOWS),
+    "mean": one("GlobalAveragePool", [1, 32, 1, 1], "x"),
+    "add": one("Add", PICTURE, "x", "z"),
+    "sigmoid": one("Sigmoid", PICTURE, "x"),
+    "concat": one("Concat", [1, 64, 8, 8], "x", "z", axis=1),
+    "layer norm": make_model(
+        [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-1)],
+        {"x": [4, 9, 64]},
+        {"y": [4, 9, 64]},
+        NORM,
+    ),
+}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -18,11 +18,16 @@ from collage.graph.storage import (
     PLAIN,
     PLAIN_BF16,
     STORAGES,
+    STORED_INT8,
     Storage,
     from_layout,
+    is_narrow,
     parse_storage,
+    steps_of,
+    stored_in_steps,
     stored_type,
     to_layout,
+    widened,
 )
 from collage.kernel.options import Variant
 from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
@@ -130,3 +135,36 @@ def test_special_values_in_narrow_storages() -> None:
     np.testing.assert_array_equal(found[:7], expected)
     assert np.signbit(found[3])
     assert abs(found[7] / 3e-39 - 1) < 0.02
+
+
+@pytest.mark.parametrize("order", [PLAIN, CHANNELS_LAST], ids=str)
+@pytest.mark.parametrize("signed", [True, False])
+def test_steps_of_8_bits(order: Storage, signed: bool) -> None:
+    """The name says all of the storage, and the family leaves out the scale, which belongs to one value."""
+    storage = stored_in_steps(order, signed, 0.1)
+    assert parse_storage(str(storage), FORMATS) == storage
+    assert storage.family == f"{order}-{'s8' if signed else 'u8'}"
+    assert str(storage) == f"{storage.family}-3dcccccd"
+    assert widened(storage) == order
+    assert is_narrow(storage)
+    steps = steps_of(storage)
+    assert steps is not None
+    assert steps.precision == STORED_INT8
+    assert stored_type(KIND, storage).dtype == ("int8" if signed else "uint8")
+    assert storage != stored_in_steps(order, signed, 0.2)
+    assert steps_of(order) is None
+    assert order.family == str(order)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-42, 1e39])
+def test_scales_without_an_inverse_are_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="steps of"):
+        stored_in_steps(PLAIN, False, scale)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain-u8-00000000", "plain-u8-7fc00000", "plain-u8-bf800000", "plain-u8-1"]
+)
+def test_damaged_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"steps of|no storage format"):
+        parse_storage(name, FORMATS)
