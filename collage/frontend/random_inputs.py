@@ -78,27 +78,23 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
 
     Raises ModelError for an array that does not fit into memory.
     """
+    dtype = np_dtype(kind.dtype)
+    array: Any
     try:
-        return _random_array(kind, rng, limit)
+        if _DRAWN_BYTES * kind.size > physical_bytes():
+            raise MemoryError
+        if dtype.kind in "biu" or "int" in dtype.name:
+            array = rng.integers(0, 2 if dtype.kind == "b" else limit, kind.shape)
+        else:
+            array = rng.standard_normal(kind.shape)
+            if dtype.kind == "c":
+                array = array + 1j * rng.standard_normal(kind.shape)
+        return np.asarray(array).astype(dtype)
     except MemoryError as error:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
             "smaller shapes (--shape, shapes= in Python), or give values (--input, inputs= in Python)."
         ) from error
-
-
-def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Array:
-    if _DRAWN_BYTES * kind.size > physical_bytes():
-        raise MemoryError
-    dtype = np_dtype(kind.dtype)
-    array: Any
-    if dtype.kind in "biu" or "int" in dtype.name:
-        array = rng.integers(0, 2 if dtype.kind == "b" else limit, kind.shape)
-    else:
-        array = rng.standard_normal(kind.shape)
-        if dtype.kind == "c":
-            array = array + 1j * rng.standard_normal(kind.shape)
-    return np.asarray(array).astype(dtype)
 
 
 def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
