@@ -1,4 +1,4 @@
-"""ONNX nodes that add a large constant and take it away again, which rounds what is between (``graph.rounding_sums``).
+"""ONNX nodes that add a large constant and take it away again, which rounds what is between (``graph.decisions``).
 
 An engine that adds the constants first makes of the sum what it was before.
 """

@@ -142,12 +142,8 @@ def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
         seen = _seen_sums(conv, taps)
     inner, after = _inside(subgraph, root)
     chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, seen[None])
-    dtypes: list[tuple[int | PostOpOperand, str]] = [
-        (SRC, DTYPES[data.dtype]),
-        (WEIGHTS, INT8),
-        *_result(after),
-    ]
-    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, shift, chain.epilogue)), tuple(dtypes))
+    wide = ConvTask(chain, conv, Folded(None, shift, chain.epilogue))
+    return QuantisedTask(chain, wide, ((SRC, DTYPES[data.dtype]), (WEIGHTS, INT8), *_result(after)))
 
 
 def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
@@ -157,17 +153,21 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
     sums = weights.numbers.sum(0).reshape(*[1] * (len(inner.shape) - 1), -1)
     chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
     known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}
-    chain = ProductChain(
-        *(replace(chain.graph, constants=known), chain.operators, chain.inputs, chain.root, chain.base),
-        *(chain.epilogue, chain.output, chain.own),
+    graph = replace(chain.graph, constants=known)
+    product = ProductChain(
+        *(
+            graph,
+            chain.operators,
+            chain.inputs,
+            chain.root,
+            chain.base,
+            chain.epilogue,
+            chain.output,
+            chain.own,
+        )
     )
-    dtypes: list[tuple[int | PostOpOperand, str]] = [
-        (SRC, DTYPES[data.dtype]),
-        (WEIGHTS, INT8),
-        *_result(after),
-    ]
-    product = WholeProduct(chain, read_product(chain.graph, chain.root), shift)
-    return QuantisedTask(chain, product, tuple(dtypes))
+    wide = WholeProduct(product, read_product(graph, product.root), shift)
+    return QuantisedTask(product, wide, ((SRC, DTYPES[data.dtype]), (WEIGHTS, INT8), *_result(after)))
 
 
 @dataclass(frozen=True)
@@ -268,9 +268,8 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
         output=subgraph.outputs[0],
         own=tuple(own),
     )
-    dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, DTYPES[left.dtype]), *_result(after)]
-    dtypes.append((PostOpOperand(0), DTYPES[right.dtype]))
-    return QuantisedTask(chain, chain, tuple(dtypes))
+    operands = (SRC, DTYPES[left.dtype]), (PostOpOperand(0), DTYPES[right.dtype])
+    return QuantisedTask(chain, chain, (*operands, *_result(after)))
 
 
 def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
