@@ -38,7 +38,7 @@ class AsLoaded:
         return AsLoaded(model, copied(model.graph.input), declared_types(model))
 
     def serialised(self) -> bytes | Framed:
-        """The model as an artifact, with its inputs as they were loaded. Raises ModelError where it is too large."""
+        """The model as an artifact, with its inputs as they were loaded. Raises ModelError if it is too large."""
         with self._with_inputs() as model:
             return artifact_of(model)
 

@@ -116,7 +116,7 @@ def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
 
 
 def indexed_rows(model: Model, value: int) -> int | None:
-    """The number of rows of the smallest tensor that the value indexes, or None where it is no index."""
+    """The number of rows of the smallest tensor that the value indexes, or None if it is no index."""
     graph = model.graph
     seen = {value}
     pending = [value]

@@ -138,7 +138,7 @@ class Blocked(_OfChannels):
         return np.ascontiguousarray(merged[:, :channels])
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """The same axis, or None where a part other than the last one ends within a block."""
+        """The same axis, or None if a part other than the last one ends within a block."""
         if axis == 1 and any(each.shape[1] % self.block for each in parts[:-1]):
             return None
         return axis

@@ -32,7 +32,7 @@ class ValueType:
     """The type of a value; ``kind`` is TENSOR, SEQUENCE, OPTIONAL, or the name of another ONNX type.
 
     A tensor has a ``dtype`` (numpy's name, or STRING) and a ``shape``, in which an unknown extent is None. The shape is
-    None where the rank is unknown. Sequences and optionals have an ``element``.
+    None if the rank is unknown. Sequences and optionals have an ``element``.
     """
 
     kind: str

@@ -73,7 +73,7 @@ def narrowed_nodes(model: onnx.ModelProto) -> Mapping[int, str]:
 
 
 def whole_problem(model: onnx.ModelProto) -> str:
-    """Why an engine of narrow arithmetic may get the model wrong; "" where it gets it right."""
+    """Why an engine of narrow arithmetic may get the model wrong; "" if it gets it right."""
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)

@@ -66,7 +66,7 @@ def rounding_sums(graph: onnx.GraphProto) -> Mapping[int, str]:
 def _step(
     node: onnx.NodeProto, value: str, constants: Mapping[str, TensorProto], before: _Offset
 ) -> tuple[_Doubles, _Doubles] | None:
-    """The constant in the value that the node makes, before and after it adds one; None where it has none."""
+    """The constant in the value that the node makes, before and after it adds one; None if it has none."""
     arrays = [_array(constants[name]) for name in node.input if name in constants]
     if any(array is None for array in arrays) and node.op_type in ("Add", "Sub", "Sum", "Mul", "Div"):
         return None
@@ -99,6 +99,6 @@ def _step(
 
 
 def _array(tensor: TensorProto) -> _Doubles | None:
-    """The constant in float64; None where it holds no floats, is large, or is not at hand."""
+    """The constant in float64; None if it holds no floats, is large, or is not at hand."""
     found = small_array(tensor, MOST_ELEMENTS) if tensor.data_type in _FLOATS else None
     return None if found is None else found.astype(np.float64)

@@ -82,7 +82,7 @@ def problem_of(task: ConvTask) -> str:
 
 
 def artifact_of(task: ConvTask, variant: Variant, threads: int) -> OneDnnArtifact:
-    """The kernel of a variant. Raises UnsupportedError where there is none, and UnimplementedError as ``pack`` does."""
+    """The kernel of a variant. Raises UnsupportedError if there is none, and UnimplementedError as ``pack`` does."""
     if problem := problem_of(task):
         raise UnsupportedError(problem)
     chain, conv = task.chain, scaled(task.conv, task.folded.scale, task.folded.bias)

@@ -124,7 +124,7 @@ def planner_of(task: Any) -> Any:
 
 
 def _refuse_overflow(numbers: npt.NDArray[Any]) -> None:
-    """Raise UnsupportedError where the sum of a row's products with 8-bit numbers may be too large for 32 bits."""
+    """Raise UnsupportedError if the sum of a row's products with 8-bit numbers may be too large for 32 bits."""
     most = 255 * int(np.abs(numbers.astype(np.int64)).sum(1).max(initial=0))
     if most >= 2**31:
         raise UnsupportedError(f"sums of products may be {most:.1e}, more than 32 bits hold")

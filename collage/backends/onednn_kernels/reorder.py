@@ -64,7 +64,7 @@ def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads
 
 
 def _scale(source: Storage, target: Storage) -> float | None:
-    """What numbers are multiplied by on their way to or from steps of 8 bits; None where there are no such steps."""
+    """What numbers are multiplied by on their way to or from steps of 8 bits; None if there are no such steps."""
     before, after = steps_of(source), steps_of(target)
     if before is None and after is None:
         return None

@@ -42,7 +42,7 @@ Dtypes = dict["int | PostOpOperand", str]
 
 
 def plan(task: Any, variant: Variant, threads: int) -> Draft:
-    """The plan of a variant. Raises UnsupportedError where there is none."""
+    """The plan of a variant. Raises UnsupportedError if there is none."""
     if problem := rounding_problem() or problem_of(task):
         raise UnsupportedError(problem)
     chain = chain_of(task)

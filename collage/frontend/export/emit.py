@@ -193,7 +193,7 @@ class ExportedCall:
     # -- asking --------------------------------------------------------------------------------------
 
     def attr(self, name: str) -> Attr:
-        """An attribute, or None where it is absent."""
+        """An attribute, or None if it is absent."""
         return self.node.attrs.get(name)
 
     def integer(self, name: str) -> int:

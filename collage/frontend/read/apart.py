@@ -49,7 +49,7 @@ _PLAIN = frozenset(
 
 
 def weight_files(model: onnx.ModelProto) -> WeightFiles | None:
-    """The files that belong with the model's; None where all weights are in the model, or its files are borrowed."""
+    """The files that belong with the model's; None if all weights are in the model, or its files are borrowed."""
     return next((owner_of(tensor) for tensor in model.graph.initializer if is_apart(tensor)), None)
 
 
@@ -59,7 +59,7 @@ def has_files(model: onnx.ModelProto) -> bool:
 
 
 def moved_out(model: onnx.ModelProto, files: WeightFiles, folders: Sequence[Path] = ()) -> onnx.ModelProto:
-    """The model with its large weights in a file of ``files``; the model itself where these are few.
+    """The model with its large weights in a file of ``files``; the model itself if these are few.
 
     One of the ``folders`` has the model's external data, if it has any; a model whose data nobody has is as it was.
     Raises CollageError for a full disk, and OSError and ValueError for data that is not there.

@@ -40,14 +40,14 @@ class _Scope:
     names: set[str]
 
     def constant(self, node: onnx.NodeProto, position: int) -> Array:
-        """The array of that input. Raises ValueError where it is no constant."""
+        """The array of that input. Raises ValueError if it is no constant."""
         tensor = self.constants.get(node.input[position])
         if tensor is None:
             raise ValueError(f"input {position} of a {node.op_type} is no constant")
         return numpy_helper.to_array(tensor)
 
     def shape(self, node: onnx.NodeProto, position: int) -> _Shape:
-        """The shape of that input. Raises ValueError where not even the rank is known."""
+        """The shape of that input. Raises ValueError if not even the rank is known."""
         found = self.shapes.get(node.input[position])
         if found is None:
             raise ValueError(f"the rank of input {position} of a {node.op_type} is not known")

@@ -251,7 +251,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         return None
 
     def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
-        """The outputs of a call that only engines can run, or None where a shape is not known."""
+        """The outputs of a call that only engines can run, or None if a shape is not known."""
         unknown = [name for name in node.output if name and name not in self._types]
         if unknown:
             what = f"the shape of output {unknown[0]} depends on data or is unknown"

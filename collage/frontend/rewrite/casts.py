@@ -20,7 +20,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def casts_first(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with such casts moved; the model itself where there are none.
+    """A copy of the model with such casts moved; the model itself if there are none.
 
     The copy does not declare the types of values that have changed.
     """

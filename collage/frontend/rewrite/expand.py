@@ -64,7 +64,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
 def _definition(
     node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto | None:
-    """The operator as a function of other operators of the set ``version``; None where that does not define it.
+    """The operator as a function of other operators of the set ``version``; None if that does not define it.
 
     Default attributes are written into ``node``.
     """

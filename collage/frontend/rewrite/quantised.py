@@ -171,7 +171,7 @@ def _drop_one(graph: onnx.GraphProto) -> bool:
 def _steps(
     node: onnx.NodeProto, op: str, weights: Mapping[str, onnx.TensorProto]
 ) -> tuple[float, int, str] | None:
-    """The scale, the zero point and the dtype of a node of that kind; None where there are several, or no constants."""
+    """The scale, the zero point and the dtype of a node of that kind; None if there are several, or no constants."""
     if node.domain or node.op_type != op or len(node.input) < 3:
         return None
     scale, zero = (weights.get(name) for name in node.input[1:3])

@@ -127,7 +127,7 @@ class _Cell:
 def _cell(
     node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], weights: Mapping[str, onnx.TensorProto]
 ) -> _Cell | None:
-    """The operator as a cell, or None where it is none that is written out."""
+    """The operator as a cell, or None if it is none that is written out."""
     inputs = [*node.input, *[""] * (8 - len(node.input))]
     data, of_data, of_state, bias, lengths, state, cell, peepholes = inputs
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
