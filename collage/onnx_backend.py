@@ -30,6 +30,7 @@ from collage.compiler.options import CompileOptions
 from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, refuse_fixed, unknown_names
 from collage.frontend.read.load import load_onnx
+from collage.frontend.read.scopes import set_all
 from collage.frontend.read.shapes import fixed_inputs, model_inputs
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
@@ -151,9 +152,7 @@ class CollageBackend(Backend):
         graph = helper.make_graph([node], node.op_type, read, results)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, opset)])
         if outputs_info is None:
-            inferred = onnx.shape_inference.infer_shapes(model).graph.output
-            del model.graph.output[:]
-            model.graph.output.extend(inferred)
+            set_all(model.graph.output, onnx.shape_inference.infer_shapes(model).graph.output)
         return cls.run_model(model, arrays, device, **kwargs)
 
 

@@ -32,7 +32,8 @@ class OneDnn(Backend):
     name = "onednn"
     kind = BackendKind.LIBRARY
     worker_imports = tuple(
-        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "stored_plan", "pack", "load")
+        f"collage.backends.onednn_kernels.{each}"
+        for each in ("int8_conv", "stored_plan", "pack", "rounded_kernel")
     )
 
     def available(self) -> Availability:
@@ -43,8 +44,7 @@ class OneDnn(Backend):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rules that find operators with their epilogues, also on values that come quantised."""
-        from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
-        from collage.backends.onednn_kernels.rule import OneDnnRule
+        from collage.backends.onednn_kernels.rule import OneDnnRule, QuantisedRule
 
         return (OneDnnRule(), QuantisedRule(exact_sums=has_exact_int8_sums()))
 
@@ -102,7 +102,7 @@ class OneDnn(Backend):
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """A kernel of primitives that are made for this machine."""
-        from collage.backends.onednn_kernels.load import load
+        from collage.backends.onednn_kernels.rounded_kernel import load
 
         return load(artifact, options.threads)
 

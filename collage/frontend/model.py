@@ -15,10 +15,9 @@ from onnx import ModelProto
 from collage.errors import ModelError
 from collage.frontend.read.index_limits import Rows, index_limits
 from collage.frontend.read.load import ModelSource, load_onnx
-from collage.frontend.read.nameless import nameless_attributes
-from collage.frontend.read.network import network_bytes
+from collage.frontend.read.proto_size import network_bytes
 from collage.frontend.read.randomness import Randomness
-from collage.frontend.read.scopes import all_nodes, bodies, reads
+from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, captures, defines, opset_of, reads
 from collage.frontend.read.shapes import Shapes, declared_types, fix_shapes, shape_text
 from collage.frontend.relax.build import build_graph
 from collage.frontend.relax.importer import import_onnx
@@ -117,7 +116,7 @@ class Model:
     @cached_property
     def opset(self) -> int:
         """The version of the default operator set."""
-        return next((o.version for o in self.onnx.opset_import if o.domain in ("", "ai.onnx")), 1)
+        return opset_of(self.onnx) or 1
 
     @cached_property
     def inner_operators(self) -> Mapping[int, frozenset[str]]:
@@ -129,7 +128,7 @@ class Model:
                     each for body in bodies(self.onnx.graph.node[node.source]) for each in all_nodes(body)
                 ]
                 names = (
-                    each.op_type if each.domain in ("", "ai.onnx") else f"{each.domain}.{each.op_type}"
+                    each.op_type if each.domain in STANDARD else f"{each.domain}.{each.op_type}"
                     for each in inner
                 )
                 if inner:
@@ -195,6 +194,42 @@ def _since(model: onnx.ModelProto, node: onnx.NodeProto) -> int:
         return int(onnx.defs.get_schema(node.op_type, version, node.domain).since_version)
     except onnx.defs.SchemaError:
         return 0
+
+
+def nameless_attributes(node: onnx.NodeProto) -> bytes:
+    """The node's attributes, equal for nodes whose bodies (those of If, Loop and Scan) differ in names only.
+
+    What the bodies capture is named by its place among all that they capture.
+    """
+    bare = node
+    if any(True for _ in bodies(node)):
+        bare = onnx.NodeProto()
+        bare.attribute.extend(node.attribute)
+        outer = {name: f"outer {place}" for place, name in enumerate(captures(node))}
+        for body in bodies(bare):
+            _number_names(body, outer)
+    return b"".join(each.SerializeToString(deterministic=True) for each in bare.attribute)
+
+
+def _number_names(body: onnx.GraphProto, outer: Mapping[str, str]) -> None:
+    """Rename all values by where they are defined, in place. Other names and texts are left out."""
+    made = (name for node in body.node for name in node.output)
+    own = [*(each.name for each in (*body.input, *body.initializer)), *made]
+    own += sorted(defines(body) - {*own})  # those of sparse initializers
+    names = {**outer, **{name: f"{len(outer)}.{place}" for place, name in enumerate(own) if name}}
+    del body.value_info[:], body.metadata_props[:]
+    body.name = body.doc_string = ""
+    for each in (*body.input, *body.initializer, *body.output):
+        each.name = names.get(each.name, each.name)
+    for sparse in body.sparse_initializer:
+        sparse.values.name = names[sparse.values.name]
+    for node in body.node:
+        node.name = node.doc_string = ""
+        del node.metadata_props[:]
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for inner in bodies(node):
+            _number_names(inner, names)
 
 
 def import_model(

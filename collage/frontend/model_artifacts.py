@@ -10,7 +10,7 @@ import onnx
 from collage.errors import ModelError
 from collage.frontend.read.apart import MOST_INSIDE, has_files, inner_bytes, load_model
 from collage.frontend.read.proto_size import is_serialisable
-from collage.frontend.read.scopes import reads
+from collage.frontend.read.scopes import reads, set_all
 from collage.frontend.read.weights import SUFFIX, fill_with, is_apart, is_external, mapped, refer
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import apart, protobuf, weights_of
@@ -59,10 +59,8 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     read = {name for node in graph.node for name in reads(node)} | {info.name for info in graph.output}
     unread = {each.name for each in graph.initializer if is_apart(each) and each.name not in read}
     for field in (graph.initializer, graph.input):
-        kept = [each for each in field if each.name not in unread]
-        if len(kept) < len(field):
-            del field[:]
-            field.extend(kept)
+        if any(each.name in unread for each in field):
+            set_all(field, [each for each in field if each.name not in unread])
 
 
 def in_one_piece(model: bytes | Framed) -> bytes:

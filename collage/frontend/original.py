@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -15,6 +14,7 @@ from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.read.apart import save_model
 from collage.frontend.read.proto_size import elements, itemsize
+from collage.frontend.read.scopes import set_all
 from collage.frontend.read.shapes import copied, declared_types, model_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Framed
@@ -38,7 +38,7 @@ class AsLoaded:
         return AsLoaded(model, copied(model.graph.input), declared_types(model))
 
     def serialised(self) -> bytes | Framed:
-        """The model as an artifact, with its inputs as they were loaded. Raises ModelError where it is too large."""
+        """The model as an artifact, with its inputs as they were loaded. Raises ModelError if it is too large."""
         with self._with_inputs() as model:
             return artifact_of(model)
 
@@ -53,19 +53,14 @@ class AsLoaded:
         graph = self.model.graph
         fixed, made = copied(graph.input), copied(graph.output)
         try:
-            _replace(graph.input, self.inputs)
+            set_all(graph.input, self.inputs)
             for info in graph.output:
                 if info.type.HasField("tensor_type"):
                     info.type.tensor_type.ClearField("shape")
             yield self.model
         finally:
-            _replace(graph.input, fixed)
-            _replace(graph.output, made)
-
-
-def _replace(field: Any, infos: Iterable[onnx.ValueInfoProto]) -> None:
-    del field[:]
-    field.extend(infos)
+            set_all(graph.input, fixed)
+            set_all(graph.output, made)
 
 
 def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
@@ -96,11 +91,9 @@ def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
         return original
     copy = onnx.ModelProto()
     copy.CopyFrom(original)
-    del copy.graph.input[:]
-    copy.graph.input.extend([*(inputs[name] for name in wanted[0]), *overridable])
+    set_all(copy.graph.input, [*(inputs[name] for name in wanted[0]), *overridable])
     copy.graph.initializer.extend(_zeros(inputs[name]) for name in sorted(required - {*wanted[0]}))
-    del copy.graph.output[:]
-    copy.graph.output.extend([outputs[name] for name in wanted[1]])
+    set_all(copy.graph.output, [outputs[name] for name in wanted[1]])
     return copy
 
 

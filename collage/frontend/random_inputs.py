@@ -8,6 +8,7 @@ import numpy as np
 
 from collage.core.memory import physical_bytes
 from collage.errors import ModelError
+from collage.frontend.read.scopes import integer
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
@@ -15,38 +16,11 @@ if TYPE_CHECKING:  # this module imports TVM, which `collage run --random` does 
     from collage.frontend.model import Model
 
 _FOLLOWED = frozenset(
-    [
-        "reshape",
-        "flatten",
-        "squeeze",
-        "expand_dims",
-        "permute_dims",
-        "broadcast_to",
-        "astype",
-        "add",
-        "subtract",
-        "where",
-        "concat",
-        "split",
-        "strided_slice",
-        "tile",
-        "repeat",
-        "minimum",
-        "maximum",
-        "clip",
-        "onnx.Cast",
-        "onnx.Unsqueeze",
-        "onnx.Squeeze",
-        "onnx.Reshape",
-        "onnx.Flatten",
-        "onnx.Transpose",
-        "onnx.Expand",
-        "onnx.Slice",
-        "onnx.Concat",
-        "onnx.Where",
-        "onnx.Identity",
-    ]
+    "reshape flatten squeeze expand_dims permute_dims broadcast_to astype add subtract where concat split "
+    "strided_slice tile repeat minimum maximum clip onnx.Cast onnx.Unsqueeze onnx.Squeeze onnx.Reshape onnx.Flatten "
+    "onnx.Transpose onnx.Expand onnx.Slice onnx.Concat onnx.Where onnx.Identity".split()
 )
+"""Operators whose results are indices if their operands are."""
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
 """The position of the indices of operators that index. Their data comes first."""
 
@@ -76,7 +50,7 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
 def _random_input(model: Model, value: int, rng: np.random.Generator) -> Array:
     kind = model.graph.type_of(value)
     rows = indexed_rows(model, value)
-    if "int" not in kind.dtype or rows is not None:
+    if not _is_integer(kind.dtype) or rows is not None:
         return random_array(kind, rng, rows or 2)
     if _divides(model, value):
         return random_array(kind, rng, 2) + np.ones((), np_dtype(kind.dtype))
@@ -104,27 +78,23 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
 
     Raises ModelError for an array that does not fit into memory.
     """
+    dtype = np_dtype(kind.dtype)
+    array: Any
     try:
-        return _random_array(kind, rng, limit)
+        if _DRAWN_BYTES * kind.size > physical_bytes():
+            raise MemoryError
+        if dtype.kind in "biu" or "int" in dtype.name:
+            array = rng.integers(0, 2 if dtype.kind == "b" else limit, kind.shape)
+        else:
+            array = rng.standard_normal(kind.shape)
+            if dtype.kind == "c":
+                array = array + 1j * rng.standard_normal(kind.shape)
+        return np.asarray(array).astype(dtype)
     except MemoryError as error:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
             "smaller shapes (--shape, shapes= in Python), or give values (--input, inputs= in Python)."
         ) from error
-
-
-def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Array:
-    if _DRAWN_BYTES * kind.size > physical_bytes():
-        raise MemoryError
-    dtype = np_dtype(kind.dtype)
-    array: Any
-    if dtype.kind in "biu" or "int" in dtype.name:
-        array = rng.integers(0, 2 if dtype.kind == "b" else limit, kind.shape)
-    else:
-        array = rng.standard_normal(kind.shape)
-        if dtype.kind == "c":
-            array = array + 1j * rng.standard_normal(kind.shape)
-    return np.asarray(array).astype(dtype)
 
 
 def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
@@ -146,7 +116,7 @@ def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
 
 
 def indexed_rows(model: Model, value: int) -> int | None:
-    """The number of rows of the smallest tensor that the value indexes, or None where it is no index."""
+    """The number of rows of the smallest tensor that the value indexes, or None if it is no index."""
     graph = model.graph
     seen = {value}
     pending = [value]
@@ -176,8 +146,7 @@ def _extent(model: Model, node: Node) -> int:
     shape = model.graph.type_of(node.inputs[0]).shape
     axis = node.attrs.get("axis", 0)
     if node.op.startswith("onnx."):
-        proto = model.onnx.graph.node[node.source]
-        axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
+        axis = integer(model.onnx.graph.node[node.source], "axis")
     if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
         return int(np.prod(shape))
     return shape[axis] if -len(shape) <= axis < len(shape) else 1  # engines refuse an invalid axis

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from collage.graph.convexity import escaping
 from collage.graph.dataflow import Array, Node, TensorType
 from collage.graph.ranges import Range
 
@@ -55,13 +56,7 @@ class Subgraph:
     @cached_property
     def outputs(self) -> tuple[int, ...]:
         """The ids of the values that are made here and used outside, or returned by the model, ascending."""
-        graph = self.model.graph
-        return tuple(
-            value
-            for node in self.operators
-            for value in node.outputs
-            if value in graph.output_set or any(user not in self.members for user in graph.users[value])
-        )
+        return escaping(self.model.graph, self.nodes)
 
     @cached_property
     def drawn(self) -> frozenset[int]:

@@ -124,17 +124,12 @@ def _by_zero(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
 
 
 def _outside(low: float, high: float, *, ends: bool = True) -> _Rule:
-    """The rule of a function from ``low`` to ``high``; ``ends`` tells whether these belong to its domain."""
-
-    def outside(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
-        span = taken[0]
-        return span.low < low or span.high > high or (not ends and (span.low == low or span.high == high))
-
-    return outside
-
-
-def _not_positive(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
-    return taken[0].low <= 0
+    """The rule of a function from ``low`` to ``high``; with ``ends`` these belong to its domain."""
+    return _of(
+        lambda span: (
+            span.low < low or span.high > high or (not ends and (span.low == low or span.high == high))
+        )
+    )
 
 
 def _power(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
@@ -161,14 +156,14 @@ def _whole_row_masked(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
     return masked is Masked.ROWS or (masked is Masked.PART_OF_ROWS and rank - 1 not in axes_of(node, rank))
 
 
-def _both_masked(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
-    return all(span.masked is not Masked.NOTHING for span in taken[:2])
+def _of(function: Callable[..., bool]) -> _Rule:
+    """The rule of an operator whose spans alone say whether it may leave its domain."""
+    return lambda graph, node, taken: function(*taken)
 
 
-def _infinity_by_zero(graph: Graph, node: Node, taken: Sequence[Span]) -> bool:
-    return any(
-        one.masked is not Masked.NOTHING and other.has_zero
-        for one, other in ((taken[0], taken[1]), (taken[1], taken[0]))
+def _infinity_by_zero(one: Span, other: Span) -> bool:
+    return (one.masked is not Masked.NOTHING and other.has_zero) or (
+        other.masked is not Masked.NOTHING and one.has_zero
     )
 
 
@@ -177,11 +172,11 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys("nn.softmax nn.log_softmax".split(), _whole_row_masked),
     **dict.fromkeys("nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm".split(), _without_epsilon),
     "nn.batch_norm": _variance,
-    "subtract": _both_masked,
-    "multiply": _infinity_by_zero,
+    "subtract": _of(lambda *spans: all(span.masked is not Masked.NOTHING for span in spans)),
+    "multiply": _of(_infinity_by_zero),
     "sqrt": _outside(0, np.inf),
-    "rsqrt": _not_positive,
-    "log": _not_positive,
+    "rsqrt": _of(lambda span: span.low <= 0),
+    "log": _of(lambda span: span.low <= 0),
     "power": _power,
     "acos": _outside(-1, 1),
     "asin": _outside(-1, 1),

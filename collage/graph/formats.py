@@ -80,13 +80,17 @@ class Plain(StorageFormat):
         return axis
 
 
-@dataclass(frozen=True)
-class ChannelsLast(StorageFormat):
-    """The format N, spatial..., C for values of 3 to 5 dimensions whose second one is the channels."""
+class _OfChannels(StorageFormat):
+    """A format of values of 3 to 5 dimensions, of which the second one is the channels."""
 
     def problem(self, kind: TensorType) -> str:
         """The reason "no channels" for a value that has none."""
         return "" if has_channels(kind) else "no channels"
+
+
+@dataclass(frozen=True)
+class ChannelsLast(_OfChannels):
+    """The format N, spatial..., C."""
 
     def stored_type(self, kind: TensorType) -> TensorType:
         """The type with the channels as its last axis."""
@@ -109,14 +113,10 @@ class ChannelsLast(StorageFormat):
 
 
 @dataclass(frozen=True)
-class Blocked(StorageFormat):
-    """The format N, C/block, spatial..., block for values of 3 to 5 dimensions, with padded channels."""
+class Blocked(_OfChannels):
+    """The format N, C/block, spatial..., block, with padded channels."""
 
     block: int
-
-    def problem(self, kind: TensorType) -> str:
-        """The reason "no channels" for a value that has none."""
-        return "" if has_channels(kind) else "no channels"
 
     def stored_type(self, kind: TensorType) -> TensorType:
         """The padded type, with the channels in two axes."""
@@ -138,7 +138,7 @@ class Blocked(StorageFormat):
         return np.ascontiguousarray(merged[:, :channels])
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """The same axis, or None where a part other than the last one ends within a block."""
+        """The same axis, or None if a part other than the last one ends within a block."""
         if axis == 1 and any(each.shape[1] % self.block for each in parts[:-1]):
             return None
         return axis
@@ -170,8 +170,8 @@ class Narrow(StorageFormat):
             return self.wide.store(np.asarray(array)).astype(np_dtype(self.dtype), order="C")
 
     def restore(self, stored: Array, kind: TensorType) -> Array:
-        """Return a copy of the logical dtype."""
-        return self.wide.restore(stored.astype(np_dtype(kind.dtype)), kind)
+        """Return a copy in float32."""
+        return self.wide.restore(self.widened(stored), kind)
 
     @property
     def in_order(self) -> bool:
@@ -219,10 +219,6 @@ class Stepped(Narrow):
         with np.errstate(invalid="ignore"):
             steps = np.clip(np.rint(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf)), *self.ends)
         return self.wide.store(steps.astype(self.dtype))
-
-    def restore(self, stored: Array, kind: TensorType) -> Array:
-        """Return a copy in float32."""
-        return self.wide.restore(self.widened(stored), kind)
 
     def widened(self, stored: Array) -> Array:
         """The steps times the scale, in float32 and in the same order."""

@@ -35,7 +35,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def given_texts(value: Any) -> Array:
-    """The value as an array of Python strings (dtype object), itself where it is one already.
+    """The value as an array of Python strings (dtype object), itself if it is one already.
 
     Bytes are read as UTF-8. Raises MismatchError.
     """

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from collage.graph.arithmetic import CONVOLUTIONS
 from collage.graph.dataflow import Graph, Node, np_dtype
 
 LIMIT = 1e12
@@ -139,7 +140,7 @@ class Magnitudes:
 
     def overflows(self, nodes: Sequence[Node]) -> bool:
         """Whether one of the nodes has weights so large that its sums may be infinite for numbers up to LIMIT."""
-        products = (node for node in nodes if node.op == "matmul" or node.op in _CONVOLUTIONS)
+        products = (node for node in nodes if node.op == "matmul" or node.op in CONVOLUTIONS)
         return any(not self._weighted(node) * LIMIT <= ROOM for node in products)
 
     def _weighted(self, node: Node) -> float:
@@ -184,28 +185,13 @@ def _largest(array: np.ndarray) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def _at_most(most: float) -> _Rule:
-    return lambda bounds, node, taken: most
-
-
-def _same(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
-    return max(taken, default=math.inf)
+def _of(function: Callable[[Sequence[float]], float]) -> _Rule:
+    """The rule of an operator whose bound follows from those of its operands alone."""
+    return lambda bounds, node, taken: function(taken)
 
 
 def _first(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
     return taken[0]
-
-
-def _rounded(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
-    return taken[0] + 1
-
-
-def _sum_of_all(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
-    return sum(taken)
-
-
-def _product(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
-    return math.prod(taken)
 
 
 def _divide(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
@@ -213,10 +199,6 @@ def _divide(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
         return math.inf
     least = bounds._gain(node, 1, lambda divisor: float(divisor.min(initial=math.inf)))
     return taken[0] / least if least > 0 else math.inf
-
-
-def _where(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
-    return max(taken[1:])
 
 
 def _clip(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
@@ -288,12 +270,10 @@ def _batch_norm(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float
     return most if most >= 0 else math.inf
 
 
-_CONVOLUTIONS = tuple(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose"))
-
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys("sigmoid tanh nn.softmax erf sin cos sign".split(), _at_most(1.0)),
-    "nn.relu6": _at_most(6.0),
-    **dict.fromkeys("maximum minimum concat stack".split(), _same),
+    **dict.fromkeys("sigmoid tanh nn.softmax erf sin cos sign".split(), _of(lambda taken: 1.0)),
+    "nn.relu6": _of(lambda taken: 6.0),
+    **dict.fromkeys("maximum minimum concat stack".split(), _of(max)),
     **dict.fromkeys(
         "nn.relu abs negative nn.gelu nn.silu hardswish nn.dropout reshape flatten squeeze expand_dims permute_dims "
         "split strided_slice repeat tile flip broadcast_to nn.pixel_shuffle nn.batch_flatten mean max min astype "
@@ -301,11 +281,11 @@ _RULES: dict[str, _Rule] = {
         "nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d".split(),
         _first,
     ),
-    **dict.fromkeys("round floor ceil trunc nn.softplus".split(), _rounded),
-    **dict.fromkeys("add subtract".split(), _sum_of_all),
-    "multiply": _product,
+    **dict.fromkeys("round floor ceil trunc nn.softplus".split(), _of(lambda taken: taken[0] + 1)),
+    **dict.fromkeys("add subtract".split(), _of(sum)),
+    "multiply": _of(math.prod),
     "divide": _divide,
-    "where": _where,
+    "where": _of(lambda taken: max(taken[1:])),
     "clip": _clip,
     "nn.leakyrelu": _leaky,
     "nn.pad": _pad,
@@ -314,5 +294,5 @@ _RULES: dict[str, _Rule] = {
     "sum": _reduced,
     "matmul": _matmul,
     "nn.batch_norm": _batch_norm,
-    **dict.fromkeys(_CONVOLUTIONS, _conv),
+    **dict.fromkeys(CONVOLUTIONS, _conv),
 }

@@ -43,7 +43,7 @@ class Range:
         return Range(min(self.low, other.low), max(self.high, other.high), max(self.seen, other.seen))
 
     def storage(self, wide: Storage) -> Storage | None:
-        """The storage of 8 bits in the order of ``wide`` that holds the range; None where there is no such scale.
+        """The storage of 8 bits in the order of ``wide`` that holds the range; None if there is no such scale.
 
         It is unsigned where nothing is negative. Zero is always zero, so that padding and sums need no correction.
         """

@@ -7,9 +7,10 @@ may not (``domains``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import reduce
 
 import numpy as np
 
@@ -120,49 +121,34 @@ def _no_denormals(span: Span, dtype: str) -> Span:
 
 
 def _least_normal(dtype: str) -> float:
-    return {"float16": 2.0**-24, "float64": 2.0**-1022}.get(
-        dtype, 2.0**-126
-    )  # float16 is computed in wider floats
+    """Float16 is computed in wider floats."""
+    return {"float16": 2.0**-24, "float64": 2.0**-1022}.get(dtype, 2.0**-126)
 
 
 _Rule = Callable[[Graph, Node, Sequence[Span]], Span]
+
+
+def _of(function: Callable[..., Span]) -> _Rule:
+    """The rule of an operator whose result follows from the spans of its operands alone."""
+    return lambda graph, node, taken: function(*taken)
 
 
 def _between(low: float, high: float) -> _Rule:
     return lambda graph, node, taken: Span(low, high)
 
 
-def _first(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return taken[0]
+def _rising(function: Callable[[float], float]) -> _Rule:
+    """The rule of a function that never falls."""
+    return lambda graph, node, taken: Span(function(taken[0].low), function(taken[0].high))
 
 
-def _any_of(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _hull(taken)
-
-
-def _hull(taken: Iterable[Span]) -> Span:
-    found: Span | None = None
-    for span in taken:
-        found = span if found is None else found.joined(span)
-    return found or ANYTHING
-
-
-def _where(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _hull(taken[1:])
-
-
-def _with_zero(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return taken[0].joined(Span(0, 0))
+def _hull(*spans: Span) -> Span:
+    return reduce(Span.joined, spans)
 
 
 def _padded(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
     value = node.attrs.get("pad_value")
     return taken[0].joined(Span(value, value)) if isinstance(value, (int, float)) else ANYTHING
-
-
-def _rising(function: Callable[[float], float]) -> _Rule:
-    """The rule of a function that never falls."""
-    return lambda graph, node, taken: Span(function(taken[0].low), function(taken[0].high))
 
 
 def _exp(number: float) -> float:
@@ -181,27 +167,17 @@ def _logarithm(number: float) -> float:
     return math.log(number) if number > 0 else -math.inf
 
 
-def _absolute(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    low, high = taken[0].low, taken[0].high
-    least = 0.0 if taken[0].has_zero else min(abs(low), abs(high))
-    return Span(least, max(abs(low), abs(high)))
+def _absolute(span: Span) -> Span:
+    ends = abs(span.low), abs(span.high)
+    return Span(0.0 if span.has_zero else min(ends), max(ends))
 
 
-def _square(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    span = _absolute(graph, node, taken)
-    return _product(span, span)
+def _square(span: Span) -> Span:
+    return _product(_absolute(span), _absolute(span))
 
 
-def _negative(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return Span(-taken[0].high, -taken[0].low)
-
-
-def _add(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _sum_of(taken[0], taken[1])
-
-
-def _subtract(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _sum_of(taken[0], Span(-taken[1].high, -taken[1].low))
+def _negative(span: Span) -> Span:
+    return Span(-span.high, -span.low)
 
 
 def _sum_of(one: Span, other: Span) -> Span:
@@ -214,16 +190,12 @@ def _sum_of(one: Span, other: Span) -> Span:
 
 
 def _multiply(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _square(graph, node, taken) if node.inputs[0] == node.inputs[1] else _product(*taken[:2])
+    return _square(taken[0]) if node.inputs[0] == node.inputs[1] else _product(*taken[:2])
 
 
 def _product(one: Span, other: Span) -> Span:
     ends = [a * b if a and b else 0.0 for a in (one.low, one.high) for b in (other.low, other.high)]
     return Span(min(ends), max(ends))
-
-
-def _divide(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _product(taken[0], _reciprocal(taken[1]))
 
 
 def _reciprocal(span: Span) -> Span:
@@ -235,16 +207,12 @@ def _reciprocal(span: Span) -> Span:
     return Span(low, high)
 
 
-def _inverse_root(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return _reciprocal(Span(_root(taken[0].low), _root(taken[0].high)))
-
-
 def _power(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
     base, exponents = taken[0], graph.constants.get(node.inputs[1])
     if exponents is not None and exponents.size == 1:
         exponent = float(exponents.reshape(-1)[0])
         if exponent == 2:
-            return _square(graph, node, taken)
+            return _square(base)
         if base.low >= 0 and exponent > 0:
             return Span(_raised(base.low, exponent), _raised(base.high, exponent))
     even = exponents is not None and bool((np.asarray(exponents, np.float64) % 2 == 0).all())
@@ -258,14 +226,6 @@ def _raised(number: float, exponent: float) -> float:
         return math.inf
 
 
-def _larger(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return Span(max(s.low for s in taken), max(s.high for s in taken))
-
-
-def _smaller(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return Span(min(s.low for s in taken), min(s.high for s in taken))
-
-
 def _clip(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
     low, high = (
         float(end) if isinstance(end, (int, float)) else default
@@ -274,25 +234,16 @@ def _clip(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
     return Span(min(max(taken[0].low, low), high), min(max(taken[0].high, low), high))
 
 
-def _relu(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    return Span(max(taken[0].low, 0.0), max(taken[0].high, 0.0))
-
-
-def _mean(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
-    low, high = taken[0].low, taken[0].high
-    return Span(low - _margin(low), high + _margin(high))
-
-
-def _margin(end: float) -> float:
-    return abs(end) * _ROUNDED if math.isfinite(end) else 0.0
+def _mean(span: Span) -> Span:
+    low, high = (abs(end) * _ROUNDED if math.isfinite(end) else 0.0 for end in (span.low, span.high))
+    return Span(span.low - low, span.high + high)
 
 
 def _sum(graph: Graph, node: Node, taken: Sequence[Span]) -> Span:
     if _of_shifted_powers(graph, node):
         return Span(1 - _ROUNDED, math.inf)
     count = graph.type_of(node.inputs[0]).size / max(graph.type_of(node.outputs[0]).size, 1)
-    mean = _mean(graph, node, taken)
-    return _product(mean, Span(count, count))
+    return _product(_mean(taken[0]), Span(count, count))
 
 
 def _of_shifted_powers(graph: Graph, node: Node) -> bool:
@@ -368,25 +319,25 @@ _RULES: Mapping[str, _Rule] = {
         "reshape flatten squeeze expand_dims permute_dims split strided_slice take gather_elements gather_nd repeat "
         "tile flip broadcast_to astype max min nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.pixel_shuffle "
         "nn.batch_flatten nn.dropout".split(),
-        _first,
+        _of(lambda span, *_: span),
     ),
     **dict.fromkeys(
         "nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d "
         "nn.adaptive_avg_pool3d".split(),
-        _with_zero,
+        _of(lambda span: span.joined(Span(0, 0))),
     ),
-    **dict.fromkeys("concat stack".split(), _any_of),
+    **dict.fromkeys("concat stack".split(), _of(_hull)),
     "nn.relu6": _between(0, 6),
     "nn.silu": _between(-0.3, math.inf),
     "nn.gelu": _between(-0.2, math.inf),
     "nn.gelu_tanh": _between(-0.2, math.inf),
     "nn.softplus": _between(0, math.inf),
-    "nn.relu": _relu,
+    "nn.relu": _of(lambda span: Span(max(span.low, 0.0), max(span.high, 0.0))),
     "nn.pad": _padded,
-    "where": _where,
+    "where": _of(lambda condition, *chosen: _hull(*chosen)),
     "clip": _clip,
-    "maximum": _larger,
-    "minimum": _smaller,
+    "maximum": _of(lambda *spans: Span(max(s.low for s in spans), max(s.high for s in spans))),
+    "minimum": _of(lambda *spans: Span(min(s.low for s in spans), min(s.high for s in spans))),
     "exp": _rising(_exp),
     "cosh": _between(1 - _ROUNDED, math.inf),
     "sqrt": _rising(_root),
@@ -395,15 +346,15 @@ _RULES: Mapping[str, _Rule] = {
     "ceil": _rising(_to_whole(math.ceil)),
     "round": _rising(_to_whole(round)),
     "trunc": _rising(_to_whole(math.trunc)),
-    "rsqrt": _inverse_root,
-    "abs": _absolute,
-    "square": _square,
-    "negative": _negative,
-    "add": _add,
-    "subtract": _subtract,
+    "rsqrt": _of(lambda span: _reciprocal(Span(_root(span.low), _root(span.high)))),
+    "abs": _of(_absolute),
+    "square": _of(_square),
+    "negative": _of(_negative),
+    "add": _of(_sum_of),
+    "subtract": _of(lambda one, other: _sum_of(one, _negative(other))),
     "multiply": _multiply,
-    "divide": _divide,
+    "divide": _of(lambda one, other: _product(one, _reciprocal(other))),
     "power": _power,
-    "mean": _mean,
+    "mean": _of(_mean),
     "sum": _sum,
 }

@@ -153,7 +153,7 @@ def widened(storage: Storage) -> Storage:
 def narrowed(storage: Storage, precision: str) -> Storage:
     """The built-in storage of a reduced precision with the same order of elements; ``storage`` itself for "".
 
-    It is on the same device. Raises ValueError where there is none.
+    It is on the same device. Raises ValueError if there is none.
     """
     if not precision:
         return storage

@@ -1,4 +1,4 @@
-"""Types of values that Collage passes on without placing them: dynamic shapes, strings, sequences and optionals."""
+"""Types of values in files, and of values that Collage passes on: dynamic shapes, strings, sequences and optionals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collage.core.typed import typed
-from collage.graph.dataflow import np_dtype
+from collage.core.typed import MalformedError, shown, typed
+from collage.graph.dataflow import TensorType, np_dtype
 from collage.graph.given_array import MismatchError, given_array, given_texts
-from collage.graph.read_type import read_type
+
+_NUMPY = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+_OTHERS = (
+    "bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+)
+DTYPES = frozenset(f"{_NUMPY} {_OTHERS}".split())
+"""Numpy's names of the dtypes of tensors, without those of objects, records and dates."""
+
+MOST_BYTES = 1 << 47
+"""A size that no machine's memory exceeds; sums of a few such numbers are far from overflowing 64 bits."""
 
 TENSOR, SEQUENCE, OPTIONAL = "tensor", "sequence", "optional"
 
@@ -22,7 +32,7 @@ class ValueType:
     """The type of a value; ``kind`` is TENSOR, SEQUENCE, OPTIONAL, or the name of another ONNX type.
 
     A tensor has a ``dtype`` (numpy's name, or STRING) and a ``shape``, in which an unknown extent is None. The shape is
-    None where the rank is unknown. Sequences and optionals have an ``element``.
+    None if the rank is unknown. Sequences and optionals have an ``element``.
     """
 
     kind: str
@@ -81,3 +91,19 @@ class ValueType:
                 read_type([extent or 0 for extent in inner.shape or ()], inner.dtype)
             inner = inner.element
         return found
+
+
+def read_type(shape: Any, dtype: Any) -> TensorType:
+    """The tensor type of that shape and dtype. Raises MalformedError for an invalid one, or one that is too large."""
+    kind = TensorType(typed(tuple[int, ...], shape), typed(str, dtype))
+    if dtype not in DTYPES:
+        raise MalformedError(f"{shown(dtype)} is no dtype of tensors")
+    if any(extent < 0 for extent in kind.shape):
+        raise MalformedError(f"a tensor has the shape {shown(shape)}")
+    try:
+        np_dtype(kind.dtype)
+    except AttributeError as error:
+        raise MalformedError(f"the installed ml_dtypes has no {dtype}") from error
+    if kind.nbytes > MOST_BYTES:
+        raise MalformedError(f"a tensor of the shape {shown(shape)} takes {kind.nbytes} bytes")
+    return kind

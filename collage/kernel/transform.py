@@ -11,8 +11,8 @@ import numpy as np
 from collage.core.typed import MalformedError
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.formats import StorageFormat
-from collage.graph.read_type import read_type
 from collage.graph.storage import Storage, from_layout, parse_storage, stored_type, to_layout
+from collage.graph.value_type import read_type
 from collage.kernel.kernel import Call, Kernel
 
 

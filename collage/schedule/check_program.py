@@ -12,9 +12,8 @@ from collage.backends.base import VIEW
 from collage.core.typed import MalformedError, shown
 from collage.graph.dataflow import TensorType
 from collage.graph.magnitudes import LIMIT, can_be_limited, is_scanned
-from collage.graph.read_type import MOST_BYTES
 from collage.graph.storage import HOST, Storage
-from collage.graph.value_type import TENSOR
+from collage.graph.value_type import MOST_BYTES, TENSOR
 from collage.schedule.program import Port, Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix

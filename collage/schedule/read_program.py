@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collage.core.typed import typed
-from collage.graph.read_type import read_type
+from collage.graph.value_type import read_type
 from collage.schedule.check_program import check_assumed, check_limits, check_regions, check_suffix
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region

@@ -84,39 +84,10 @@ def indices(shape: tuple[int, ...], high: int, low: int = 0) -> Feed:
 UNARY = [
     *(
         case(op, X)
-        for op in [
-            "Abs",
-            "Atan",
-            "Asinh",
-            "Ceil",
-            "Cos",
-            "Cosh",
-            "Erf",
-            "Exp",
-            "Floor",
-            "Neg",
-            "Round",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-            "Sinh",
-        ]
-    ),
-    *(
-        case(op, X)
-        for op in [
-            "Tan",
-            "Tanh",
-            "Relu",
-            "Softplus",
-            "Softsign",
-            "Elu",
-            "Selu",
-            "HardSigmoid",
-            "HardSwish",
-            "Mish",
-            "Celu",
-        ]
+        for op in (
+            "Abs Atan Asinh Ceil Cos Cosh Erf Exp Floor Neg Round Sigmoid Sign Sin Sinh Tan Tanh Relu Softplus "
+            "Softsign Elu Selu HardSigmoid HardSwish Mish Celu"
+        ).split()
     ),
     *(case(op, UNIT) for op in ("Acos", "Asin", "Atanh")),
     *(case(op, POSITIVE) for op in ("Log", "Sqrt", "Reciprocal")),

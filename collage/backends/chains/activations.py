@@ -19,8 +19,7 @@ import numpy as np
 
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
-from collage.graph.decisions import decides
-from collage.graph.rounding_sums import rounds_by_sum
+from collage.graph.decisions import decides, rounds_by_sum
 from collage.graph.views import is_view
 
 _MAX_TERMS, _MAX_DEGREE = 8, 4

@@ -15,7 +15,6 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCK
 
-CONVOLUTIONS = {f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")}
 _WEIGHTS = ("OIW", "OIHW", "OIDHW")
 _TRANSPOSED_WEIGHTS = ("IOW", "IOHW", "IODHW")
 

@@ -13,7 +13,7 @@ import numpy as np
 from collage.backends.chains.attributes import number
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
-from collage.graph.reciprocals import are_powers_of_two
+from collage.graph.decisions import are_powers_of_two
 
 _Maker = Callable[[Node], "Eltwise | None"]
 

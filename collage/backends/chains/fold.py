@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from collage.backends.chains.chain import Chain, EpilogueOp, Floats
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
-from collage.graph.decisions import decides
-from collage.graph.reciprocals import are_powers_of_two
-from collage.graph.rounding_sums import rounds_by_sum
+from collage.graph.decisions import are_powers_of_two, decides, rounds_by_sum
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"
 

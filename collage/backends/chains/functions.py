@@ -20,9 +20,6 @@ class DnnlAlgorithm(IntEnum):
     SQRT = 0x25
     LINEAR = 0x26
     """alpha x + beta."""
-    SOFT_RELU = 0x27
-    """log(1 + exp(alpha x)) / alpha."""
-    HARD_SIGMOID = 0x28
     SIGMOID = 0x29
     EXP = 0x2A
     GELU_TANH = 0x2B
@@ -35,7 +32,6 @@ class DnnlAlgorithm(IntEnum):
     """alpha x^beta."""
     GELU_ERF = 0x31
     ROUND = 0x32
-    MISH = 0x33
     HARD_SWISH = 0x34
     """x max(0, min(1, alpha x + beta))."""
     MAX_POOL = 0x1FF

@@ -27,7 +27,7 @@ class ProductRule(ABC):
 
     @abstractmethod
     def take(self, subgraph: Subgraph) -> object:
-        """Read the subgraph. Raises UnsupportedError where the library does not take it."""
+        """Read the subgraph. Raises UnsupportedError if the library does not take it."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The products, each with a reason if the library cannot have it, and the chains that begin with them."""

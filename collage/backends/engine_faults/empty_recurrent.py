@@ -48,8 +48,6 @@ def _first(graph: onnx.GraphProto, types: Types) -> str:
                 what = "an empty batch" if items == 0 else "no steps"
                 return f"{node.op_type}{f' ({node.name})' if node.name else ''} gets {what}"
         for body in bodies(node):
-            own = Types.of(body)
-            scope = Types({**types.elements, **own.elements}, {**types.shapes, **own.shapes})
-            if found := _first(body, scope):
+            if found := _first(body, types.inside(body)):
                 return found
     return ""

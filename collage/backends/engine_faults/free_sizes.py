@@ -47,7 +47,7 @@ def impossible_size(model: onnx.ModelProto) -> str:
 
 
 def free_size(model: onnx.ModelProto) -> str:
-    """The type and name of the first operator whose sizes a caller may choose, or "" where there is none."""
+    """The type and name of the first operator whose sizes a caller may choose, or "" if there is none."""
     initial = {tensor.name for tensor in model.graph.initializer}
     free = {info.name for info in model.graph.input} - initial
     for node in all_nodes(model.graph):

@@ -9,16 +9,15 @@ bounds are right there: indices, extents, constants, and what is calculated from
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx
 import onnx.inliner
 from google.protobuf.message import EncodeError
 from onnx import TensorProto
 
-from collage.backends.engine_faults.narrow_patterns import rewritten
+from collage.backends.engine_faults.narrow_patterns import rewritten, scale_shows
 from collage.backends.engine_faults.rounding_sums import rounding_sums
-from collage.backends.engine_faults.scales_of_zeros import scale_shows
 from collage.backends.engine_faults.square_attention import square_attention
 from collage.frontend.read.index_limits import index_limits
 from collage.frontend.read.proto_size import bytes_of
@@ -74,7 +73,7 @@ def narrowed_nodes(model: onnx.ModelProto) -> Mapping[int, str]:
 
 
 def whole_problem(model: onnx.ModelProto) -> str:
-    """Why an engine of narrow arithmetic may get the model wrong; "" where it gets it right."""
+    """Why an engine of narrow arithmetic may get the model wrong; "" if it gets it right."""
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)
@@ -95,24 +94,38 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
     read = {each.name for each in graph.output}
     read.update(name for node in graph.node for name in (*node.input, *captures(node)))
     for index, node in enumerate(graph.node):
-        reason = _problem(node, types, found, indices) or _inside(node, types, found)
-        if not reason and (
-            node.op_type == "Hardmax" or (node.op_type == "TopK" and read.intersection(node.output[1:]))
-        ):
-            reason = "takes another one of equal values"
-        if not reason and node.op_type == "DynamicQuantizeLinear" and scale_shows(graph, node):
-            reason = "makes a scale of 0 for zeros, which is 1 elsewhere"
-        if node.op_type == "Div" and types.is_integer(node.output[0]) and not _is_positive(node, found):
-            reason = reason or "divides integers that may be negative, whose quotients it rounds down"
-        if node.op_type == "QuantizeLinear" and types.elements.get(node.output[0]) in _SHORT:
-            reason = reason or "makes integers of 16 bits, which do not saturate"
-        if node.op_type == "Range" and not types.is_integer(node.output[0]):
-            reason = reason or "counts in floats, where it ends elsewhere"
-        if node.op_type == "MeanVarianceNormalization":
-            reason = reason or "makes 0 of equal numbers, whose quotient by their deviation is NaN"
-        reason = reason or exact.get(index, "")
-        if reason:
+        reasons = (
+            _problem(node, types, found, indices),
+            _inside(node, types, found),
+            _of_operator(graph, node, types, found, read),
+            exact.get(index, ""),
+        )
+        if reason := next(filter(None, reasons), ""):
             yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
+
+
+def _of_operator(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    types: Types,
+    found: Mapping[str, Bounds | None],
+    read: Collection[str],
+) -> str:
+    """What an engine does to an operator of this kind whatever its types are, or "". ``read`` are the values in use."""
+    op, made = node.op_type, node.output[0] if node.output else ""
+    if op == "Hardmax" or (op == "TopK" and any(name in read for name in node.output[1:])):
+        return "takes another one of equal values"
+    if op == "DynamicQuantizeLinear" and scale_shows(graph, node):
+        return "makes a scale of 0 for zeros, which is 1 elsewhere"
+    if op == "Div" and types.is_integer(made) and not _is_positive(node, found):
+        return "divides integers that may be negative, whose quotients it rounds down"
+    if op == "QuantizeLinear" and types.elements.get(made) in _SHORT:
+        return "makes integers of 16 bits, which do not saturate"
+    if op == "Range" and not types.is_integer(made):
+        return "counts in floats, where it ends elsewhere"
+    if op == "MeanVarianceNormalization":
+        return "makes 0 of equal numbers, whose quotient by their deviation is NaN"
+    return ""
 
 
 def _is_positive(node: onnx.NodeProto, found: Mapping[str, Bounds | None]) -> bool:
@@ -124,12 +137,10 @@ def _is_positive(node: onnx.NodeProto, found: Mapping[str, Bounds | None]) -> bo
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
     """The first problem in the node's bodies, or ""."""
     for body in bodies(node):
-        own = Types.of(body)
-        scope = Types({**types.elements, **own.elements}, {**types.shapes, **own.shapes})
         known = {name: each for name in captures(node) if (each := found.get(name)) is not None}
         if node.op_type == "Loop":
             known[body.input[0].name] = EXTENTS  # the number of the iteration
-        for _, reason in _problems(body, scope, known):
+        for _, reason in _problems(body, types.inside(body), known):
             return f"holds {reason}"
     return ""
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import captures, constants_of
 from collage.frontend.read.weights import small_array
 from collage.frontend.rewrite.bounds import MOVES, Types
 
@@ -17,6 +18,7 @@ _SHOWING: Mapping[str, int] = {**dict.fromkeys("Log Sqrt Reciprocal Pow Sign".sp
 """Operators for which it matters whether a number next to zero is one, zero or negative, and which operand that is."""
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDER = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_PRODUCTS = frozenset(["ConvInteger", "MatMulInteger"])
 
 
 def rewritten(graph: onnx.GraphProto, types: Types) -> Mapping[int, str]:
@@ -29,14 +31,12 @@ def _small_softplus(graph: onnx.GraphProto) -> dict[int, str]:
 
     Of numbers below -14 the engine makes zero, or a little less than that.
     """
-    ones = {tensor.name for tensor in graph.initializer if _is_one(tensor)}
+    ones = {name for name, tensor in constants_of(graph).items() if _is_one(tensor)}
     powers: set[str] = set()
     sums: set[str] = set()
     small: dict[str, frozenset[int]] = {}
     found: dict[int, str] = {}
     for index, node in enumerate(graph.node):
-        if node.op_type == "Constant" and any(a.name == "value" and _is_one(a.t) for a in node.attribute):
-            ones.add(node.output[0])
         read = set(node.input)
         if node.op_type == "Exp":
             powers.add(node.output[0])
@@ -74,3 +74,38 @@ def _dropped_roundings(graph: onnx.GraphProto, types: Types) -> dict[int, str]:
             pair = (narrowed[node.input[0]], index)
             found.update(dict.fromkeys(pair, "rounds to 16 bits, which the engine leaves out"))
     return found
+
+
+def scale_shows(graph: onnx.GraphProto, quantizer: onnx.NodeProto) -> bool:
+    """Whether the scale of that DynamicQuantizeLinear has an effect if all data is zero: 1, as ONNX Runtime, or 0.
+
+    It has none if it is multiplied with nothing but what is made of the integers, which are zeros then.
+    """
+    if len(quantizer.output) < 2 or not quantizer.output[1]:
+        return False
+    constants = {tensor.name for tensor in graph.initializer}
+    constants.update(node.output[0] for node in graph.node if node.op_type == "Constant")
+    zeros = _made_of_integers(graph, quantizer)
+    scales, others = {quantizer.output[1]}, {each.name for each in graph.output}
+    for node in graph.node:
+        found = scales.intersection(node.input)
+        others.update(captures(node))
+        if not found or (node.op_type == "Mul" and zeros.intersection(node.input)):
+            continue
+        if node.op_type == "Mul" and constants.intersection(node.input):
+            scales.add(node.output[0])
+        elif node.op_type != "DequantizeLinear" or node.input[0] != quantizer.output[0]:
+            return True
+    return not scales.isdisjoint(others)
+
+
+def _made_of_integers(graph: onnx.GraphProto, quantizer: onnx.NodeProto) -> set[str]:
+    """The names of products of the integers with weights, and of these as floats."""
+    integers, zero_points = quantizer.output[0], (*quantizer.output[2:], "")
+    made: set[str] = set()
+    for node in graph.node:
+        read = [*node.input, "", "", ""]
+        product = node.op_type in _PRODUCTS and read[0] == integers and read[2] in zero_points
+        if product or (node.op_type == "Cast" and read[0] in made):
+            made.update(node.output)
+    return made

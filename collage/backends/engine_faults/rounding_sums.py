@@ -1,4 +1,4 @@
-"""ONNX nodes that add a large constant and take it away again, which rounds what is between (``graph.rounding_sums``).
+"""ONNX nodes that add a large constant and take it away again, which rounds what is between (``graph.decisions``).
 
 An engine that adds the constants first makes of the sum what it was before.
 """
@@ -14,9 +14,10 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import small_array
 from collage.frontend.rewrite.bounds import MOVES
-from collage.graph.rounding_sums import MOST_ELEMENTS, leaves_little
+from collage.graph.decisions import MOST_ELEMENTS, leaves_little
 
 _REASON = "is part of a sum that rounds: a large constant is added and taken away again"
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -40,12 +41,10 @@ def rounding_sums(graph: onnx.GraphProto) -> Mapping[int, str]:
 
     Between the sums there may be products with constants, casts between floats, and operators that move data.
     """
-    constants = {each.name: each for each in graph.initializer}
+    constants = constants_of(graph)
     offsets: dict[str, _Offset] = {}
     found: dict[int, str] = {}
     for index, node in enumerate(graph.node):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
         values = [name for name in node.input if name not in constants]
         if len(values) != 1 or not node.output:
             continue
@@ -67,7 +66,7 @@ def rounding_sums(graph: onnx.GraphProto) -> Mapping[int, str]:
 def _step(
     node: onnx.NodeProto, value: str, constants: Mapping[str, TensorProto], before: _Offset
 ) -> tuple[_Doubles, _Doubles] | None:
-    """The constant in the value that the node makes, before and after it adds one; None where it has none."""
+    """The constant in the value that the node makes, before and after it adds one; None if it has none."""
     arrays = [_array(constants[name]) for name in node.input if name in constants]
     if any(array is None for array in arrays) and node.op_type in ("Add", "Sub", "Sum", "Mul", "Div"):
         return None
@@ -90,16 +89,16 @@ def _step(
             return term / known[0], term / known[0]
     if op == "Neg":
         return -term, -term
-    if op == "Identity" or (op == "Cast" and _target(node) in _FLOATS) or (op in MOVES and term.size == 1):
+    if (
+        op == "Identity"
+        or (op == "Cast" and integer(node, "to") in _FLOATS)
+        or (op in MOVES and term.size == 1)
+    ):
         return term, term
     return None
 
 
-def _target(node: onnx.NodeProto) -> int:
-    return next((each.i for each in node.attribute if each.name == "to"), 0)
-
-
 def _array(tensor: TensorProto) -> _Doubles | None:
-    """The constant in float64; None where it holds no floats, is large, or is not at hand."""
+    """The constant in float64; None if it holds no floats, is large, or is not at hand."""
     found = small_array(tensor, MOST_ELEMENTS) if tensor.data_type in _FLOATS else None
     return None if found is None else found.astype(np.float64)

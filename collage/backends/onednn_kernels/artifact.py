@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels import description, handles, operations, plan
-from collage.backends.onednn_kernels.limits import check_plan
 from collage.backends.onednn_kernels.rounding import Rounding
 from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError
@@ -22,6 +21,7 @@ from collage.kernel import frames
 from collage.kernel.frames import frame, unframe
 
 _KIND = "onednn"
+_MOST_FLOATS = 1 << 44
 _MODULES = description, operations, plan, handles
 _TENSORS = Strided, description.Blocked, description.Packed
 _CLASSES: dict[str, Any] = {
@@ -44,7 +44,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class OneDnnArtifact:
-    """``forms`` tells for each constant how it was packed, or None where the plan itself says it.
+    """``forms`` tells for each constant how it was packed, or None if the plan itself says it.
 
     ``version`` and ``isa`` are those of the oneDNN that packed them. ``rounding`` tells what is done to
     the data before.
@@ -90,7 +90,7 @@ def from_artifact(artifact: frames.Artifact) -> OneDnnArtifact:
             tuple(framed.array(i) for i in range(len(framed.arrays))),
             typed(Rounding, _decode(header["rounding"]), _NAMES) if "rounding" in header else None,
         )
-        check_plan(found.plan, [each.nbytes for each in found.weights])
+        _check_plan(found.plan, [each.nbytes for each in found.weights])
         if len(found.forms) != len(found.weights):
             raise MalformedError(f"{len(found.forms)} forms of {len(found.weights)} constants")
         return found
@@ -121,3 +121,62 @@ def _decode(value: Any) -> Any:
         raise MalformedError(f"there is no {shown(head)} in a plan")
     decoded = [_decode(each) for each in rest]
     return tuple(decoded) if head == 0 else _CLASSES[head](*decoded)
+
+
+def _check_plan(found: plan.Plan, sizes: Sequence[int]) -> None:
+    """Raises MalformedError for tensors that there cannot be, and for results that would be written to constants.
+
+    ``sizes`` are those of the constants, in bytes.
+    """
+    for share in (share for step in found.steps for share in step):
+        _check_operation(share.operation)
+        _check_arguments(share, len(sizes))
+
+
+def _check_arguments(share: plan.Share, constants: int) -> None:
+    for each in share.arguments:
+        buffer = each.buffer
+        if isinstance(buffer, plan.Weight):
+            if not 0 <= buffer.index < constants:
+                raise MalformedError(f"constant {buffer.index} of {constants}")
+        elif buffer.index < 0 or buffer.offset < 0:
+            raise MalformedError(f"a buffer {buffer.index} from {buffer.offset} on")
+        if each.number == plan.DST and not isinstance(buffer, plan.Output):
+            raise MalformedError("a result is written to what is read")
+
+
+def _check_operation(operation: operations.Operation) -> None:
+    rank = len(operation.src.dims)
+    tensors: list[description.Description | None] = [
+        getattr(operation, name, None) for name in ("src", "dst", "weights", "bias", "second")
+    ]
+    tensors += [each.operand for each in operation.post_ops if isinstance(each, operations.Binary)]
+    for tensor in tensors:
+        if tensor is not None:
+            _check_tensor(tensor)
+    if isinstance(operation, (operations.Convolution, operations.Pooling)):
+        windows = [operation.strides, operation.dilation]
+        windows += [operation.kernel] if isinstance(operation, operations.Pooling) else []
+        pads = [operation.pad_begin, operation.pad_end]
+        if any(len(each) != rank - 2 for each in (*windows, *pads)) or any(min(each) < 1 for each in windows):
+            raise MalformedError(f"windows of {windows} on {rank} axes")
+        if any(abs(each) > _MOST_FLOATS for numbers in (*windows, *pads) for each in numbers):
+            raise MalformedError("windows larger than any tensor")
+    if isinstance(operation, operations.Softmax) and not 0 <= operation.axis < rank:
+        raise MalformedError(f"axis {operation.axis} of {rank}")
+
+
+def _check_tensor(tensor: description.Description) -> None:
+    if tensor.dtype not in description.ITEM_BYTES:
+        raise MalformedError(f"a tensor of {shown(tensor.dtype)}")
+    size = 1
+    for extent in tensor.dims:
+        size *= extent
+    if not 1 <= len(tensor.dims) <= handles.MAX_DIMS or min(tensor.dims) < 1 or size > _MOST_FLOATS:
+        raise MalformedError(f"a tensor of {tensor.dims}")
+    if isinstance(tensor, description.Blocked) and not 3 <= len(tensor.dims) <= 5:
+        raise MalformedError(f"a tensor of {tensor.dims} in blocks")
+    if isinstance(tensor, Strided):
+        last = sum((extent - 1) * step for extent, step in zip(tensor.dims, tensor.strides, strict=False))
+        if len(tensor.strides) != len(tensor.dims) or min(tensor.strides) < 0 or last > _MOST_FLOATS:
+            raise MalformedError(f"a tensor of {tensor.dims} in steps of {tensor.strides}")

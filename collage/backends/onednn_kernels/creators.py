@@ -1,4 +1,4 @@
-"""Operations handed to the C API: one function for each kind of primitive descriptor."""
+"""Operations handed to the C API."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collage.backends.chains.functions import DnnlAlgorithm
-from collage.backends.onednn_kernels.description import Description
-from collage.backends.onednn_kernels.handles import Handle, engine, extents, memory_desc
+from collage.backends.chains.strided import Strided
+from collage.backends.onednn_kernels.description import Blocked, Packed
+from collage.backends.onednn_kernels.handles import engine, extents, memory_desc
 from collage.backends.onednn_kernels.library import library
 from collage.backends.onednn_kernels.operations import (
     Combination,
@@ -26,106 +27,61 @@ from collage.backends.onednn_kernels.operations import (
 _INFERENCE = 96  # dnnl_prop_kind_t
 _USE_SCALE, _USE_SHIFT = 2, 4  # dnnl_normalization_flags_t
 
+_Call = tuple[str, Sequence[Any]]
+"""The kind of a primitive, and the arguments between the descriptor that is made and the attributes.
+
+Descriptions stand for their memory descriptors.
+"""
+
 
 def create(made: ctypes.c_void_p, operation: Operation, attr: int) -> int:
     """Make the primitive descriptor in ``made``. Returns the C API's status."""
-    return _CREATORS[type(operation)](made, operation, attr)
+    kind, arguments = _CALLS[type(operation)](operation)
+    described = [
+        memory_desc(each) if isinstance(each, (Strided, Blocked, Packed)) else None for each in arguments
+    ]
+    values = (each if desc is None else desc.value for each, desc in zip(arguments, described, strict=True))
+    status: int = getattr(library().c, f"dnnl_{kind}_primitive_desc_create")(
+        ctypes.byref(made), *values, attr
+    )
+    return status
 
 
-_Creator = Callable[[ctypes.c_void_p, Any, int], int]
-
-
-def _descs(*descriptions: Description | None) -> list[Handle | None]:
-    return [None if each is None else memory_desc(each) for each in descriptions]
-
-
-def _values(handles: Sequence[Handle | None]) -> list[int | None]:
-    return [None if each is None else each.value for each in handles]
-
-
-def _convolution(made: ctypes.c_void_p, op: Convolution, attr: int) -> int:
-    descs = _descs(op.src, op.weights, op.bias, op.dst)
-    c = library().c
-    create, algorithm = (
-        (c.dnnl_deconvolution_forward_primitive_desc_create, DnnlAlgorithm.DECONVOLUTION)
+def _convolution(op: Convolution) -> _Call:
+    kind, algorithm = (
+        ("deconvolution_forward", DnnlAlgorithm.DECONVOLUTION)
         if op.transposed
-        else (c.dnnl_convolution_forward_primitive_desc_create, DnnlAlgorithm.CONVOLUTION)
+        else ("convolution_forward", DnnlAlgorithm.CONVOLUTION)
     )
-    gaps = extents([d - 1 for d in op.dilation])
-    pads = extents(op.pad_begin), extents(op.pad_end)
-    status: int = create(
-        *(ctypes.byref(made), engine(), _INFERENCE, algorithm, *_values(descs)),
-        *(extents(op.strides), gaps, *pads, attr),
-    )
-    return status
+    numbers = op.strides, [d - 1 for d in op.dilation], op.pad_begin, op.pad_end
+    tensors = op.src, op.weights, op.bias, op.dst
+    return kind, [engine(), _INFERENCE, algorithm, *tensors, *map(extents, numbers)]
 
 
-def _matmul(made: ctypes.c_void_p, op: MatMul, attr: int) -> int:
-    descs = _descs(op.src, op.weights, op.bias, op.dst)
-    status: int = library().c.dnnl_matmul_primitive_desc_create(
-        ctypes.byref(made), engine(), *_values(descs), attr
-    )
-    return status
+def _pooling(op: Pooling) -> _Call:
+    numbers = op.strides, op.kernel, [d - 1 for d in op.dilation], op.pad_begin, op.pad_end
+    return "pooling_forward", [*(engine(), _INFERENCE, op.algorithm, op.src, op.dst, *map(extents, numbers))]
 
 
-def _reorder(made: ctypes.c_void_p, op: Reorder | Rescale, attr: int) -> int:
-    src, dst = memory_desc(op.src), memory_desc(op.dst)
-    status: int = library().c.dnnl_reorder_primitive_desc_create(
-        ctypes.byref(made), src.value, engine(), dst.value, engine(), attr
-    )
-    return status
+def _layer_norm(op: LayerNorm) -> _Call:
+    flags = _USE_SCALE | _USE_SHIFT
+    return "layer_normalization_forward", [*(engine(), _INFERENCE, op.src, op.dst, None, op.epsilon, flags)]
 
 
-def _pooling(made: ctypes.c_void_p, op: Pooling, attr: int) -> int:
-    descs = _descs(op.src, op.dst)
-    gaps = extents([d - 1 for d in op.dilation])
-    status: int = library().c.dnnl_pooling_forward_primitive_desc_create(
-        *(ctypes.byref(made), engine(), _INFERENCE, op.algorithm, *_values(descs), extents(op.strides)),
-        *(extents(op.kernel), gaps, extents(op.pad_begin), extents(op.pad_end), attr),
-    )
-    return status
+def _reorder(op: Reorder | Rescale) -> _Call:
+    return "reorder", [op.src, engine(), op.dst, engine()]
 
 
-def _function(made: ctypes.c_void_p, op: Function, attr: int) -> int:
-    descs = _descs(op.src, op.dst)
-    status: int = library().c.dnnl_eltwise_forward_primitive_desc_create(
-        *(ctypes.byref(made), engine(), _INFERENCE, op.algorithm, *_values(descs), op.alpha, op.beta, attr)
-    )
-    return status
-
-
-def _combination(made: ctypes.c_void_p, op: Combination, attr: int) -> int:
-    descs = _descs(op.src, op.second, op.dst)
-    status: int = library().c.dnnl_binary_primitive_desc_create(
-        ctypes.byref(made), engine(), op.algorithm, *_values(descs), attr
-    )
-    return status
-
-
-def _softmax(made: ctypes.c_void_p, op: Softmax, attr: int) -> int:
-    descs = _descs(op.src, op.dst)
-    status: int = library().c.dnnl_softmax_forward_primitive_desc_create(
-        *(ctypes.byref(made), engine(), _INFERENCE, op.algorithm, *_values(descs), op.axis, attr)
-    )
-    return status
-
-
-def _layer_norm(made: ctypes.c_void_p, op: LayerNorm, attr: int) -> int:
-    descs = _descs(op.src, op.dst)
-    status: int = library().c.dnnl_layer_normalization_forward_primitive_desc_create(
-        *(ctypes.byref(made), engine(), _INFERENCE, *_values(descs), None, op.epsilon),
-        *(_USE_SCALE | _USE_SHIFT, attr),
-    )
-    return status
-
-
-_CREATORS: dict[type, _Creator] = {
+_CALLS: dict[type, Callable[[Any], _Call]] = {
     Convolution: _convolution,
-    MatMul: _matmul,
+    MatMul: lambda op: ("matmul", [engine(), op.src, op.weights, op.bias, op.dst]),
     Pooling: _pooling,
-    Function: _function,
-    Combination: _combination,
-    Softmax: _softmax,
+    Function: lambda op: (
+        "eltwise_forward",
+        [engine(), _INFERENCE, op.algorithm, op.src, op.dst, op.alpha, op.beta],
+    ),
+    Combination: lambda op: ("binary", [engine(), op.algorithm, op.src, op.second, op.dst]),
+    Softmax: lambda op: ("softmax_forward", [engine(), _INFERENCE, op.algorithm, op.src, op.dst, op.axis]),
     LayerNorm: _layer_norm,
     Reorder: _reorder,
     Rescale: _reorder,

@@ -93,7 +93,7 @@ def view(
 ) -> tuple[Strided | Blocked, int]:
     """Like ``part``, but elements that do not lie together are taken with the strides of the whole.
 
-    Raises ValueError where only whole blocks lie together.
+    Raises ValueError if only whole blocks lie together.
     """
     try:
         return part(dims, layout, axis, start, stop)

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain, Combine, EpilogueOp
+from collage.backends.chains.chain import Combine, EpilogueOp
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import DnnlAlgorithm
-from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
+from collage.backends.chains.int8_weights import quantised
 from collage.backends.chains.window import row_axis
-from collage.backends.onednn_kernels import conv_plan, description
+from collage.backends.onednn_kernels import conv_plan, description, stored_plan
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
+from collage.backends.onednn_kernels.narrow import typed
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
-from collage.backends.onednn_kernels.retype import typed
 from collage.backends.onednn_kernels.rounding import Rounding, too_padded
 from collage.graph.storage import (
     BF16,
@@ -43,7 +43,6 @@ from collage.kernel.options import Variant
 from collage.kernel.target import reduced_precisions
 from collage.native.kernel_library import rounding_problem
 
-_FEW_CHANNELS = 4
 _SOURCES = CHANNELS_LAST, BLOCKED
 
 
@@ -71,25 +70,19 @@ def variants(task: Any, threads: int) -> list[Variant]:
 def problem_of(task: ConvTask) -> str:
     """Why the convolution has no kernel in 8 bits, or ""."""
     chain, conv = task.chain, task.conv
-    if problem := rounding_problem():
+    if problem := rounding_problem() or stored_plan.problem_of(task):
         return problem
-    if chain.viewed or chain.graph.is_constant(chain.root.inputs[0]):
-        return "the result is reshaped, or the data is a constant"
-    if conv.transposed or conv.src[1] <= _FEW_CHANNELS or min(conv.pad_begin) < 0:
-        return "it is transposed, has few channels or begins inside its data"
     if math.prod(conv.weights.shape[2:]) == conv.groups == max(conv.strides) == 1 and not any(conv.pad_begin):
         return "there are kernels of our own for single pixels, with a range for each of them"
     if too_padded(conv.src[2:], _item(conv, conv.weights).src[2:]):
         return "most of what it reads is padding"
-    if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
-        return f"sums of more than {INT8_DEPTH} products may overflow"
     if any(_has_items(each, conv) and chain.constant(each.operand) is not None for each in _operands(task)):
         return "a constant has a part for each item"
     return ""
 
 
 def artifact_of(task: ConvTask, variant: Variant, threads: int) -> OneDnnArtifact:
-    """The kernel of a variant. Raises UnsupportedError where there is none, and UnimplementedError as ``pack`` does."""
+    """The kernel of a variant. Raises UnsupportedError if there is none, and UnimplementedError as ``pack`` does."""
     if problem := problem_of(task):
         raise UnsupportedError(problem)
     chain, conv = task.chain, scaled(task.conv, task.folded.scale, task.folded.bias)
@@ -182,10 +175,11 @@ def _draft(task: ConvTask, item: Conv, variant: Variant, threads: int) -> Draft:
         Combine(DnnlAlgorithm.ADD, terms, channels),
     ]
     epilogue += (_of_item(each, before) for each in task.folded.epilogue)
-    inner = Chain(
-        *(chain.graph, chain.operators, (*chain.inputs, data, factors, terms)),
-        *(replace(chain.root, inputs=(data, *chain.root.inputs[1:])), chain.base, tuple(epilogue)),
-        *(chain.output, chain.own),
+    inner = replace(
+        chain,
+        inputs=(*chain.inputs, data, factors, terms),
+        root=replace(chain.root, inputs=(data, *chain.root.inputs[1:])),
+        epilogue=tuple(epilogue),
     )
     stored = Variant(
         (*map(widened, variant.inputs), CHANNELS_LAST, PLAIN, PLAIN),

@@ -89,7 +89,7 @@ class OneDnnKernel(NativeKernel):
 
 
 def _check_size(desc: PrimitiveDesc, number: int | PostOpOperand, array: Array, offset: int) -> None:
-    """Raises ValueError where the primitive would go beyond the array."""
+    """Raises ValueError if the primitive would go beyond the array."""
     needed = desc.nbytes(number)
     if not needed:
         raise MalformedError(f"the primitive has no argument {number}")

@@ -164,14 +164,10 @@ def _declare(c: ctypes.CDLL) -> None:
         "layer_normalization_forward_primitive_desc_create": [
             *[pointer, pointer, integer, pointer, pointer, pointer, real, ctypes.c_uint, pointer]
         ],
-        "batch_normalization_forward_primitive_desc_create": [
-            *[pointer, pointer, integer, pointer, pointer, real, ctypes.c_uint, pointer]
-        ],
         "eltwise_forward_primitive_desc_create": [
             *[pointer, pointer, integer, integer, pointer, pointer, real, real, pointer]
         ],
         "binary_primitive_desc_create": [pointer, pointer, integer, *[pointer] * 4],
-        "concat_primitive_desc_create": [pointer, pointer, pointer, integer, integer, pointer, pointer],
         "reorder_primitive_desc_create": [pointer] * 6,
         "memory_desc_destroy": [pointer],
         "memory_destroy": [pointer],

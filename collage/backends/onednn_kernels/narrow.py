@@ -1,24 +1,30 @@
-"""Plans whose values and weights are bfloat16, made of the plans for float32.
+"""Plans whose tensors are bfloat16 or integers of 8 bits, made of the plans for float32.
 
-A narrow variant has the order, the split and the arguments of a float32 one. Only the dtypes of its tensors and the
-offsets in its buffers differ, so that everything about layouts and shares is planned once. Sums, biases and what is
-known for each channel stay float32.
+They have the order, the split and the arguments of a float32 plan. Only the dtypes of tensors and the offsets in
+buffers differ, so that layouts and shares are planned once. Sums, biases and factors of channels stay float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.backends.chains.chain import Chain, Combine
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.onednn_kernels.builder import Draft
-from collage.backends.onednn_kernels.description import ITEM_BYTES
+from collage.backends.onednn_kernels.description import INT8, ITEM_BYTES, UINT8
 from collage.backends.onednn_kernels.operations import Binary, Operation
 from collage.backends.onednn_kernels.plan import WEIGHTS, Argument, Input, Output, Plan, PostOpOperand, Share
 from collage.backends.onednn_kernels.primitive import TENSORS
-from collage.graph.storage import BF16, PLAIN, is_narrow, narrowed, widened
+from collage.graph.formats import Narrow
+from collage.graph.storage import BF16, PLAIN, Storage, is_narrow, narrowed, widened
 from collage.kernel.options import Variant
+
+DTYPES = {"float32": "", "int8": INT8, "uint8": UINT8}
+"""The dtypes of descriptions by those of values."""
+
+STORED_DTYPES = {**DTYPES, "bfloat16": BF16}
+"""Those of stored values, which may be narrower than the values themselves."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +71,33 @@ def wide_variant(variant: Variant) -> Variant:
 
 def narrow(draft: Draft, variant: Variant) -> Draft:
     """The plan of a float32 variant with the dtypes of a narrow one, whose packed weights are bfloat16."""
-    steps = tuple(tuple(_narrow(share, variant) for share in step) for step in draft.plan.steps)
-    return replace(draft, plan=Plan(steps))
+    return _retyped(draft, lambda each: BF16 if _is_narrow(each, variant) else "")
 
 
-def _narrow(share: Share, variant: Variant) -> Share:
-    operation, arguments = share.operation, []
-    for each in share.arguments:
-        if _is_narrow(each, variant):
-            operation = with_dtype(operation, each.number, BF16)
-            buffer = each.buffer
-            if isinstance(buffer, (Input, Output)):
-                buffer = replace(buffer, offset=buffer.offset // FLOAT_BYTES * ITEM_BYTES[BF16])
-            each = replace(each, buffer=buffer)
-        arguments.append(each)
-    return Share(operation, tuple(arguments))
+def typed(draft: Draft, dtypes: Mapping[int | PostOpOperand, str]) -> Draft:
+    """The plan with other dtypes of tensors than float32, by the numbers of their arguments."""
+    return _retyped(draft, lambda each: dtypes.get(each.number, ""))
+
+
+def stored_dtype(storage: Storage) -> str:
+    """The dtype of descriptions of float32 values in a storage."""
+    found = storage.format
+    return STORED_DTYPES[found.dtype] if isinstance(found, Narrow) else ""
+
+
+def _retyped(draft: Draft, dtype_of: Callable[[Argument], str]) -> Draft:
+    def of_share(share: Share) -> Share:
+        operation, arguments = share.operation, []
+        for each in share.arguments:
+            if dtype := dtype_of(each):
+                operation = _with_dtype(operation, each.number, dtype)
+                if isinstance(buffer := each.buffer, (Input, Output)):
+                    offset = buffer.offset // FLOAT_BYTES * ITEM_BYTES[dtype]
+                    each = replace(each, buffer=replace(buffer, offset=offset))
+            arguments.append(each)
+        return Share(operation, tuple(arguments))
+
+    return replace(draft, plan=Plan(tuple(tuple(map(of_share, step)) for step in draft.plan.steps)))
 
 
 def _is_narrow(argument: Argument, variant: Variant) -> bool:
@@ -91,7 +109,7 @@ def _is_narrow(argument: Argument, variant: Variant) -> bool:
     return argument.number == WEIGHTS
 
 
-def with_dtype(operation: Operation, number: int | PostOpOperand, dtype: str) -> Operation:
+def _with_dtype(operation: Operation, number: int | PostOpOperand, dtype: str) -> Operation:
     """The operation with the tensor of one argument in another dtype."""
     if not isinstance(number, PostOpOperand):
         name = TENSORS[number]

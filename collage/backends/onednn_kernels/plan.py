@@ -8,10 +8,9 @@ from typing import TypeAlias
 from collage.backends.onednn_kernels.operations import Operation
 
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCALE, SHIFT = 1, 2, 17, 33, 41, 51, 52
-MEAN, VARIANCE, SCRATCHPAD, MULTIPLE = 49, 50, 80, 1024
+SCRATCHPAD = 80
 SOURCE_SCALE = 4096 | SRC
-"""Numbers of a primitive's arguments (``DNNL_ARG_*``). MULTIPLE + i is a concatenation's i-th source, and SOURCE_SCALE
-the number that the source is multiplied by."""
+"""Numbers of a primitive's arguments (``DNNL_ARG_*``). SOURCE_SCALE is the number that the source is multiplied by."""
 
 
 @dataclass(frozen=True)

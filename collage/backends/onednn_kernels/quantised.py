@@ -23,11 +23,12 @@ from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import ProductChain
-from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
+from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8
 from collage.backends.onednn_kernels.matmul import ProductTask
+from collage.backends.onednn_kernels.narrow import typed
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask
 from collage.backends.onednn_kernels.quantised_values import (
@@ -42,7 +43,6 @@ from collage.backends.onednn_kernels.quantised_values import (
     weights_of,
     weights_path,
 )
-from collage.backends.onednn_kernels.retype import typed
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCKED, CHANNELS_LAST
@@ -104,28 +104,27 @@ def variants(task: QuantisedTask, threads: int) -> list[Variant]:
         whole = wide.product.dst[-2] > 1
         found = [each for each in matmul.variants(wide, threads) if not (whole and each.split == COLUMNS)]
         return found or [Variant(split=WHOLE)]
-    found = (
-        pooling.variants(wide, threads) if isinstance(wide, PoolTask) else elementwise.variants(wide, threads)
-    )
+    found = planner_of(wide).variants(wide, threads)
     return [each for each in found if BLOCKED not in (*each.inputs, *each.outputs)]
 
 
 def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     """The plan of float32 with the dtypes of the task."""
-    wide = task.wide
-    if isinstance(wide, ConvTask):
-        draft = conv_plan.plan(wide, variant, threads)
-    elif isinstance(wide, ProductTask):
-        draft = matmul.plan(wide, variant, threads)
-    elif isinstance(wide, PoolTask):
-        draft = pooling.plan(wide, variant, threads)
-    else:
-        draft = elementwise.plan(wide, variant, threads)
+    draft = planner_of(task.wide).plan(task.wide, variant, threads)
     return typed(draft, dict(task.dtypes))
 
 
+def planner_of(task: Any) -> Any:
+    """The module with the ``variants`` and the ``plan`` of a float32 task."""
+    if isinstance(task, Chain):
+        return concat if task.root.op == "concat" else elementwise
+    if isinstance(task, ProductTask):
+        return matmul
+    return pooling if isinstance(task, PoolTask) else conv_plan
+
+
 def _refuse_overflow(numbers: npt.NDArray[Any]) -> None:
-    """Raise UnsupportedError where the sum of a row's products with 8-bit numbers may be too large for 32 bits."""
+    """Raise UnsupportedError if the sum of a row's products with 8-bit numbers may be too large for 32 bits."""
     most = 255 * int(np.abs(numbers.astype(np.int64)).sum(1).max(initial=0))
     if most >= 2**31:
         raise UnsupportedError(f"sums of products may be {most:.1e}, more than 32 bits hold")
@@ -143,12 +142,8 @@ def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
         seen = _seen_sums(conv, taps)
     inner, after = _inside(subgraph, root)
     chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, seen[None])
-    dtypes: list[tuple[int | PostOpOperand, str]] = [
-        (SRC, DTYPES[data.dtype]),
-        (WEIGHTS, INT8),
-        *_result(after),
-    ]
-    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, shift, chain.epilogue)), tuple(dtypes))
+    wide = ConvTask(chain, conv, Folded(None, shift, chain.epilogue))
+    return QuantisedTask(chain, wide, ((SRC, DTYPES[data.dtype]), (WEIGHTS, INT8), *_result(after)))
 
 
 def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
@@ -158,17 +153,21 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
     sums = weights.numbers.sum(0).reshape(*[1] * (len(inner.shape) - 1), -1)
     chain, shift = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
     known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}
-    chain = ProductChain(
-        *(replace(chain.graph, constants=known), chain.operators, chain.inputs, chain.root, chain.base),
-        *(chain.epilogue, chain.output, chain.own),
+    graph = replace(chain.graph, constants=known)
+    product = ProductChain(
+        *(
+            graph,
+            chain.operators,
+            chain.inputs,
+            chain.root,
+            chain.base,
+            chain.epilogue,
+            chain.output,
+            chain.own,
+        )
     )
-    dtypes: list[tuple[int | PostOpOperand, str]] = [
-        (SRC, DTYPES[data.dtype]),
-        (WEIGHTS, INT8),
-        *_result(after),
-    ]
-    product = WholeProduct(chain, read_product(chain.graph, chain.root), shift)
-    return QuantisedTask(chain, product, tuple(dtypes))
+    wide = WholeProduct(product, read_product(graph, product.root), shift)
+    return QuantisedTask(product, wide, ((SRC, DTYPES[data.dtype]), (WEIGHTS, INT8), *_result(after)))
 
 
 @dataclass(frozen=True)
@@ -220,15 +219,20 @@ def _weighted_chain(
     shift = (-data.zero * sums).astype(np.float64)
     per_channel = shift.size == len(scale)
     if shift.any() and not per_channel:
-        epilogue.append(_constant_step(DnnlAlgorithm.ADD, shift, own))
-    epilogue.append(_constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, shift, own))
+    epilogue.append(constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
     if folded.bias is not None and folded.bias.any():
-        epilogue.append(_constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
-    chain = Chain(
-        *(inner.graph, inner.operators, subgraph.inputs, node, root.outputs[0], tuple(epilogue)),
-        *(subgraph.outputs[0], tuple(own)),
+    chain = replace(
+        inner,
+        inputs=subgraph.inputs,
+        root=node,
+        base=root.outputs[0],
+        epilogue=tuple(epilogue),
+        output=subgraph.outputs[0],
+        own=tuple(own),
     )
     return chain, shift.reshape(-1).astype(np.float32) if shift.any() and per_channel else None
 
@@ -248,28 +252,24 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     shift = left.scale * left.zero + right.scale * right.zero
     ratio = np.array([left.scale / right.scale])
     epilogue: list[EpilogueOp] = [
-        _constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
+        constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
         Combine(DnnlAlgorithm.ADD, right.value, shape),
         Eltwise(DnnlAlgorithm.LINEAR, right.scale, -shift),
         *inner.epilogue,
         *_ending(after),
     ]
     node = replace(root, inputs=(left.value, right.value))
-    chain = Chain(
-        *(
-            inner.graph,
-            inner.operators,
-            subgraph.inputs,
-            node,
-            left.value,
-            tuple(epilogue),
-            subgraph.outputs[0],
-        ),
-        tuple(own),
+    chain = replace(
+        inner,
+        inputs=subgraph.inputs,
+        root=node,
+        base=left.value,
+        epilogue=tuple(epilogue),
+        output=subgraph.outputs[0],
+        own=tuple(own),
     )
-    dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, DTYPES[left.dtype]), *_result(after)]
-    dtypes.append((PostOpOperand(0), DTYPES[right.dtype]))
-    return QuantisedTask(chain, chain, tuple(dtypes))
+    operands = (SRC, DTYPES[left.dtype]), (PostOpOperand(0), DTYPES[right.dtype])
+    return QuantisedTask(chain, chain, (*operands, *_result(after)))
 
 
 def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
@@ -278,8 +278,8 @@ def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
     inner, after = _inside(subgraph, root)
     if inner.epilogue or after is None or replace(after, value=data.value) != data:
         raise UnsupportedError("the maximum is not quantised in the same steps as the data")
-    about = subgraph.inputs, replace(root, inputs=(data.value,)), root.outputs[0], (), subgraph.outputs[0]
-    chain = Chain(inner.graph, inner.operators, *about)
+    node = replace(root, inputs=(data.value,))
+    chain = replace(inner, inputs=subgraph.inputs, root=node, epilogue=(), output=subgraph.outputs[0], own=())
     dtype = DTYPES[data.dtype]
     return QuantisedTask(chain, PoolTask(chain, read_pool(inner.graph, root)), ((SRC, dtype), (DST, dtype)))
 
@@ -315,10 +315,10 @@ def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
     return chain, steps_at(model.graph, after[0], after[0].outputs[0])
 
 
-def _constant_step(algorithm: DnnlAlgorithm, numbers: npt.NDArray[np.float64], own: list[Floats]) -> Combine:
+def constant_step(algorithm: DnnlAlgorithm, numbers: npt.ArrayLike, own: list[Floats]) -> Combine:
     """A function with a constant operand of the chain's own, which is added to ``own``."""
-    own.append(numbers.astype(np.float32))
-    return Combine(algorithm, -len(own), numbers.shape)
+    own.append(np.asarray(numbers, np.float32))
+    return Combine(algorithm, -len(own), own[-1].shape)
 
 
 def _ending(after: Steps | None) -> Sequence[EpilogueOp]:

@@ -62,7 +62,7 @@ def _dequantized(arguments: Sequence[Any], node: Node) -> Array:
 
 
 def steps_of(subgraph: Subgraph, value: int) -> Steps:
-    """The integers that a value inside the subgraph is made of. Raises UnsupportedError where it is made otherwise."""
+    """The integers that a value inside the subgraph is made of. Raises UnsupportedError if it is made otherwise."""
     graph = subgraph.model.graph
     producer = graph.values[value].producer
     if producer is None or producer not in subgraph.members or graph.nodes[producer].op != DEQUANTIZE:
@@ -110,7 +110,7 @@ def weights_path(graph: Graph, root: Node) -> tuple[Node, ...]:
 
 
 def weights_of(subgraph: Subgraph, root: Node, axis: int) -> QuantisedWeights:
-    """The weights of a root. Raises UnsupportedError where their ``axis`` has not one factor for each channel."""
+    """The weights of a root. Raises UnsupportedError if their ``axis`` has not one factor for each channel."""
     graph = subgraph.model.graph
     path = weights_path(graph, root)
     if not path or any(node.id not in subgraph.members for node in path):

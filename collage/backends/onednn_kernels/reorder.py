@@ -8,8 +8,7 @@ from collage.backends.chains.strided import Strided, cut
 from collage.backends.onednn_kernels.artifact import to_bytes
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.description import Blocked, laid_out, outermost, view
-from collage.backends.onednn_kernels.load import load
-from collage.backends.onednn_kernels.narrow import narrow
+from collage.backends.onednn_kernels.narrow import DTYPES, narrow, stored_dtype, typed
 from collage.backends.onednn_kernels.operations import Reorder, Rescale
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import (
@@ -23,9 +22,8 @@ from collage.backends.onednn_kernels.plan import (
     Share,
     Weight,
 )
-from collage.backends.onednn_kernels.retype import DTYPES, STORED_DTYPES, typed
+from collage.backends.onednn_kernels.rounded_kernel import load
 from collage.graph.dataflow import TensorType
-from collage.graph.formats import Narrow
 from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, steps_of, stored_type, widened
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
@@ -57,7 +55,7 @@ def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads
             shares.append(Share(Rescale(src, dst), (*arguments, Argument(SOURCE_SCALE, Weight(0)))))
     draft = Draft(Plan((tuple(shares),)), () if scale is None else (np.full(1, scale, np.float32),))
     if scale is not None:
-        draft = typed(draft, {SRC: _dtype(source), DST: _dtype(target)})
+        draft = typed(draft, {SRC: stored_dtype(source), DST: stored_dtype(target)})
     elif dtype := DTYPES[kind.dtype]:
         draft = typed(draft, {SRC: dtype, DST: dtype})
     else:
@@ -66,16 +64,11 @@ def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads
 
 
 def _scale(source: Storage, target: Storage) -> float | None:
-    """What numbers are multiplied by on their way to or from steps of 8 bits; None where there are no such steps."""
+    """What numbers are multiplied by on their way to or from steps of 8 bits; None if there are no such steps."""
     before, after = steps_of(source), steps_of(target)
     if before is None and after is None:
         return None
     return (1.0 if before is None else before.scale) * (1.0 if after is None else 1 / after.scale)
-
-
-def _dtype(storage: Storage) -> str:
-    found = storage.format
-    return STORED_DTYPES[found.dtype] if isinstance(found, Narrow) else ""
 
 
 def _parts(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, read_chain, read_functions
-from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
+from collage.backends.chains.conv import conv_problem
 from collage.backends.chains.eltwise_table import FUNCTIONS
 from collage.backends.chains.pool import POOLS, pool_problem
 from collage.backends.chains.product import matmul_problem
@@ -24,6 +24,7 @@ from collage.backends.onednn_kernels import (
 )
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends, narrow_variants
+from collage.graph.arithmetic import CONVOLUTIONS
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant

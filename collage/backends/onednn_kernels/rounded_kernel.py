@@ -1,4 +1,4 @@
-"""Kernels that round float data to 8 bits, item by item, and run oneDNN's primitives on what comes out."""
+"""Loading artifacts: primitives alone, or on data that is rounded to 8 bits before, item by item."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.chains.strided import cut
-from collage.backends.onednn_kernels.artifact import OneDnnArtifact
+from collage.backends.onednn_kernels.artifact import OneDnnArtifact, from_artifact
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.backends.onednn_kernels.rounding import Rounding, check_rounding
 from collage.core.typed import MalformedError
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
+from collage.kernel import frames
 from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_sequence
 from collage.native.kernel_library import kernel_function, rounding_problem
@@ -111,6 +112,17 @@ class _Rounded:
         """A share of one of the two functions."""
         shape, buffers = ctypes.addressof(self.shape), ctypes.addressof(self.buffers)
         return Task(function, shape, buffers, share, keep=(self.shape, self.buffers, self.keep))
+
+
+def load(artifact: frames.Artifact, threads: int | None = None) -> NativeKernel:
+    """The kernel of an artifact, with weights of its own where these are not mapped, on so many threads.
+
+    Raises ModuleFileError when this machine's oneDNN would pack the weights otherwise.
+    """
+    found = from_artifact(artifact)
+    if found.rounding is not None:
+        return RoundedKernel(found, found.rounding, threads)
+    return OneDnnKernel(found, threads)
 
 
 def _check_items(what: str, arrays: Sequence[Array], which: Sequence[int], items: int) -> None:

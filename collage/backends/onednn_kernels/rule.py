@@ -1,13 +1,18 @@
-"""Which subgraphs oneDNN is offered: an operator, and every run of functions after it that it can absorb."""
+"""Which subgraphs oneDNN is offered: an operator, and every run of functions after it that it can absorb.
+
+Operators on quantised values have a rule of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
+from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, MAX_POOLS
+from collage.backends.onednn_kernels.quantised_values import DEQUANTIZE, QUANTIZE, weights_path
 from collage.backends.onednn_kernels.roots import root_problem, task_of
 from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
@@ -57,3 +62,80 @@ def _absorbed(graph: Graph, node: Node) -> str:
         return ""
     before = graph.nodes[producer]
     return f"part of {before.op}" if before.op in COMPUTE_BOUND and not root_problem(graph, before) else ""
+
+
+_SATURATE = (
+    "this processor has no dot products of 8 bits, and adds pairs of products in 16, where they saturate"
+)
+
+
+@dataclass(frozen=True)
+class QuantisedRule:
+    """Finds operators on what is dequantized, with the functions that follow, up to where the result is quantized.
+
+    Without ``exact_sums`` (see ``has_exact_int8_sums``) convolutions and products are refused.
+    """
+
+    max_nodes: int = 12
+    exact_sums: bool = True
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The longest chain of each operator, and for convolutions also all shorter ones, which give float32."""
+        graph = context.graph
+        for seed in graph.nodes:
+            if seed.op not in (*CONVOLUTIONS, *MAX_POOLS, "matmul", "add"):
+                continue
+            weights = {node.outputs[0]: node.id for node in weights_path(graph, seed)}
+            before = {_dequantized(graph, value) for value in seed.inputs if value not in weights}
+            if None in before or any(len(graph.users[value]) > 1 for value in weights):
+                continue
+            nodes, last = {seed.id, *weights.values(), *(node for node in before if node is not None)}, seed
+            while len(nodes) <= self.max_nodes:
+                found = tuple(sorted(nodes))
+                name = f"{type(self).__name__}: {text_of(context, found)}"
+                try:
+                    if not self.exact_sums and seed.op in (*CONVOLUTIONS, "matmul"):
+                        raise UnsupportedError(_SATURATE)
+                    task_of(Subgraph(context.model, found))
+                    yield Found(found, name)
+                except UnsupportedError as error:
+                    if last.op == QUANTIZE:
+                        yield Found(found, name, str(error))
+                after = _only_user(graph, last)
+                if after is None or last.op == QUANTIZE:
+                    break
+                last = graph.nodes[after]
+                nodes |= {after, *_constant_sources(graph, last, nodes)}
+
+
+def _dequantized(graph: Graph, value: int) -> int | None:
+    """The node that dequantizes a value, if nobody else reads what it makes."""
+    producer = graph.values[value].producer
+    if producer is None or graph.nodes[producer].op != DEQUANTIZE or value in graph.output_set:
+        return None
+    return producer if len(graph.users[value]) == 1 else None
+
+
+def _constant_sources(graph: Graph, node: Node, before: Collection[int]) -> set[int]:
+    """The nodes that make constant operands of a node: those that dequantize and reshape a bias of 32 bits."""
+    found: set[int] = set()
+    left = [value for value in node.inputs if graph.values[value].producer not in before]
+    while left:
+        value = left.pop()
+        producer = graph.values[value].producer
+        if producer is None:
+            if not graph.is_constant(value):
+                return set()
+        elif len(graph.users[value]) > 1:
+            return set()
+        else:
+            found.add(producer)
+            left += graph.nodes[producer].inputs
+    return found
+
+
+def _only_user(graph: Graph, node: Node) -> int | None:
+    """The one node that reads what a node makes."""
+    (value, *more) = node.outputs
+    users = {*graph.users[value]}
+    return users.pop() if len(users) == 1 and not more and value not in graph.output_set else None

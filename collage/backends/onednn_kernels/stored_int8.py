@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Chain
 from collage.backends.chains.product import COLUMNS, WHOLE
-from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
+from collage.backends.onednn_kernels import matmul
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.matmul import ProductTask
-from collage.backends.onednn_kernels.pooling import PoolTask
+from collage.backends.onednn_kernels.quantised import planner_of
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.backends.onednn_kernels.stored_plan import (
     data_of,
@@ -78,14 +79,9 @@ def _wide(task: Any, threads: int) -> list[Variant]:
         kept = [each for each in splits if not (rows and each == COLUMNS)] or [WHOLE]
         return [Variant((PLAIN,) * len(chain.inputs), (PLAIN,), split) for split in kept]
     ends = [chain.inputs.index(value) for value in data_of(task)]
-    if isinstance(task, ConvTask):
-        found = conv_plan.variants(task, threads)
-    elif isinstance(task, PoolTask):
-        found = pooling.variants(task, threads)
-    elif only_moves(task):
-        found = concat.variants(task, threads)
-    else:
-        found = elementwise.variants(multiplied(chain, 1.0), threads)
+    if isinstance(task, Chain) and not only_moves(task):
+        task = multiplied(task, 1.0)
+    found = planner_of(task).variants(task, threads)
     return [each for each in found if {*each.outputs, *(each.inputs[at] for at in ends)} == {CHANNELS_LAST}]
 
 

@@ -22,19 +22,17 @@ from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.chains.transposes import ProductChain
-from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8
 from collage.backends.onednn_kernels.matmul import ProductTask
-from collage.backends.onednn_kernels.narrow import wide_variant
+from collage.backends.onednn_kernels.narrow import stored_dtype, typed, wide_variant
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask
-from collage.backends.onednn_kernels.quantised import WholeProduct
-from collage.backends.onednn_kernels.retype import STORED_DTYPES, typed
+from collage.backends.onednn_kernels.quantised import WholeProduct, constant_step, planner_of
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.backends.onednn_kernels.units import in_units
-from collage.graph.formats import Narrow, has_channels
+from collage.graph.formats import has_channels
 from collage.graph.storage import Storage, steps_of
 from collage.kernel.options import Variant
 from collage.native.kernel_library import rounding_problem
@@ -44,29 +42,23 @@ Dtypes = dict["int | PostOpOperand", str]
 
 
 def plan(task: Any, variant: Variant, threads: int) -> Draft:
-    """The plan of a variant. Raises UnsupportedError where there is none."""
+    """The plan of a variant. Raises UnsupportedError if there is none."""
     if problem := rounding_problem() or problem_of(task):
         raise UnsupportedError(problem)
     chain = chain_of(task)
     storages = dict(zip(chain.inputs, variant.inputs, strict=True))
     (target,) = variant.outputs
-    wide = wide_variant(variant)
     if isinstance(task, ConvTask):
-        inner, dtypes = _convolution(task, storages, target)
-        draft = conv_plan.plan(inner, wide, threads)
+        task, dtypes = _convolution(task, storages, target)
     elif isinstance(task, ProductTask):
-        product, dtypes = _product(task, storages, target)
-        draft = matmul.plan(product, wide, threads)
+        task, dtypes = _product(task, storages, target)
     elif only_moves(task):
         if {*storages.values()} != {target}:
             raise UnsupportedError("maxima and concatenations keep the steps of their data")
-        plans: Any = pooling if isinstance(task, PoolTask) else concat
-        draft = plans.plan(task, wide, threads)
-        dtypes = {SRC: _dtype(target), DST: _dtype(target)}
+        dtypes = {SRC: stored_dtype(target), DST: stored_dtype(target)}
     else:
-        summed, dtypes = _sum(chain, storages, target)
-        draft = elementwise.plan(summed, wide, threads)
-    return typed(draft, dtypes)
+        task, dtypes = _sum(chain, storages, target)
+    return typed(planner_of(task).plan(task, wide_variant(variant), threads), dtypes)
 
 
 def problem_of(task: Any) -> str:
@@ -129,7 +121,7 @@ def data_of(task: Any) -> tuple[int, ...]:
 def multiplied(chain: Chain, ratio: float) -> Chain:
     """The chain with a factor before all other functions."""
     own = [*chain.own]
-    first = _channels(DnnlAlgorithm.MULTIPLY, [ratio], (1,) * len(chain.shape), own)
+    first = constant_step(DnnlAlgorithm.MULTIPLY, np.full((1,) * len(chain.shape), ratio), own)
     return replace(chain, epilogue=(first, *chain.epilogue), own=tuple(own))
 
 
@@ -181,11 +173,12 @@ def _weighted(
     (data,) = data_of(task)
     unit, after = in_units(task.folded.epilogue, scales_of(storages), scale_of(target))
     own = [*chain.own]
-    epilogue = [_channels(DnnlAlgorithm.MULTIPLY, factors * (scale_of(storages[data]) / unit), shape, own)]
+    factors = factors * (scale_of(storages[data]) / unit)
+    epilogue: list[EpilogueOp] = [constant_step(DnnlAlgorithm.MULTIPLY, factors.reshape(shape), own)]
     if bias is not None and bias.any():
-        epilogue.append(_channels(DnnlAlgorithm.ADD, bias / unit, shape, own))
+        epilogue.append(constant_step(DnnlAlgorithm.ADD, (bias / unit).reshape(shape), own))
     whole = (*epilogue, *after)
-    dtypes: Dtypes = {SRC: _dtype(storages[data]), WEIGHTS: INT8, DST: _dtype(target)}
+    dtypes: Dtypes = {SRC: stored_dtype(storages[data]), WEIGHTS: INT8, DST: stored_dtype(target)}
     dtypes.update(_operands(whole, storages, 0))
     return replace(chain, epilogue=whole, own=tuple(own)), dtypes
 
@@ -201,7 +194,7 @@ def _sum(chain: Chain, storages: Mapping[int, Storage], target: Storage) -> tupl
     unit, after = in_units((first, *rest), scales_of(storages), scale_of(target))
     assert unit == right
     made = multiplied(replace(chain, epilogue=after), left / right)
-    dtypes: Dtypes = {SRC: _dtype(storages[chain.base]), DST: _dtype(target)}
+    dtypes: Dtypes = {SRC: stored_dtype(storages[chain.base]), DST: stored_dtype(target)}
     dtypes.update(_operands(made.epilogue, storages, 1))
     return made, dtypes
 
@@ -209,20 +202,7 @@ def _sum(chain: Chain, storages: Mapping[int, Storage], target: Storage) -> tupl
 def _operands(epilogue: tuple[EpilogueOp, ...], storages: Mapping[int, Storage], before: int) -> Dtypes:
     """The dtypes of operands; ``before`` of the functions are no post-ops, but the primitive itself."""
     return {
-        PostOpOperand(place - before): _dtype(storages[step.operand])
+        PostOpOperand(place - before): stored_dtype(storages[step.operand])
         for place, step in enumerate(epilogue)
         if place >= before and isinstance(step, Combine) and step.operand in storages
     }
-
-
-def _channels(
-    algorithm: DnnlAlgorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]
-) -> EpilogueOp:
-    """A function with a constant of the chain's own, which is added to ``own``."""
-    own.append(np.asarray(numbers, np.float32).reshape(shape))
-    return Combine(algorithm, -len(own), shape)
-
-
-def _dtype(storage: Storage) -> str:
-    found = storage.format
-    return STORED_DTYPES[found.dtype] if isinstance(found, Narrow) else ""

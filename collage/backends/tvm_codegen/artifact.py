@@ -16,7 +16,7 @@ import numpy.typing as npt
 from collage.backends.tvm_codegen.image import PAGE, Image
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
-from collage.graph.read_type import read_type
+from collage.graph.value_type import read_type
 from collage.kernel import frames
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.kernel.frames import frame, unframe

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from collage.graph.dataflow import Array, Graph, Node
-from collage.graph.rounding_sums import rounds_by_sum
+from collage.graph.decisions import rounds_by_sum
 
 __all__ = ["refusal"]
 

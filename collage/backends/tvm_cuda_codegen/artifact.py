@@ -11,7 +11,7 @@ import numpy as np
 from collage.backends.tvm_codegen.artifact import Array, BufferSlot, TensorSpec
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
-from collage.graph.read_type import read_type
+from collage.graph.value_type import read_type
 from collage.kernel import frames
 from collage.kernel.frames import frame, unframe
 

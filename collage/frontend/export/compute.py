@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from collage.frontend.export.emit import DATA_LAYOUTS, ExportedCall, Maker, OnnxAttr
-from collage.graph.dataflow import np_dtype
 
 
 def _matmul(c: ExportedCall) -> str:
     """The product is accumulated in the output's dtype, so the inputs are cast to it."""
     return c.op("MatMul", *(c.cast(x, t.dtype, c.out.dtype) for x, t in zip(c.x, c.types, strict=True)))
-
-
-def _einsum(c: ExportedCall) -> str:
-    return c.op("Einsum", *c.x, equation=c.text("subscripts"))
 
 
 def _pads(c: ExportedCall, rank: int) -> tuple[int, ...]:
@@ -49,20 +41,6 @@ def _conv_transpose(c: ExportedCall) -> str:
     return c.op("ConvTranspose", *c.x, output_padding=c.integers("output_padding"), **attrs)
 
 
-def _attention(c: ExportedCall) -> str:
-    """Tensors are (batch, sequence, heads, size). The optional bias is added to the scores before the softmax."""
-    c.need(c.attr("causal_mask") is None and c.attr("window_size") is None, "masked attention")
-    scale = c.attr("scale")
-    factor = c.types[0].shape[-1] ** -0.5 if scale is None else c.real("scale")
-    query = c.op("Transpose", c.x[0], perm=(0, 2, 1, 3))
-    key = c.op("Transpose", c.x[1], perm=(0, 2, 3, 1))
-    value = c.op("Transpose", c.x[2], perm=(0, 2, 1, 3))
-    scores = c.op("Mul", c.op("MatMul", query, key), c.number(factor, c.out.dtype))
-    if len(c.x) > 3:
-        scores = c.op("Add", scores, c.x[3])
-    return c.op("Transpose", c.op("MatMul", c.op("Softmax", scores, axis=-1), value), perm=(0, 2, 1, 3))
-
-
 def _pool(op: str) -> Maker:
     def make(c: ExportedCall) -> str:
         layout, data = c.text("layout"), c.types[0].shape
@@ -70,17 +48,12 @@ def _pool(op: str) -> Maker:
         kernel, strides, dilation = c.integers("pool_size"), c.integers("strides"), c.integers("dilation")
         pads = _pads(c, len(kernel))
         attrs: dict[str, OnnxAttr] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
-        beyond = [
-            (c.out.shape[a + 2] - 1) * strides[a]
-            + (k - 1) * dilation[a]
-            + 1
-            - data[a + 2]
-            - pads[a]
-            - pads[a + rank]
-            for rank in (len(kernel),)
-            for a, k in enumerate(kernel)
+        ends = [
+            (c.out.shape[a + 2] - 1) * strides[a] + (k - 1) * dilation[a] + 1 for a, k in enumerate(kernel)
         ]
-        if any(each > 0 for each in beyond):  # the last window reaches beyond the padding
+        padded = [data[a + 2] + pads[a] + pads[a + len(kernel)] for a in range(len(kernel))]
+        if any(end > extent for end, extent in zip(ends, padded, strict=True)):
+            # the last window reaches beyond the padding
             c.need(c.attr("ceil_mode"), "windows past the padding without ceil_mode")
             attrs["ceil_mode"] = 1
         if any(each != 1 for each in dilation):
@@ -92,16 +65,6 @@ def _pool(op: str) -> Maker:
         return c.op(op, c.x[0], **attrs)
 
     return make
-
-
-def _adaptive_avg_pool(c: ExportedCall) -> str:
-    c.need(c.text("layout") in DATA_LAYOUTS, f"layout {c.text('layout')}")
-    data, out = c.types[0].shape[2:], c.out.shape[2:]
-    if all(extent == 1 for extent in out):
-        return c.op("GlobalAveragePool", c.x[0])
-    c.need(all(d % o == 0 for d, o in zip(data, out, strict=True)), "windows of unequal sizes")
-    kernel = [d // o for d, o in zip(data, out, strict=True)]
-    return c.op("AveragePool", c.x[0], kernel_shape=kernel, strides=kernel)
 
 
 def _batch_norm(c: ExportedCall) -> list[str | None]:
@@ -137,29 +100,6 @@ def _rms_norm(c: ExportedCall) -> str:
     return c.cast(c.op("Mul", c.op("Div", x, root), c.cast(c.x[1], dtype, wide)), wide, dtype)
 
 
-def _spatial(c: ExportedCall) -> None:
-    rank = len(c.types[0].shape)
-    c.need(c.axis("channel_axis") == 1, "the channels are not on axis 1")
-    c.need(c.axes("axes") == tuple(range(2, rank)), "normalises over other axes than the spatial ones")
-
-
-def _instance_norm(c: ExportedCall) -> str:
-    _spatial(c)
-    return c.op("InstanceNormalization", *c.x, epsilon=c.real("epsilon"))
-
-
-def _group_norm(c: ExportedCall) -> str:
-    """An InstanceNormalization over (batch, groups, rest). GroupNormalization of operator set 18 differs."""
-    _spatial(c)
-    groups, (batch, channels, *rest), dtype = c.integer("num_groups"), c.out.shape, c.out.dtype
-    folded = c.reshape(c.x[0], (batch, groups, channels // groups * math.prod(rest)))
-    ones, zeros = c.array(np.ones(groups, np_dtype(dtype))), c.array(np.zeros(groups, np_dtype(dtype)))
-    normal = c.op("InstanceNormalization", folded, ones, zeros, epsilon=c.real("epsilon"))
-    per_channel = (channels, *[1] * len(rest))
-    scaled = c.op("Mul", c.reshape(normal, c.out.shape), c.reshape(c.x[1], per_channel))
-    return c.op("Add", scaled, c.reshape(c.x[2], per_channel))
-
-
 def _reduction_axes(c: ExportedCall) -> tuple[int, ...]:
     c.need(c.attr("axis") != (), "a reduction over no axes")
     return c.axes()
@@ -173,10 +113,6 @@ def _variance(c: ExportedCall) -> str:
     axes = _reduction_axes(c)
     centred = c.op("Sub", c.x[0], c.reduce("ReduceMean", c.x[0], axes, True))
     return c.reduce("ReduceMean", c.op("Mul", centred, centred), axes, bool(c.attr("keepdims")))
-
-
-def _std(c: ExportedCall) -> str:
-    return c.op("Sqrt", _variance(c))
 
 
 def _arg_reduce(op: str) -> Maker:
@@ -215,35 +151,22 @@ def _topk(c: ExportedCall) -> list[str | None]:
     return [index] if kind == "indices" else [values, index]
 
 
-_REDUCTIONS = {
-    "ReduceSum": "sum",
-    "ReduceMean": "mean",
-    "ReduceMax": "max",
-    "ReduceMin": "min",
-    "ReduceProd": "prod",
-}
-
-
 def _table() -> dict[str, Maker]:
-    table: dict[str, Maker] = {relax: _reduce(op) for op, relax in _REDUCTIONS.items()}
+    table: dict[str, Maker] = {
+        name: _reduce(f"Reduce{name.title()}") for name in ("sum", "mean", "max", "min", "prod")
+    }
     for rank in (1, 2, 3):
         table[f"nn.conv{rank}d"] = _conv
         table[f"nn.conv{rank}d_transpose"] = _conv_transpose
         table[f"nn.max_pool{rank}d"] = _pool("MaxPool")
         table[f"nn.avg_pool{rank}d"] = _pool("AveragePool")
-        table[f"nn.adaptive_avg_pool{rank}d"] = _adaptive_avg_pool
     return table | {
         "matmul": _matmul,
-        "einsum": _einsum,
-        "nn.attention": _attention,
-        "nn.attention_bias": _attention,
+        "einsum": lambda c: c.op("Einsum", *c.x, equation=c.text("subscripts")),
         "nn.batch_norm": _batch_norm,
         "nn.layer_norm": _layer_norm,
         "nn.rms_norm": _rms_norm,
-        "nn.instance_norm": _instance_norm,
-        "nn.group_norm": _group_norm,
         "variance": _variance,
-        "std": _std,
         "argmax": _arg_reduce("ArgMax"),
         "argmin": _arg_reduce("ArgMin"),
         "cumsum": _cumulate("CumSum", 11),

@@ -12,8 +12,6 @@ from collage.frontend.export.emit import (
     Maker,
     OnnxAttr,
     as_integers,
-    element_type,
-    is_float,
 )
 from collage.graph.dataflow import np_dtype
 
@@ -29,10 +27,6 @@ def _permute(c: ExportedCall) -> str:
     rank = len(c.out.shape)
     axes = range(rank)[::-1] if c.attr("axes") is None else [a % rank for a in c.integers("axes")]
     return c.op("Transpose", c.x[0], perm=tuple(axes))
-
-
-def _concat(c: ExportedCall) -> str:
-    return c.op("Concat", *c.x, axis=c.axis())
 
 
 def _stack(c: ExportedCall) -> str:
@@ -66,10 +60,6 @@ def _strided_slice(c: ExportedCall) -> str:
     return c.op("Slice", c.x[0], c.ints(starts), c.ints(stops), c.ints(axes), c.ints(steps))
 
 
-def _flip(c: ExportedCall) -> str:
-    return c.slice(c.x[0], c.axis(), -1, _BEGIN, -1)
-
-
 def _take(c: ExportedCall) -> str:
     """An index out of range is an error in ONNX, so a Gather agrees with all modes but "nan" on valid ones."""
     c.need(c.text("mode") in ("fast", "wrap", "clip"), f"out-of-range mode {c.text('mode')}")
@@ -77,14 +67,6 @@ def _take(c: ExportedCall) -> str:
     if c.attr("axis") is None:
         return c.op("Gather", c.reshape(c.x[0], (c.types[0].size,)), index, axis=0)
     return c.op("Gather", c.x[0], index, axis=c.axis())
-
-
-def _gather_elements(c: ExportedCall) -> str:
-    return c.op("GatherElements", *c.x, axis=c.axis())
-
-
-def _gather_nd(c: ExportedCall) -> str:
-    return c.op("GatherND", *c.x, batch_dims=c.integer("batch_dims"))
 
 
 _SCATTER_REDUCTIONS = {
@@ -110,22 +92,10 @@ def _scatter(op: str) -> Maker:
     return make
 
 
-def _expand(c: ExportedCall) -> str:
-    return c.op("Expand", c.x[0], c.ints(c.out.shape))
-
-
 def _tile(c: ExportedCall) -> str:
     shape, repeats, rank = c.types[0].shape, c.integers("repeats"), len(c.out.shape)
     x = c.x[0] if len(shape) == rank else c.reshape(c.x[0], (*[1] * (rank - len(shape)), *shape))
     return c.op("Tile", x, c.ints([1] * (rank - len(repeats)) + list(repeats)))
-
-
-def _repeat(c: ExportedCall) -> str:
-    shape, count = c.types[0].shape, c.integer("repeats")
-    shape, axis = ((c.types[0].size,), 0) if c.attr("axis") is None else (shape, c.axis())
-    single = c.reshape(c.x[0], (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    wide = c.op("Expand", single, c.ints((*shape[: axis + 1], count, *shape[axis + 1 :])))
-    return c.reshape(wide, c.out.shape)
 
 
 _PAD_MODES = {
@@ -147,11 +117,6 @@ def _pad(c: ExportedCall) -> str:
     return c.op("Pad", c.x[0], pads, *value, mode=mode)
 
 
-def _pixel_shuffle(c: ExportedCall) -> str:
-    c.need(len(c.types[0].shape) == 4, "pixel shuffle of other than 4 axes")
-    return c.op("DepthToSpace", c.x[0], blocksize=c.integer("upscale_factor"), mode="CRD")
-
-
 def _trilu(upper: int) -> Maker:
     def make(c: ExportedCall) -> str:
         c.need_opset(14)
@@ -165,27 +130,14 @@ def _filled(value: int) -> Maker:
 
 
 def _full(c: ExportedCall) -> str:
-    """The fill value is the last input: the only one of full, or the second one of full_like."""
-    c.need(c.types and c.types[-1].size == 1 and "arg1" not in c.node.attrs, "a fill value that is no tensor")
-    value = c.reshape(c.cast(c.x[-1], c.types[-1].dtype, c.out.dtype), ())
+    c.need(c.types and c.types[0].size == 1, "a fill value that is no tensor")
+    value = c.reshape(c.cast(c.x[0], c.types[0].dtype, c.out.dtype), ())
     return c.op("Expand", value, c.ints(c.out.shape))
-
-
-def _arange(c: ExportedCall) -> str:
-    bounds = [c.real(name) if is_float(c.out.dtype) else c.integer(name) for name in ("arg0", "arg1", "arg2")]
-    values = np.arange(*bounds).astype(np_dtype(c.out.dtype))
-    c.need(values.shape == c.out.shape, "an arange whose bounds do not fit its shape")
-    return c.array(values)
 
 
 def _eye(c: ExportedCall) -> str:
     rows, columns = c.out.shape
-    offset = c.integer("arg1" if c.node.op == "eye_like" else "arg2")
-    return c.array(np.eye(rows, columns, offset, dtype=np_dtype(c.out.dtype)))
-
-
-def _size(c: ExportedCall) -> str:
-    return c.number(c.types[0].size, c.out.dtype)
+    return c.array(np.eye(rows, columns, c.integer("arg1"), dtype=np_dtype(c.out.dtype)))
 
 
 def _one_hot(c: ExportedCall) -> str:
@@ -255,74 +207,33 @@ def _affine_grid(c: ExportedCall) -> str:
     return c.op("Transpose", grid, perm=(0, rank - 1, *range(1, rank - 1)))
 
 
-def _roi_align(c: ExportedCall) -> str:
-    """Relax has the batch index in column 0 of the regions, and does not shift them by half a pixel."""
-    c.need_opset(16)
-    c.need(c.text("layout") == "NCHW" and c.text("mode") == "avg", f"{c.text('mode')} in {c.text('layout')}")
-    height, width = c.integers("pooled_size")
-    scale = c.real("spatial_scale")
-    batch = c.op("Squeeze", c.slice(c.x[1], 1, 0, 1), c.ints([1]))
-    regions = c.slice(c.x[1], 1, 1, 5)
-    if c.attr("aligned"):
-        regions = c.op("Add", regions, c.number(0.5 / scale, c.types[1].dtype))
-    return c.op(
-        "RoiAlign",
-        c.x[0],
-        regions,
-        c.op("Cast", batch, to=element_type("int64")),
-        output_height=height,
-        output_width=width,
-        spatial_scale=scale,
-        sampling_ratio=max(c.integer("sample_ratio"), 0),
-        coordinate_transformation_mode="half_pixel" if c.attr("aligned") else "output_half_pixel",
-        mode="avg",
-    )
-
-
-def _roi_pool(c: ExportedCall) -> str:
-    c.need(c.text("layout") == "NCHW", f"layout {c.text('layout')}")
-    return c.op(
-        "MaxRoiPool", *c.x, pooled_shape=c.integers("pooled_size"), spatial_scale=c.real("spatial_scale")
-    )
-
-
-_RESHAPES = ("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
-
-DATA: Mapping[str, Maker] = dict.fromkeys(_RESHAPES, _reshape) | {
+DATA: Mapping[str, Maker] = dict.fromkeys(("reshape", "flatten", "squeeze", "expand_dims"), _reshape) | {
     "permute_dims": _permute,
-    "concat": _concat,
+    "concat": lambda c: c.op("Concat", *c.x, axis=c.axis()),
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
-    "flip": _flip,
+    "flip": lambda c: c.slice(c.x[0], c.axis(), -1, _BEGIN, -1),
     "take": _take,
-    "gather_elements": _gather_elements,
-    "gather_nd": _gather_nd,
+    "gather_elements": lambda c: c.op("GatherElements", *c.x, axis=c.axis()),
+    "gather_nd": lambda c: c.op("GatherND", *c.x, batch_dims=c.integer("batch_dims")),
     "scatter_elements": _scatter("ScatterElements"),
     "scatter_nd": _scatter("ScatterND"),
-    "broadcast_to": _expand,
+    "broadcast_to": lambda c: c.op("Expand", c.x[0], c.ints(c.out.shape)),
     "tile": _tile,
-    "repeat": _repeat,
     "nn.pad": _pad,
-    "nn.pixel_shuffle": _pixel_shuffle,
     "tril": _trilu(0),
     "triu": _trilu(1),
     "zeros": _filled(0),
     "zeros_like": _filled(0),
-    "ones": _filled(1),
     "ones_like": _filled(1),
     "full": _full,
-    "full_like": _full,
-    "arange": _arange,
-    "eye": _eye,
     "eye_like": _eye,
-    "size": _size,
+    "size": lambda c: c.number(c.types[0].size, c.out.dtype),
     "one_hot": _one_hot,
     "image.resize2d": _resize,
     "image.resize3d": _resize,
     "image.grid_sample": _grid_sample,
     "image.affine_grid": _affine_grid,
-    "vision.roi_align": _roi_align,
-    "vision.roi_pool": _roi_pool,
 }
 """The makers by Relax name."""

@@ -37,39 +37,6 @@ def _shift(direction: str) -> Maker:
     return make
 
 
-def _not_equal(c: ExportedCall) -> str:
-    return c.op("Not", c.op("Equal", *c.x))
-
-
-def _rsqrt(c: ExportedCall) -> str:
-    return c.op("Reciprocal", c.op("Sqrt", c.x[0]))
-
-
-def _square(c: ExportedCall) -> str:
-    return c.op("Mul", c.x[0], c.x[0])
-
-
-def _trunc(c: ExportedCall) -> str:
-    return c.op("Mul", c.op("Sign", c.x[0]), c.op("Floor", c.op("Abs", c.x[0])))
-
-
-def _isfinite(c: ExportedCall) -> str:
-    return c.op("Not", c.op("Or", c.op("IsNaN", c.x[0]), c.op("IsInf", c.x[0])))
-
-
-def _floor_divide(c: ExportedCall) -> str:
-    """ONNX rounds quotients of integers towards zero. One is subtracted where the remainder has the other sign."""
-    quotient = c.op("Div", *c.x)
-    if is_float(c.out.dtype):
-        return c.op("Floor", quotient)
-    remainder = c.op("Sub", c.x[0], c.op("Mul", quotient, c.x[1]))
-    zero = c.number(0, c.out.dtype)
-    inexact = c.op("Not", c.op("Equal", remainder, zero))
-    signs = c.op("Xor", c.op("Less", remainder, zero), c.op("Less", c.x[1], zero))
-    below = c.op("And", inexact, signs)
-    return c.op("Sub", quotient, c.op("Cast", below, to=element_type(c.out.dtype)))
-
-
 def _floor_mod(c: ExportedCall) -> str:
     """The remainder has the divisor's sign. ONNX has this operator for integers only."""
     if not is_float(c.out.dtype):
@@ -89,14 +56,6 @@ def _relu(c: ExportedCall) -> str:
     if is_float(c.out.dtype):
         return c.op("Relu", c.x[0])
     return c.op("Max", c.x[0], c.number(0, c.out.dtype))
-
-
-def _relu6(c: ExportedCall) -> str:
-    return c.op("Clip", c.x[0], c.number(0, c.out.dtype), c.number(6, c.out.dtype))
-
-
-def _leaky_relu(c: ExportedCall) -> str:
-    return c.op("LeakyRelu", c.x[0], alpha=c.real("alpha"))
 
 
 def _prelu(c: ExportedCall) -> str:
@@ -123,10 +82,6 @@ def _gelu_tanh(c: ExportedCall) -> str:
     return c.op("Mul", c.op("Mul", x, c.number(0.5, dtype)), c.op("Add", tanh, c.number(1.0, dtype)))
 
 
-def _silu(c: ExportedCall) -> str:
-    return c.op("Mul", c.x[0], c.op("Sigmoid", c.x[0]))
-
-
 def _softplus(c: ExportedCall) -> str:
     beta = c.real("beta")
     c.need(c.real("threshold") >= 20, "Softplus with a threshold below 20 is no ONNX Softplus")
@@ -141,14 +96,6 @@ def _cast(c: ExportedCall) -> str:
     return c.op("Cast", c.x[0], to=element_type(c.out.dtype))
 
 
-def _softmax(op: str) -> Maker:
-    return lambda c: c.op(op, c.x[0], axis=c.axis())
-
-
-def _first(c: ExportedCall) -> list[str | None]:
-    return [c.x[0]]
-
-
 def _quantize(c: ExportedCall) -> str:
     c.need(c.out.dtype == c.types[2].dtype, f"gives {c.out.dtype} with a zero point of {c.types[2].dtype}")
     return c.op("QuantizeLinear", *c.x, axis=c.axis())
@@ -159,77 +106,45 @@ def _dequantize(c: ExportedCall) -> str:
     return c.cast(c.op("DequantizeLinear", *c.x, axis=c.axis()), c.types[1].dtype, c.out.dtype)
 
 
+_SAME_NAME = (
+    "Abs Acos Acosh Add Asin Asinh Atan Atanh Ceil Cos Cosh Equal Erf Exp Floor Greater IsInf IsNaN Less Log Round "
+    "Sigmoid Sign Sin Sinh Sqrt Tan Tanh Where".split()
+)
+"""ONNX operators with the same meaning as the Relax operators of that name in small letters."""
 _SAME_MEANING = {
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Add": "add",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
-    "Ceil": "ceil",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Div": "divide",
-    "Equal": "equal",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Floor": "floor",
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_equal",
-    "IsInf": "isinf",
-    "IsNaN": "isnan",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-    "Log": "log",
-    "Max": "maximum",
-    "Min": "minimum",
-    "Mul": "multiply",
-    "Neg": "negative",
-    "Pow": "power",
-    "Round": "round",
-    "Selu": "nn.selu",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Sqrt": "sqrt",
-    "Sub": "subtract",
-    "Tan": "tan",
-    "Tanh": "tanh",
-    "Where": "where",
+    "divide": "Div",
+    "greater_equal": "GreaterOrEqual",
+    "less_equal": "LessOrEqual",
+    "maximum": "Max",
+    "minimum": "Min",
+    "multiply": "Mul",
+    "negative": "Neg",
+    "power": "Pow",
+    "subtract": "Sub",
 }
 
 
 def _table() -> dict[str, Maker]:
-    table: dict[str, Maker] = {relax: _same(op) for op, relax in _SAME_MEANING.items()}
+    table: dict[str, Maker] = {relax: _same(op) for relax, op in _SAME_MEANING.items()}
+    table |= {op.lower(): _same(op) for op in _SAME_NAME}
     table |= {f"logical_{n.lower()}": _of_bools(n) for n in ("And", "Or", "Xor", "Not")}
     table |= {f"bitwise_{n.lower()}": _bitwise(f"Bitwise{n}") for n in ("And", "Or", "Xor", "Not")}
     return table | {
-        "not_equal": _not_equal,
         "left_shift": _shift("LEFT"),
         "right_shift": _shift("RIGHT"),
-        "rsqrt": _rsqrt,
-        "square": _square,
-        "trunc": _trunc,
-        "isfinite": _isfinite,
-        "floor_divide": _floor_divide,
         "floor_mod": _floor_mod,
         "mod": _same("Mod", fmod=1),
         "clip": _clip,
         "astype": _cast,
         "nn.relu": _relu,
-        "nn.relu6": _relu6,
-        "nn.leakyrelu": _leaky_relu,
+        "nn.leakyrelu": lambda c: c.op("LeakyRelu", c.x[0], alpha=c.real("alpha")),
         "nn.prelu": _prelu,
         "nn.gelu": _gelu,
         "nn.gelu_tanh": _gelu_tanh,
-        "nn.silu": _silu,
         "nn.softplus": _softplus,
-        "nn.softmax": _softmax("Softmax"),
-        "nn.log_softmax": _softmax("LogSoftmax"),
-        "nn.dropout": _first,
+        "nn.softmax": lambda c: c.op("Softmax", c.x[0], axis=c.axis()),
+        "nn.log_softmax": lambda c: c.op("LogSoftmax", c.x[0], axis=c.axis()),
+        "nn.dropout": lambda c: [c.x[0]],
         "quantize": _quantize,
         "dequantize": _dequantize,
     }

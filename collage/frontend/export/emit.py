@@ -124,14 +124,6 @@ def _fill_attribute(proto: onnx.AttributeProto, name: str, value: OnnxAttr) -> N
         proto.ints.extend(int(each) for each in value)
 
 
-@dataclass
-class _Pending:
-    op: str
-    inputs: list[str]
-    outputs: list[str]
-    attrs: Mapping[str, OnnxAttr]
-
-
 class ExportedCall:
     """One operator of the graph, in the form that makers take. ``x`` are the names of its inputs, in order.
 
@@ -147,7 +139,7 @@ class ExportedCall:
         self.types = [graph.type_of(v) for v in node.inputs]
         self.out = graph.type_of(node.outputs[0])
         self.out_types = [graph.type_of(v) for v in node.outputs]
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[str, Sequence[str], Sequence[str], Mapping[str, OnnxAttr]]] = []
 
     # -- building ------------------------------------------------------------------------------------
 
@@ -158,7 +150,7 @@ class ExportedCall:
     def ops(self, op: str, count: int, *inputs: str, **attrs: OnnxAttr) -> list[str]:
         """Add a node of ``count`` outputs. Returns their names."""
         outputs = [self.emitter.fresh() for _ in range(count)]
-        self._pending.append(_Pending(op, list(inputs), outputs, attrs))
+        self._pending.append((op, inputs, outputs, attrs))
         return list(outputs)
 
     def ints(self, values: Sequence[int] | int) -> str:
@@ -201,7 +193,7 @@ class ExportedCall:
     # -- asking --------------------------------------------------------------------------------------
 
     def attr(self, name: str) -> Attr:
-        """An attribute, or None where it is absent."""
+        """An attribute, or None if it is absent."""
         return self.node.attrs.get(name)
 
     def integer(self, name: str) -> int:
@@ -235,9 +227,9 @@ class ExportedCall:
         """Raise InexpressibleError below this operator set."""
         self.need(self.opset >= opset, f"needs operator set {opset}, the model is exported at {self.opset}")
 
-    def axis(self, name: str = "axis", rank: int | None = None) -> int:
-        """An axis of the first input as a non-negative number."""
-        return self.integer(name) % max(1, len(self.types[0].shape) if rank is None else rank)
+    def axis(self) -> int:
+        """The attribute ``axis`` of the first input as a non-negative number."""
+        return self.integer("axis") % max(1, len(self.types[0].shape))
 
     def axes(self, name: str = "axis") -> tuple[int, ...]:
         """Axes of the first input as sorted non-negative numbers. A missing attribute stands for all axes."""
@@ -252,7 +244,7 @@ class ExportedCall:
         """Write the nodes, with the results named after the operator's outputs. Raises InexpressibleError."""
         names = [results] if isinstance(results, str) else list(results)
         names += [None] * (len(self.node.outputs) - len(names))
-        made = {name for each in self._pending for name in each.outputs}
+        made = {name for _, _, outputs, _ in self._pending for name in outputs}
         renamed: dict[str, str] = {}
         copies: list[tuple[str, str]] = []
         graph = self.emitter.graph
@@ -264,9 +256,9 @@ class ExportedCall:
                 renamed[name] = f"v{value}"
             else:
                 copies.append((name, f"v{value}"))
-        for each in self._pending:
-            inputs = [renamed.get(i, i) for i in each.inputs]
-            self.emitter.write(each.op, inputs, [renamed.get(o, o) for o in each.outputs], each.attrs)
+        for op, *sides, attrs in self._pending:
+            inputs, outputs = ([renamed.get(name, name) for name in side] for side in sides)
+            self.emitter.write(op, inputs, outputs, attrs)
         for source, target in copies:
             self.emitter.identity(renamed.get(source, source), target)
 

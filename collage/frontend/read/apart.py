@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,7 +49,7 @@ _PLAIN = frozenset(
 
 
 def weight_files(model: onnx.ModelProto) -> WeightFiles | None:
-    """The files that belong with the model's; None where all weights are in the model, or its files are borrowed."""
+    """The files that belong with the model's; None if all weights are in the model, or its files are borrowed."""
     return next((owner_of(tensor) for tensor in model.graph.initializer if is_apart(tensor)), None)
 
 
@@ -60,7 +59,7 @@ def has_files(model: onnx.ModelProto) -> bool:
 
 
 def moved_out(model: onnx.ModelProto, files: WeightFiles, folders: Sequence[Path] = ()) -> onnx.ModelProto:
-    """The model with its large weights in a file of ``files``; the model itself where these are few.
+    """The model with its large weights in a file of ``files``; the model itself if these are few.
 
     One of the ``folders`` has the model's external data, if it has any; a model whose data nobody has is as it was.
     Raises CollageError for a full disk, and OSError and ValueError for data that is not there.
@@ -95,12 +94,9 @@ def load_beside(model: onnx.ModelProto, folders: Sequence[Path]) -> None:
 def adopted(model: onnx.ModelProto, folder: Path, files: WeightFiles) -> onnx.ModelProto:
     """A model that a library has written to ``folder`` with external data, which is moved to ``files``, in place."""
     moved: dict[str, str] = {}
-    movable = {tensor.name for tensor in model.graph.initializer if _can_move(tensor)}
-    for tensor in model.graph.initializer:
-        if is_external(tensor) and tensor.name not in movable:
-            fill_with(tensor, external_bytes(tensor, [folder]))
-    for tensor in islice(tensors(model), len(model.graph.initializer), None):  # those of branches and loops
-        if is_external(tensor):
+    own = len(model.graph.initializer)
+    for index, tensor in enumerate(tensors(model)):  # then come those of branches and loops
+        if is_external(tensor) and (index >= own or not _can_move(tensor)):
             fill_with(tensor, external_bytes(tensor, [folder]))
     for tensor in model.graph.initializer:
         if is_external(tensor):
@@ -161,12 +157,14 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     They are beside it where they are in files now, which are linked and not copied, and where the protobuf would have
     2 GiB or more. The model is not changed.
     """
-    try:
-        data = model.SerializeToString() if has_files(model) else b""
-    except (EncodeError, ValueError):
-        data = b""  # what is in the model itself is too large
+    data = _serialised(model)
+    if has_files(model) and not data:  # what is in the model itself is too large
+        model = filled(model)
+        data = _serialised(model)
     if not data:
-        _save_whole(filled(model), path)
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
         return
     for source in {path_of(tensor) for tensor in model.graph.initializer if is_apart(tensor)}:
         target = path.parent / source.name
@@ -205,17 +203,13 @@ def load_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _save_whole(model: onnx.ModelProto, path: Path) -> None:
+def _serialised(model: onnx.ModelProto) -> bytes:
+    """The model's protobuf; b"" if it is too large. Asking for the size first would take as long again."""
     try:
-        data = model.SerializeToString()  # asking for the size first would take as long again
+        data: bytes = model.SerializeToString()
     except (EncodeError, ValueError):
-        data = b""
-    if data:
-        path.write_bytes(data)
-        return
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
+        return b""
+    return data
 
 
 def _is_large(tensor: TensorProto) -> bool:

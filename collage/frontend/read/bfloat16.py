@@ -6,12 +6,10 @@ Each number of bfloat16 is one of float32. So results are those of the model, wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx
 from onnx import TensorProto, helper
 
-from collage.frontend.read.scopes import all_graphs, all_nodes, bodies, reads
+from collage.frontend.read.scopes import all_graphs, all_nodes, reads, rename
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.widen import TYPE_ATTRIBUTES, widen
 
@@ -53,8 +51,7 @@ def in_float32(model: onnx.ModelProto) -> None:
     widen(model, (_NARROW,), _WIDE)
     for info in ends:
         info.type.tensor_type.elem_type = _NARROW
-    for node in all_nodes(graph):
-        _rename(node, inner)
+    rename(graph.node, inner)
     for tensor in graph.initializer:
         tensor.name = inner.get(tensor.name, tensor.name)
     for each in all_graphs(graph):
@@ -68,12 +65,3 @@ def _is_narrow(attribute: onnx.AttributeProto) -> bool:
     if attribute.type == onnx.AttributeProto.TENSOR:
         return bool(attribute.t.data_type == _NARROW)
     return attribute.name in TYPE_ATTRIBUTES and attribute.i == _NARROW
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    for values in (node.input, node.output):
-        for at, name in enumerate(values):
-            values[at] = names.get(name, name)
-    for body in bodies(node):
-        for info in body.output:  # it may be a value of the graph around
-            info.name = names.get(info.name, info.name)

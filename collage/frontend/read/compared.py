@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx
 
+from collage.frontend.read.scopes import constants_of
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.weights import array_of
 
@@ -17,7 +18,7 @@ _FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".s
 def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
     """For integer inputs of one element, by name, the first constant that an Equal compares them with."""
     graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = constants_of(graph)
     origin: dict[str, str] = {}
     for info in model_inputs(model):
         tensor = info.type.tensor_type
@@ -26,14 +27,7 @@ def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
             origin[info.name] = info.name
     found: dict[str, int] = {}
     for node in graph.node:
-        if (
-            node.op_type == "Constant"
-            and node.output
-            and node.attribute
-            and node.attribute[0].name == "value"
-        ):
-            constants[node.output[0]] = node.attribute[0].t
-        elif node.op_type in _FOLLOWED and node.input and node.input[0] in origin:
+        if node.op_type in _FOLLOWED and node.input and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type == "Equal":
             for mine, other in (node.input, reversed(node.input)) if len(node.input) == 2 else ():

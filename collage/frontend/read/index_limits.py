@@ -8,6 +8,9 @@ from typing import TypeAlias
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import STANDARD, integer
+from collage.frontend.rewrite.bounds import Types
+
 Rows: TypeAlias = "int | tuple[int, ...]"
 """A number of rows, or one for each column of the input's last axis where the columns index different axes."""
 
@@ -23,15 +26,11 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
     types of the indexed values.
     """
     graph = model.graph
-    extents: dict[str, Sequence[int]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        if info.type.tensor_type.HasField("shape"):
-            dims = info.type.tensor_type.shape.dim
-            extents.setdefault(info.name, [d.dim_value if d.HasField("dim_value") else -1 for d in dims])
+    extents = Types.of(graph).shapes
     origin = {info.name: info.name for info in graph.input}
     limits: dict[str, Rows] = {}
     for node in graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD:
             continue
         if node.op_type in _SAME_VALUES and node.input[0] in origin and not _changes(node):
             origin[node.output[0]] = origin[node.input[0]]
@@ -50,22 +49,18 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
 
 def _changes(node: onnx.NodeProto) -> bool:
     """Whether it is a Cast that may make another number of an index: to bool, or to few bits."""
-    return node.op_type == "Cast" and _integer(node, "to") not in (TensorProto.INT32, TensorProto.INT64)
+    return node.op_type == "Cast" and integer(node, "to") not in (TensorProto.INT32, TensorProto.INT64)
 
 
 def _along_axis(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:
-    axis = _integer(node, "axis")
+    axis = integer(node, "axis")
     return (data[axis],) if -len(data) <= axis < len(data) else ()
 
 
 def _of_columns(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:
     """Each column indexes an axis of its own, after the axes of the batch."""
-    first = _integer(node, "batch_dims")
+    first = integer(node, "batch_dims")
     return tuple(data[first : first + indices[-1]]) if indices and indices[-1] > 0 else ()
-
-
-def _integer(node: onnx.NodeProto, name: str) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)
 
 
 _INDEXED: Mapping[str, Callable[[onnx.NodeProto, Sequence[int], Sequence[int]], Sequence[int]]] = {

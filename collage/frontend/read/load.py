@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
@@ -17,8 +19,7 @@ from collage.frontend.read.external_data import data_folders
 from collage.frontend.read.model_path import check_model_path
 from collage.frontend.read.old_sets import to_set_7
 from collage.frontend.read.proto_text import check_text
-from collage.frontend.read.scopes import all_nodes
-from collage.frontend.read.sparse import make_dense
+from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.recurrent import batches_second
 
@@ -124,12 +125,12 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             raise ModelError(
                 f"{name} uses version {opset.version} of an operator set, which there cannot be."
             )
-        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+        if opset.domain in STANDARD and opset.version > newest:
             raise ModelError(
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
-    make_dense(model)
+    _make_dense(model)
     batches_second(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     model = settle_opset(model, name)
@@ -144,12 +145,40 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return model
 
 
+def _make_dense(model: onnx.ModelProto) -> None:
+    """Replace the sparse initializers of the model and of its bodies, in place.
+
+    Raises ModelError for one whose indices are outside of its extents, and for one that is too large when dense.
+    """
+    for graph in all_graphs(model.graph):
+        for sparse in graph.sparse_initializer:
+            graph.initializer.append(_dense(sparse))
+        del graph.sparse_initializer[:]
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    """The tensor; ``indices`` are positions in the flattened tensor, or one for each axis."""
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    try:
+        found = np.zeros(tuple(sparse.dims), values.dtype)
+        if indices.ndim == 1:
+            found.reshape(-1)[indices] = values
+        else:
+            found[tuple(indices.T)] = values
+    except (IndexError, MemoryError, ValueError) as error:
+        raise ModelError(
+            f"the sparse initializer {sparse.values.name} of the model does not fit its extents, or memory: {error}"
+        ) from error
+    return numpy_helper.from_array(found, sparse.values.name)
+
+
 def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model in an operator set that engines take: not newer than its operators need, and not older than 7.
 
     A newer operator set is replaced in the caller's model, in place; an older one in a copy. ``name`` is for messages.
     """
-    default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    default = [opset for opset in model.opset_import if opset.domain in STANDARD]
     if len(default) != 1 or model.functions:
         return model
     (opset,) = default
@@ -166,7 +195,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             used = [
                 onnx.defs.get_schema(node.op_type, opset.version, "").since_version
                 for node in all_nodes(model.graph)
-                if node.domain in ("", "ai.onnx")
+                if node.domain in STANDARD
             ]
         except onnx.defs.SchemaError:
             return model  # the set lacks an operator, and the engines will say so

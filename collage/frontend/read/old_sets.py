@@ -16,12 +16,11 @@ import onnx.version_converter
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.frontend.read.apart import without_weights
-from collage.frontend.read.scopes import all_nodes, bodies
+from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, constants_of, opset_of, set_all
 from collage.graph.dataflow import Array
 
 _TARGET = 7
 _HIDDEN = "collage.hidden"
-_DEFAULT = ("", "ai.onnx")
 _OLDEST_IR = 4
 """Until IR version 3 each weight had to be an input of the graph, too, and onnx's converter refuses those that are
 none."""
@@ -41,14 +40,14 @@ class _Scope:
     names: set[str]
 
     def constant(self, node: onnx.NodeProto, position: int) -> Array:
-        """The array of that input. Raises ValueError where it is no constant."""
+        """The array of that input. Raises ValueError if it is no constant."""
         tensor = self.constants.get(node.input[position])
         if tensor is None:
             raise ValueError(f"input {position} of a {node.op_type} is no constant")
         return numpy_helper.to_array(tensor)
 
     def shape(self, node: onnx.NodeProto, position: int) -> _Shape:
-        """The shape of that input. Raises ValueError where not even the rank is known."""
+        """The shape of that input. Raises ValueError if not even the rank is known."""
         found = self.shapes.get(node.input[position])
         if found is None:
             raise ValueError(f"the rank of input {position} of a {node.op_type} is not known")
@@ -68,15 +67,13 @@ def to_set_7(model: onnx.ModelProto) -> onnx.ModelProto:
     hidden = onnx.ModelProto()
     hidden.CopyFrom(model)
     hidden.ir_version = max(model.ir_version, _OLDEST_IR)
-    version = next(each.version for each in model.opset_import if each.domain in _DEFAULT)
+    version = opset_of(model)
     for node in all_nodes(hidden.graph):
-        if node.domain in _DEFAULT and version < _SINCE.get(node.op_type, 0):
+        if node.domain in STANDARD and version < _SINCE.get(node.op_type, 0):
             node.domain = _HIDDEN
     hidden.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
     found = onnx.version_converter.convert_version(hidden, _TARGET)
-    kept = [each for each in found.opset_import if each.domain != _HIDDEN]
-    del found.opset_import[:]
-    found.opset_import.extend(kept)
+    set_all(found.opset_import, [each for each in found.opset_import if each.domain != _HIDDEN])
     names = {*_names(found.graph)}
     _rewrite(found.graph, _PLAIN, {}, names)
     _rewrite(found.graph, _RANKED, _shapes(found), names)
@@ -88,10 +85,7 @@ def _rewrite(
     graph: onnx.GraphProto, rules: Mapping[str, _Rewrite], shapes: Mapping[str, _Shape], names: set[str]
 ) -> None:
     """Rewrite hidden operators of the graph and of its bodies, in which only constants have known shapes, in place."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+    constants = constants_of(graph)
     scope = _Scope(
         {**{name: list(each.dims) for name, each in constants.items()}, **shapes}, constants, names
     )
@@ -105,8 +99,7 @@ def _rewrite(
             if before is not None:
                 nodes.append(before)
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_all(graph.node, nodes)
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, _Shape]:
@@ -244,25 +237,22 @@ def _lp_pool(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
     return None
 
 
-def _recurrent(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
-    """All outputs can be left out now; before, one was by an attribute."""
-    _taken(node, "output_sequence")
-    return None
+def _without(name: str) -> _Rewrite:
+    """The attribute means nothing now."""
 
+    def rewrite(node: onnx.NodeProto, scope: _Scope) -> None:
+        _taken(node, name)
 
-def _gemm(node: onnx.NodeProto, scope: _Scope) -> onnx.NodeProto | None:
-    """The third operand is always broadcast now. Onnx's converter takes known extents only."""
-    _taken(node, "broadcast")
-    return None
+    return rewrite
 
 
 _PLAIN: Mapping[str, _Rewrite] = {
     "Cast": _cast,
     "Split": _split,
     "Pad": _pad,
-    "Gemm": _gemm,
+    "Gemm": _without("broadcast"),  # onnx's converter takes known extents only
     **dict.fromkeys(("LpPool", "GlobalLpPool"), _lp_pool),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _without("output_sequence")),
 }
 """The operators that are rewritten whatever the shapes are."""
 _RANKED: Mapping[str, _Rewrite] = {

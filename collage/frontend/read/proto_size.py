@@ -18,6 +18,8 @@ _MAX_BYTES = 2**31 - 1
 _OF_FEW_BITS = re.compile("(U?INT|FLOAT)[246]($|E)")
 """The types several of whose elements share a byte."""
 
+_NETWORK_KEY, _MOST_DIGITS = "collage.network_bytes", 18
+
 _DOUBT = 0.1
 """The share by which the size of a model may differ from that of its weights, if they are large."""
 
@@ -76,3 +78,18 @@ def bytes_of(tensor: TensorProto) -> int:
     if size and (apart or tensor.HasField("raw_data")):
         return elements(tensor) * size
     return int(tensor.ByteSize())  # numbers of varying lengths, text, or a type of a newer ONNX
+
+
+def note_network(model: onnx.ModelProto, weight_bytes: int) -> None:
+    """Note in the model's metadata that it is a part of a network with so many bytes of weights.
+
+    They say whether the cache holds the model's weights from one run to the next (see ``measure/timing``).
+    """
+    model.metadata_props.add(key=_NETWORK_KEY, value=str(weight_bytes))
+
+
+def network_bytes(model: onnx.ModelProto) -> int:
+    """The bytes of weights of the network that the model is a part of, 0 where it names none."""
+    named = [each.value for each in model.metadata_props if each.key == _NETWORK_KEY]
+    known = bool(named) and named[0].isascii() and named[0].isdigit() and len(named[0]) <= _MOST_DIGITS
+    return int(named[0]) if known else 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import onnx
 from onnx import helper
 
-from collage.frontend.read.scopes import bodies, reads
+from collage.frontend.read.scopes import STANDARD, bodies, constants_of, opset_of, reads, set_all
 from collage.frontend.read.weights import array_of
 
 _ALWAYS = frozenset(
@@ -17,7 +16,7 @@ _ALWAYS = frozenset(
 )
 _IN_TRAINING = {"Dropout": 2, "BitmaskDropout": 2, "BiasDropout": 4, "BitmaskBiasDropout": 4}
 """Operators that draw in training mode, and the position of the input that says so. Without it, they do not."""
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
+_DOMAINS = (*STANDARD, "com.microsoft")
 _OF_BOOLEANS = 10
 """From this operator set on a mask of dropout holds booleans."""
 
@@ -53,10 +52,7 @@ class Randomness:
 
     @cached_property
     def _off(self) -> frozenset[str]:
-        graph = self.model.graph
-        return frozenset(
-            {each.name for each in graph.initializer if _is_false(each)} | {*_made_off(graph.node)}
-        )
+        return _off(self.model.graph)
 
     @cached_property
     def _functions(self) -> dict[tuple[str, str], onnx.FunctionProto]:
@@ -72,56 +68,49 @@ class Randomness:
         if (function := self._functions.get(called)) is not None:
             if called not in self._known:
                 self._known[called] = False  # a function that calls itself is none
-                inner = frozenset(_made_off(function.node))
+                inner = _off(onnx.GraphProto(node=function.node))
                 self._known[called] = any(self._draws(each, inner) for each in function.node)
             return self._known[called]
         if node.domain in _DOMAINS and node.op_type in _ALWAYS:
             return True
         if node.domain in _DOMAINS and (at := _IN_TRAINING.get(node.op_type)) is not None:
             return len(node.input) > at and bool(node.input[at]) and node.input[at] not in off
-        for body in bodies(node):
-            inner = (
-                off | {each.name for each in body.initializer if _is_false(each)} | {*_made_off(body.node)}
-            )
-            if any(self._draws(each, inner) for each in body.node):
-                return True
-        return False
+        scopes = ((body, off | _off(body)) for body in bodies(node))
+        return any(self._draws(each, inner) for body, inner in scopes for each in body.node)
 
 
-def _made_off(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """The names of values that Constant nodes make, and that are false."""
-    for node in nodes:
-        if node.op_type == "Constant" and any(a.name == "value" and _is_false(a.t) for a in node.attribute):
-            yield node.output[0]
-
-
-def _is_false(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type == onnx.TensorProto.BOOL and not array_of(tensor).any()
+def _off(graph: onnx.GraphProto) -> frozenset[str]:
+    """The names of the constants that are false."""
+    return frozenset(
+        name
+        for name, tensor in constants_of(graph).items()
+        if tensor.data_type == onnx.TensorProto.BOOL and not array_of(tensor).any()
+    )
 
 
 def without_idle_dropout(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without dropout that does not draw: it is the identity, with a mask of ones. Itself if it has none."""
     randomness = Randomness(model)
-    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
 
     def is_idle(node: onnx.NodeProto) -> bool:
-        return node.op_type == "Dropout" and node.domain in ("", "ai.onnx") and not randomness.draws(node)
+        return node.op_type == "Dropout" and node.domain in STANDARD and not randomness.draws(node)
 
-    if version < _OF_BOOLEANS or not any(map(is_idle, model.graph.node)):
+    if opset_of(model) < _OF_BOOLEANS or not any(map(is_idle, model.graph.node)):
         return model
     found = onnx.ModelProto()
     found.CopyFrom(model)
-    del found.graph.node[:]
+    nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if not is_idle(node):
-            found.graph.node.append(node)
+            nodes.append(node)
             continue
         data, (result, *mask) = node.input[0], node.output
         if result:
-            found.graph.node.append(helper.make_node("Identity", [data], [result], node.name))
+            nodes.append(helper.make_node("Identity", [data], [result], node.name))
         if mask and mask[0]:
             shape = f"{mask[0]}/shape"
             ones = helper.make_tensor("ones", onnx.TensorProto.BOOL, [1], [True])
-            found.graph.node.append(helper.make_node("Shape", [data], [shape], shape))
-            found.graph.node.append(helper.make_node("ConstantOfShape", [shape], mask, mask[0], value=ones))
+            nodes.append(helper.make_node("Shape", [data], [shape], shape))
+            nodes.append(helper.make_node("ConstantOfShape", [shape], mask, mask[0], value=ones))
+    set_all(found.graph.node, nodes)
     return found

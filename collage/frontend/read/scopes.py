@@ -1,10 +1,40 @@
-"""The names that ONNX nodes read and define, with those in their subgraphs (of If, Loop and Scan)."""
+"""Walking ONNX graphs with the subgraphs of their nodes (of If, Loop and Scan): names, constants and attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx
+
+STANDARD = ("", "ai.onnx")
+"""The names of the standard's own domain."""
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard's operator set; 0 if the model names none."""
+    return next((each.version for each in model.opset_import if each.domain in STANDARD), 0)
+
+
+def integer(node: onnx.NodeProto, name: str) -> int:
+    """The integer attribute of that name; 0 without one."""
+    return next((each.i for each in node.attribute if each.name == name), 0)
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The initializers and the tensors of Constant nodes, by the names of their values."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            found.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+    return found
+
+
+def set_all(field: Any, items: Iterable[Any]) -> None:
+    """Replace the items of a repeated field, in place. ``items`` may be some of the field's own."""
+    kept = [*items]
+    del field[:]
+    field.extend(kept)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -53,3 +83,14 @@ def captures(node: onnx.NodeProto) -> dict[str, None]:
 def reads(node: onnx.NodeProto) -> dict[str, None]:
     """The names that the node reads: its inputs, then those that its subgraphs capture; each once."""
     return {**dict.fromkeys(name for name in node.input if name), **captures(node)}
+
+
+def rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Rename what the nodes and their subgraphs read and make, in place."""
+    for node in nodes:
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+        for body in bodies(node):
+            rename(body.node, names)
+            for info in body.output:  # it may be a value of the graph around
+                info.name = names.get(info.name, info.name)

@@ -83,7 +83,7 @@ def shapes_of(example_inputs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def with_shapes_of(example_inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """``shapes`` (elements per axis), and those of the example inputs. Raises UsageError where the two differ."""
+    """``shapes`` (elements per axis), and those of the example inputs. Raises UsageError if the two differ."""
     found = shapes_of(example_inputs)
     for name, shape in shapes.items():
         own = found.setdefault(name, tuple(shape))

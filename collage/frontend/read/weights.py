@@ -36,7 +36,7 @@ class _File:
         self._map: Any = None
 
     def view(self, offset: int, length: int) -> Array:
-        """The bytes there, which keep the map alive. Raises ValueError where the file ends before."""
+        """The bytes there, which keep the map alive. Raises ValueError if the file ends before."""
         if self._map is None:
             self._map = mapped_file(self.path)
         if not 0 <= offset <= offset + length <= len(self._map):
@@ -149,7 +149,7 @@ def forget_borrowed() -> None:
 
 
 def owner_of(tensor: TensorProto) -> WeightFiles | None:
-    """The files that belong with that of a tensor; None where it is borrowed."""
+    """The files that belong with that of a tensor; None if it is borrowed."""
     return _known[place_of(tensor)[0]].owner
 
 
@@ -165,7 +165,7 @@ def borrow(path: Path) -> None:
 
 
 def small_array(tensor: onnx.TensorProto, most: int) -> Array | None:
-    """The array of at most so many elements; None where it has more, or is in a file that is not open."""
+    """The array of at most so many elements; None if it has more, or is in a file that is not open."""
     if np.prod(tensor.dims, dtype=np.int64) > most or not (is_apart(tensor) or not is_external(tensor)):
         return None
     return array_of(tensor)

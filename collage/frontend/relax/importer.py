@@ -23,7 +23,7 @@ from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.read.proto_size import itemsize
 from collage.frontend.read.randomness import Randomness
-from collage.frontend.read.scopes import captures, reads
+from collage.frontend.read.scopes import STANDARD, captures, opset_of, reads
 from collage.frontend.read.weights import array_of, is_apart, mapped
 from collage.frontend.relax.overrides import OVERRIDES, bounded_indices, in_bounds, unless_empty
 from collage.graph.dataflow import TensorType
@@ -70,7 +70,7 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
     take at all.
     """
     importer = _Importer(model, force_opaque)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model) or 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -180,7 +180,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if "Sequence" in node.op_type:
             self.reasons[index] = "sequences are not converted"  # TVM's importer hangs on some of them
             return None
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD:
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
             return None
         if self._randomness.draws(node):
@@ -251,7 +251,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         return None
 
     def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
-        """The outputs of a call that only engines can run, or None where a shape is not known."""
+        """The outputs of a call that only engines can run, or None if a shape is not known."""
         unknown = [name for name in node.output if name and name not in self._types]
         if unknown:
             what = f"the shape of output {unknown[0]} depends on data or is unknown"

@@ -25,6 +25,15 @@ def _chain(operator: Callable[[Any, Any], Any]) -> Converter:
     return lambda inputs, attrs: reduce(operator, inputs)
 
 
+def _refused(reason: str) -> Converter:
+    """The operator stays opaque, for that reason."""
+
+    def refuse(inputs: list[Any], attrs: dict[str, Any]) -> None:
+        raise NotImplementedError(reason)
+
+    return refuse
+
+
 def _constant(inputs: list[Any], position: int) -> Any:
     """The array of the input at ``position``; None when it is absent. Raises LookupError when it is no constant."""
     if position >= len(inputs) or inputs[position] is None:
@@ -90,10 +99,6 @@ def _tile(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     if len(inputs) != 2 or not isinstance(inputs[1], tvm.ir.GenericConst):
         return None
     return relax.op.tile(inputs[0], [int(r) for r in inputs[1].value.numpy()])
-
-
-def _einsum(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    return relax.op.einsum(tuple(inputs), attrs["equation"].decode())
 
 
 def _cumsum(inputs: list[Any], attrs: dict[str, Any]) -> Any:
@@ -184,11 +189,6 @@ def _roi_align(inputs: list[Any], attrs: dict[str, Any]) -> None:
         raise NotImplementedError(f"RoiAlign with scale {scale} and mode {attrs.get('mode', b'avg')!r}")
 
 
-def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM's output has as many rows as there could be boxes. ONNX's has those that were found."""
-    raise NotImplementedError("how many boxes are found depends on data")
-
-
 def _is_integer(expr: Any) -> bool:
     return "int" in str(expr.ty.dtype)
 
@@ -244,11 +244,6 @@ def _arg_reduce(inputs: list[Any], attrs: dict[str, Any]) -> None:
     """TVM reverses the values to find the last of the largest ones, which gives another index where there is NaN."""
     if attrs.get("select_last_index", 0):
         raise NotImplementedError("the last index of the largest value")
-
-
-def _hardmax(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM's result has a 1 even where all values are NaN."""
-    raise NotImplementedError("hardmax")
 
 
 def _mean_variance(inputs: list[Any], attrs: dict[str, Any]) -> Any:
@@ -330,21 +325,22 @@ OVERRIDES: Mapping[str, Converter] = {
     "Clip": _clip,
     "Pad": _pad,
     "Tile": _tile,
-    "Einsum": _einsum,
+    "Einsum": lambda inputs, attrs: relax.op.einsum(tuple(inputs), attrs["equation"].decode()),
     "CumSum": _cumsum,
     "Conv": _conv,
     "IsInf": _is_inf,
     "Dropout": _dropout,
     "Resize": _resize,
     "RoiAlign": _roi_align,
-    "NonMaxSuppression": _non_max_suppression,
+    # TVM's output has as many rows as there could be boxes.
+    "NonMaxSuppression": _refused("how many boxes are found depends on data"),
     "ThresholdedRelu": _thresholded_relu,
     "Shrink": _shrink,
     "ReduceLogSumExp": _log_sum_exp,
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _no_integers),
     "Mod": _mod,
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
-    "Hardmax": _hardmax,
+    "Hardmax": _refused("hardmax"),  # TVM's result has a 1 even where all values are NaN
     "Softplus": _softplus,
     "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _rms_norm,

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import STANDARD
 from collage.frontend.read.weights import array_of
 
 INTEGERS: Mapping[int, tuple[int, int]] = {
@@ -85,6 +86,11 @@ class Types:
                     )
         return Types(elements, shapes)
 
+    def inside(self, body: onnx.GraphProto) -> Types:
+        """These types and those that a body in their scope declares."""
+        own = Types.of(body)
+        return Types({**self.elements, **own.elements}, {**self.shapes, **own.shapes})
+
     def is_integer(self, name: str) -> bool:
         """Whether the value is known to hold integers."""
         return self.elements.get(name, 0) in INTEGERS
@@ -106,7 +112,7 @@ def integer_bounds(
         if name not in found:
             found[name] = _of_type(types.elements.get(name, 0))
     for node in graph.node:
-        rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
         for position, name in enumerate(node.output):
             if not types.is_integer(name):
                 continue
@@ -235,23 +241,9 @@ def _padded(node: _Node) -> Bounds | None:
     return _hull((*given, Bounds(0, 0))) if given else None
 
 
-def _truth(node: _Node) -> Bounds | None:
-    return Bounds(0, 1)
-
-
-def _sign(node: _Node) -> Bounds | None:
-    return Bounds(-1, 1)
-
-
 _INDICES: Mapping[str, frozenset[int]] = {
-    "ArgMax": frozenset([0]),
-    "ArgMin": frozenset([0]),
-    "MaxPool": frozenset([1]),
-    "NonMaxSuppression": frozenset([0]),
-    "NonZero": frozenset([0]),
-    "Shape": frozenset([0]),
-    "Size": frozenset([0]),
-    "TopK": frozenset([1]),
+    **dict.fromkeys("ArgMax ArgMin NonMaxSuppression NonZero Shape Size".split(), frozenset([0])),
+    **dict.fromkeys(("MaxPool", "TopK"), frozenset([1])),
     "Unique": frozenset([1, 2, 3]),
 }
 """Outputs, by position, that are indices or numbers of elements."""
@@ -290,11 +282,11 @@ _RULES: Mapping[str, Rule] = {
     "Clip": _clip,
     "ReduceSum": _total,
     "CumSum": _total,
-    "Sign": _sign,
+    "Sign": lambda node: Bounds(-1, 1),
     "ConstantOfShape": _constant_of_shape,
     "Constant": _constant,
     **dict.fromkeys(
-        "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split(), _truth
+        "And Equal EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split(),
+        lambda node: Bounds(0, 1),
     ),
-    "EyeLike": _truth,
 }

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from collage.frontend.read.scopes import bodies, reads
+from collage.frontend.read.scopes import STANDARD, bodies, reads, rename, set_all
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
@@ -69,7 +69,7 @@ def taken_branches(model: onnx.ModelProto, samples: Sequence[Mapping[str, Any]])
 
 
 def _is_if(node: onnx.NodeProto) -> bool:
-    return node.op_type == "If" and node.domain in ("", "ai.onnx")
+    return node.op_type == "If" and node.domain in STANDARD
 
 
 def _settings(model: onnx.ModelProto, samples: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
@@ -163,16 +163,13 @@ def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, holds: bool) -> None:
         else:  # a value from outside, an initializer, or one that is an output twice
             moved.append(helper.make_node("Identity", [inner.name], [outer], f"{prefix}/{outer}"))
         taken.add(inner.name)
-    for each in body.node:
-        _rename(each, names)
+    rename(body.node, names)
     for each in moved:
         each.input[0] = names.get(each.input[0], each.input[0])
     for tensor in body.initializer:
         tensor.name = names[tensor.name]
     place = next(at for at, each in enumerate(graph.node) if each.output[:] == node.output[:])
-    after = [*graph.node[place + 1 :]]
-    del graph.node[place:]
-    graph.node.extend([*body.node, *moved, *after])
+    set_all(graph.node, [*graph.node[:place], *body.node, *moved, *graph.node[place + 1 :]])
     graph.initializer.extend(body.initializer)
 
 
@@ -184,18 +181,4 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
         if not wanted.isdisjoint(node.output):
             kept.append(node)
             wanted.update(reads(node))
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
-
-
-def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what a node and the bodies inside of it read and make."""
-    for values in (node.input, node.output):
-        changed = [names.get(name, name) for name in values]
-        del values[:]
-        values.extend(changed)
-    for body in bodies(node):
-        for each in body.node:
-            _rename(each, names)
-        for info in body.output:
-            info.name = names.get(info.name, info.name)
+    set_all(graph.node, reversed(kept))

@@ -11,7 +11,7 @@ from collections import Counter
 import onnx
 from onnx import TensorProto
 
-from collage.frontend.read.scopes import reads
+from collage.frontend.read.scopes import integer, reads, set_all
 from collage.frontend.rewrite.bounds import Types
 
 _MOVES = frozenset("Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
@@ -20,7 +20,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def casts_first(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with such casts moved; the model itself where there are none.
+    """A copy of the model with such casts moved; the model itself if there are none.
 
     The copy does not declare the types of values that have changed.
     """
@@ -35,9 +35,8 @@ def casts_first(model: onnx.ModelProto) -> onnx.ModelProto:
             _swap(changed.graph, move, cast)
             stale.add(changed.graph.node[move].output[0])
         pairs = _pairs(changed.graph)
-    kept = [info for info in changed.graph.value_info if info.name not in stale]
-    del changed.graph.value_info[:]
-    changed.graph.value_info.extend(kept)
+    graph = changed.graph
+    set_all(graph.value_info, [info for info in graph.value_info if info.name not in stale])
     return changed
 
 
@@ -58,10 +57,9 @@ def _pairs(graph: onnx.GraphProto) -> list[tuple[int, int]]:
     for index, node in enumerate(graph.node):
         if node.domain or node.op_type != "Cast" or node.input[0] not in made:
             continue
-        target = next((a.i for a in node.attribute if a.name == "to"), 0)
         at = made[node.input[0]]
         move = graph.node[at]
-        if target not in _FLOATS or move.domain or move.op_type not in _MOVES:
+        if integer(node, "to") not in _FLOATS or move.domain or move.op_type not in _MOVES:
             continue
         if (
             elements.get(move.input[0], 0) in _WIDE

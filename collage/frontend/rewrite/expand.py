@@ -15,6 +15,7 @@ import onnx.inliner
 from google.protobuf.message import EncodeError
 
 from collage.frontend.read.load import settle_opset
+from collage.frontend.read.scopes import STANDARD, set_all
 from collage.frontend.read.shapes import infer_types
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _DOMAIN = "collage.expanded"
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model without the operators of EXPANDED in its main graph; the model itself if it has none."""
-    default = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    default = [opset.version for opset in model.opset_import if opset.domain in STANDARD]
     wanted = [i for i, node in enumerate(model.graph.node) if node.domain == "" and node.op_type in EXPANDED]
     if not wanted or len(default) != 1:
         return model
@@ -56,16 +57,14 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     except (EncodeError, RuntimeError, ValueError) as error:  # the model has more than 2 GiB
         log.info("operators are not expanded: %s", error)
         return model
-    kept = [opset for opset in copy.opset_import if opset.domain != _DOMAIN]
-    del copy.opset_import[:]
-    copy.opset_import.extend(kept)
+    set_all(copy.opset_import, [opset for opset in copy.opset_import if opset.domain != _DOMAIN])
     return settle_opset(copy, "the model")
 
 
 def _definition(
     node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto | None:
-    """The operator as a function of other operators of the set ``version``; None where that does not define it.
+    """The operator as a function of other operators of the set ``version``; None if that does not define it.
 
     Default attributes are written into ``node``.
     """

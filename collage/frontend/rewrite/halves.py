@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
+from collage.frontend.read.scopes import STANDARD
 from collage.frontend.read.shapes import inferred
 from collage.frontend.read.weights import array_of
 
@@ -79,7 +80,7 @@ def _may_have_float16(model: onnx.ModelProto) -> bool:
 def _types_of(model: onnx.ModelProto) -> _Types:
     """The element type of each value. Raises _OtherError where one is not known."""
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx") or "Quantize" in node.op_type or "QLinear" in node.op_type:
+        if node.domain not in STANDARD or "Quantize" in node.op_type or "QLinear" in node.op_type:
             raise _OtherError(f"{node.domain or 'ONNX'}'s {node.op_type}")
         if any(each.HasField("g") or each.graphs for each in node.attribute):
             raise _OtherError(f"{node.op_type} has a graph inside")

@@ -7,16 +7,17 @@ reduced precisions, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from collage.frontend.read.scopes import all_graphs, all_nodes
+from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes, integer, opset_of, set_all
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.read.weights import array_of
+from collage.frontend.rewrite.bounds import Types
 from collage.graph.dataflow import Array
 
 RECURRENT: Mapping[str, tuple[str, ...]] = {
@@ -46,20 +47,18 @@ def batches_second(model: onnx.ModelProto) -> None:
     for each in (*inner_first, *model.functions):
         nodes = [new for node in each.node for new in _second(node)]
         if len(nodes) > len(each.node):
-            del each.node[:]
-            each.node.extend(nodes)
+            set_all(each.node, nodes)
 
 
 def _second(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The node, or what computes the same with the batch second."""
-    if node.op_type not in RECURRENT or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in RECURRENT or node.domain not in STANDARD:
         return [node]
-    if not any(each.name == "layout" and each.i for each in node.attribute):
+    if not integer(node, "layout"):
         return [node]
     found = onnx.NodeProto()
     found.CopyFrom(node)
-    del found.attribute[:]
-    found.attribute.extend(each for each in node.attribute if each.name != "layout")
+    set_all(found.attribute, [each for each in node.attribute if each.name != "layout"])
     prefix = node.name or next(filter(None, node.output))
     before, after = [], []
     for at, name in enumerate(node.input):
@@ -85,14 +84,11 @@ def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(node.op_type in RECURRENT and not node.domain for node in model.graph.node):
         return model
-    if (
-        next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-        < _LEAST_OPSET
-    ):
+    if opset_of(model) < _LEAST_OPSET:
         return model
     found = infer_types(model)
     graph = found.graph
-    shapes = {i.name: _shape(i) for i in (*graph.input, *graph.value_info)}
+    shapes = Types.of(graph).shapes
     weights = {each.name: each for each in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -100,12 +96,9 @@ def steps_spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
         nodes += [node] if cell is None else _Writer(graph, cell).nodes()
     if len(nodes) == len(graph.node):
         return model
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_all(graph.node, nodes)
     read = {name for node in all_nodes(graph) for name in node.input} | {each.name for each in graph.output}
-    kept = [each for each in graph.initializer if each.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    set_all(graph.initializer, [each for each in graph.initializer if each.name in read])
     return found
 
 
@@ -132,9 +125,9 @@ class _Cell:
 
 
 def _cell(
-    node: onnx.NodeProto, shapes: Mapping[str, list[int] | None], weights: Mapping[str, onnx.TensorProto]
+    node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]], weights: Mapping[str, onnx.TensorProto]
 ) -> _Cell | None:
-    """The operator as a cell, or None where it is none that is written out."""
+    """The operator as a cell, or None if it is none that is written out."""
     inputs = [*node.input, *[""] * (8 - len(node.input))]
     data, of_data, of_state, bias, lengths, state, cell, peepholes = inputs
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
@@ -176,7 +169,8 @@ class _Writer:
     made: list[onnx.NodeProto] = field(default_factory=list)
 
     def nodes(self) -> list[onnx.NodeProto]:
-        cell, step = self.cell, self._step_of(self.cell.node.op_type)
+        cell = self.cell
+        step = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[cell.node.op_type]
         rows = self._reshaped(cell.node.input[0], (cell.batch, -1))
         results = [step(direction, rows) for direction in range(cell.directions)]
         names = [*cell.node.output, *[""] * (3 - len(cell.node.output))]
@@ -191,17 +185,14 @@ class _Writer:
                 self._reshaped(joined, shape, name)
         return self.made
 
-    def _step_of(self, op: str) -> Callable[[int, str], tuple[str, ...]]:
-        return {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[op]
-
     def _lstm(self, direction: int, rows: str) -> tuple[str, ...]:
         """The state and the cell after the step."""
         size = self.cell.hidden
         sums = self._sums(direction, rows, 4)
         let_in, let_out, keep = (
-            self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(3)
+            self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(3)
         )
-        new = self._node("Mul", [let_in, self._node("Tanh", [self._columns(sums, 3 * size, 4 * size)])])
+        new = self._node("Mul", [let_in, self._node("Tanh", [self._sliced(sums, 1, 3 * size, 4 * size)])])
         if self.cell.before[1]:
             old = self._before(1, direction)
             new = self._node("Add", [self._node("Mul", [keep, old]), new])
@@ -213,7 +204,7 @@ class _Writer:
         old = self._before(0, direction) if cell.before[0] else ""
         sums = self._sums(direction, rows, 2)
         update, reset = (
-            self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(2)
+            self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(2)
         )
         third = slice(2 * size, 3 * size)
         of_data, of_state = cell.bias[direction][third], cell.bias[direction][5 * size :]
@@ -261,18 +252,12 @@ class _Writer:
         found = self._node("MatMul", [rows, self._constant("weights", np.ascontiguousarray(matrix.T))])
         return found if bias is None else self._node("Add", [found, self._constant("bias", bias)])
 
-    def _columns(self, name: str, begin: int, end: int) -> str:
-        return self._sliced(name, 1, begin, end)
-
     def _sliced(self, name: str, axis: int, begin: int, end: int) -> str:
-        bounds = [self._integers("bound", [each]) for each in (begin, end, axis)]
+        bounds = [self._constant("bound", np.array([each])) for each in (begin, end, axis)]
         return self._node("Slice", [name, *bounds])
 
     def _reshaped(self, name: str, shape: Sequence[int], output: str = "") -> str:
-        return self._node("Reshape", [name, self._integers("shape", shape)], output)
-
-    def _integers(self, what: str, values: Sequence[int]) -> str:
-        return self._constant(what, np.array(values, np.int64))
+        return self._node("Reshape", [name, self._constant("shape", np.array(shape))], output)
 
     def _node(self, op: str, inputs: Sequence[str], output: str = "", **attributes: int) -> str:
         name = f"{self.cell.node.name}/{op}{len(self.made)}"
@@ -286,10 +271,3 @@ class _Writer:
         name = f"{self.cell.node.name}/{what}.{len(self.graph.initializer)}"
         self.graph.initializer.append(numpy_helper.from_array(array, name))
         return name
-
-
-def _shape(info: onnx.ValueInfoProto) -> list[int] | None:
-    """The extents of a tensor, -1 for those that are not known; None for an unknown rank."""
-    if not info.type.tensor_type.HasField("shape"):
-        return None
-    return [d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim]

@@ -13,9 +13,10 @@ import onnx
 import onnx.numpy_helper
 from onnx import TensorProto
 
+from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import array_of, is_apart, is_external, small_array
 from collage.frontend.rewrite.bounds import INTEGERS, MOVES, Types
-from collage.graph.reciprocals import are_powers_of_two
+from collage.graph.decisions import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())
 """Operators whose results may be whole numbers, or equal to a bound, where those of their operands are."""
@@ -39,14 +40,12 @@ def rounded_quotients(graph: onnx.GraphProto, types: Types) -> Mapping[int, str]
 
     Divisors that are constant powers of two are no matter, nor is what is computed of constants and shapes alone.
     """
-    constants = {each.name: each for each in graph.initializer}
+    constants = constants_of(graph)
     fixed = {"", *constants}
     divided: dict[str, frozenset[int]] = {}
     combined: dict[str, tuple[str, bool]] = {}
     found: dict[int, str] = {}
     for index, node in enumerate(graph.node):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
         if node.op_type in _FIXED or fixed.issuperset(node.input):
             fixed.update(node.output)
             continue
@@ -105,5 +104,4 @@ def _decides(node: onnx.NodeProto) -> bool:
     """Whether a node makes whole numbers of others, or a choice."""
     if node.op_type != "Cast":
         return node.op_type in _DECIDING
-    target = next((each.i for each in node.attribute if each.name == "to"), 0)
-    return target in INTEGERS or target == TensorProto.BOOL
+    return integer(node, "to") in INTEGERS

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from collage.core.library_text import library_text
-from collage.frontend.read.scopes import all_nodes, bodies, reads
+from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, reads, set_all
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.rewrite.bounds import Types
 from collage.frontend.session import Reference, unoptimised_session
@@ -107,7 +107,7 @@ def _settle_by_onnx_runtime(model: onnx.ModelProto) -> None:
 
 def _is_beyond_onnx(node: onnx.NodeProto) -> bool:
     """Whether onnx has no rule for the node's shapes, or for those of a node in its bodies."""
-    standard = node.domain in ("", "ai.onnx")
+    standard = node.domain in STANDARD
     inner = (each for body in bodies(node) for each in all_nodes(body))
     return not (standard and onnx.defs.has(node.op_type)) or any(map(_is_beyond_onnx, inner))
 
@@ -118,7 +118,7 @@ def _may_be_declared(node: onnx.NodeProto, types: Types) -> bool:
     How many elements are found depends on numbers, and a file declares what an exporter saw once. What is behind such a
     node depends on it.
     """
-    if node.domain in ("", "ai.onnx") and node.op_type in _FINDS:
+    if node.domain in STANDARD and node.op_type in _FINDS:
         return False
     shapes = (types.shapes.get(name) for name in reads(node))
     return all(shape is not None and min(shape, default=0) >= 0 for shape in shapes)
@@ -157,9 +157,8 @@ def _by_rules(model: onnx.ModelProto, types: Types) -> dict[str, onnx.ValueInfoP
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    del copy.graph.output[:]
     asked = [name for node in model.graph.node for name in node.output if name and _size(types, name) is None]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked)
+    set_all(copy.graph.output, [onnx.ValueInfoProto(name=name) for name in asked])
     try:
         outputs = unoptimised_session(copy).get_outputs()
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx
 import onnxruntime as ort
@@ -14,19 +14,28 @@ from collage.errors import ModelError
 from collage.frontend.ort_session import session_options
 from collage.frontend.read.apart import adopted, save_model, weight_files
 from collage.frontend.read.randomness import Randomness, without_idle_dropout
-from collage.frontend.read.scopes import all_nodes
+from collage.frontend.read.scopes import STANDARD, all_nodes, set_all
 from collage.frontend.read.shapes import infer_types, model_inputs
 from collage.frontend.rewrite.bounds import Types
 from collage.frontend.rewrite.casts import casts_first
 from collage.frontend.rewrite.expand import expand
 from collage.frontend.rewrite.halves import folded_in_float16
-from collage.frontend.rewrite.qlinear import spelt_out
-from collage.frontend.rewrite.quantised_views import views_first
+from collage.frontend.rewrite.quantised import spelt_out, views_first
 from collage.frontend.rewrite.recurrent import steps_spelt_out
 from collage.frontend.rewrite.rounded_quotients import rounded_quotients
 from collage.frontend.rewrite.settle import settle
 
 log = logging.getLogger(__name__)
+
+BEFORE: Sequence[Callable[[onnx.ModelProto], onnx.ModelProto]] = (without_idle_dropout, expand, spelt_out)
+"""The passes before constants are folded: they replace operators by those that define them."""
+AFTER: Sequence[Callable[[onnx.ModelProto], onnx.ModelProto]] = (
+    steps_spelt_out,
+    views_first,
+    casts_first,
+    infer_types,
+)
+"""The passes after it. Each returns the model itself if it has nothing to do; some change it in place."""
 
 _EXTERNAL_ABOVE_BYTES = 1024
 _INEXACT = ("DivMulFusion",)
@@ -39,21 +48,22 @@ def simplify(
 ) -> onnx.ModelProto:
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    Before that, operators that only engines could run are replaced by those that define them (see ``expand``,
-    ``spelt_out`` and ``without_idle_dropout``). After it, recurrent operators over one step are written out (see
-    ``steps_spelt_out``), casts of 64-bit integers move to where the integers come from (see ``casts_first``), and views
-    of what is quantised are taken of the integers (see ``views_first``). Shapes that onnx has no rule for are taken
-    from ONNX Runtime, or else from ``declared``, what the file says of its outputs and inner values (see ``settle``).
+    The passes of BEFORE, the folding and the passes of AFTER run one after the other. Shapes that onnx has no rule for
+    are taken from ONNX Runtime, or else from ``declared``, the types that the file declares (see ``settle``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
     example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
     operators of float16 float32, as CPUs compute them; with ``halves`` they stay float16 (see ``folded_in_float16``).
     Raises ModelError when ONNX Runtime cannot load the model.
     """
-    expanded = spelt_out(expand(without_idle_dropout(model)))
-    simple = folded_in_float16(expanded, _folded) if halves else _folded(expanded)
-    _tidy(simple, {info.name for info in model_inputs(model)})
-    return settle(infer_types(casts_first(views_first(steps_spelt_out(simple)))), declared)
+    inputs = {info.name for info in model_inputs(model)}
+    for rewrite in BEFORE:
+        model = rewrite(model)
+    model = folded_in_float16(model, _folded) if halves else _folded(model)
+    _tidy(model, inputs)
+    for rewrite in AFTER:
+        model = rewrite(model)
+    return settle(model, declared)
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -101,13 +111,9 @@ def _tidy(model: onnx.ModelProto, given: Collection[str]) -> None:
     In models of IR version 3 initializers are inputs, too, also those that folding has made.
     """
     graph = model.graph
-    inputs = [each for each in graph.input if each.name in given]
-    del graph.input[:]
-    graph.input.extend(inputs)
+    set_all(graph.input, [each for each in graph.input if each.name in given])
     used = {node.domain for node in all_nodes(graph)} | {f.domain for f in model.functions}
-    opsets = [o for o in model.opset_import if o.domain in used or o.domain in ("", "ai.onnx")]
-    del model.opset_import[:]
-    model.opset_import.extend(opsets)
+    set_all(model.opset_import, [o for o in model.opset_import if o.domain in (*used, *STANDARD)])
     seen: set[str] = set()
     for index, node in enumerate(graph.node):
         if not node.name or node.name in seen:

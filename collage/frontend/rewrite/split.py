@@ -26,7 +26,7 @@ class Split:
 def split(simple: onnx.ModelProto, beyond: Collection[int]) -> Split | None:
     """Split a simplified model: the suffix gets the nodes ``beyond``, by index, and all that read their outputs.
 
-    Nodes whose outputs have no static type go to the suffix, too. The result is None where no node is left for the
+    Nodes whose outputs have no static type go to the suffix, too. The result is None if no node is left for the
     prefix, or where no node makes an output of the model. ``simple`` is not changed.
     """
     graph = simple.graph

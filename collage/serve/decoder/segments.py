@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.frontend.read.network import note_network
+from collage.frontend.read.proto_size import note_network
 from collage.frontend.read.weights import array_of
 from collage.serve.decoder.description import Decoder, Layer, Source
 from collage.serve.decoder.experts.product import DOMAIN, in_operators

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from collage.backends.layout import LayoutTransforms
-from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
 from collage.backends.onednn_kernels.reorder import reorder_kernel
-from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import (
     BF16,
     BF16_STORAGES,
-    BLOCKED,
     BLOCKED_BF16,
-    CHANNELS_LAST,
     CHANNELS_LAST_BF16,
     PLAIN,
     PLAIN_BF16,
@@ -39,10 +37,7 @@ from tests.backends.bf16_checks import (
     check_all,
     check_special_values,
     convolution,
-    model,
     reduced_variants,
-    rounded,
-    run,
 )
 from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
 from tests.backends.product_models import EPILOGUES, product_model
@@ -116,43 +111,29 @@ def test_attention(threads: int) -> None:
             assert (PLAIN_BF16, PLAIN_BF16) in ends
 
 
-def others() -> dict[str, onnx.ModelProto]:
-    shape = [1, 32, 8, 8]
-    half = [1, 32, 4, 4]
-    norm = {"s": RNG.uniform(0.5, 2, 64).astype(np.float32), "b": RNG.standard_normal(64).astype(np.float32)}
-    pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    return {
-        "max pool": make_model(
-            [helper.make_node("MaxPool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
-        ),
-        "average pool": make_model(
-            [helper.make_node("AveragePool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
-        ),
-        "mean": make_model(
-            [helper.make_node("GlobalAveragePool", ["x"], ["y"])], {"x": shape}, {"y": [1, 32, 1, 1]}
-        ),
-        "add": make_model(
-            [helper.make_node("Add", ["x", "z"], ["a"]), helper.make_node("Relu", ["a"], ["y"])],
-            {"x": shape, "z": shape},
-            {"y": shape},
-        ),
-        "sigmoid": make_model([helper.make_node("Sigmoid", ["x"], ["y"])], {"x": shape}, {"y": shape}),
-        "layer norm": make_model(
-            [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-1)],
-            {"x": [4, 9, 64]},
-            {"y": [4, 9, 64]},
-            norm,
-            opset=17,
-        ),
-        "concat": make_model(
-            [helper.make_node("Concat", ["x", "z"], ["y"], axis=1)],
-            {"x": shape, "z": shape},
-            {"y": [1, 64, 8, 8]},
-        ),
-    }
+def one(op: str, result: list[int], *names: str, **attrs: Any) -> onnx.ModelProto:
+    """An operator on pictures of these names."""
+    node = helper.make_node(op, list(names), ["y"], **attrs)
+    return make_model([node], dict.fromkeys(names, PICTURE), {"y": result})
 
 
-OTHERS = others()
+PICTURE = [1, 32, 8, 8]
+WINDOWS = {"kernel_shape": [2, 2], "strides": [2, 2]}
+NORM = {"s": RNG.uniform(0.5, 2, 64).astype(np.float32), "b": RNG.standard_normal(64).astype(np.float32)}
+OTHERS = {
+    "max pool": one("MaxPool", [1, 32, 4, 4], "x", **WINDOWS),
+    "average pool": one("AveragePool", [1, 32, 4, 4], "x", **WINDOWS),
+    "mean": one("GlobalAveragePool", [1, 32, 1, 1], "x"),
+    "add": one("Add", PICTURE, "x", "z"),
+    "sigmoid": one("Sigmoid", PICTURE, "x"),
+    "concat": one("Concat", [1, 64, 8, 8], "x", "z", axis=1),
+    "layer norm": make_model(
+        [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-1)],
+        {"x": [4, 9, 64]},
+        {"y": [4, 9, 64]},
+        NORM,
+    ),
+}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -162,24 +143,16 @@ def test_other_operators(name: str, threads: int) -> None:
     assert any({*each.inputs, *each.outputs} <= {*BF16_STORAGES} for each in built)
 
 
-def test_special_values() -> None:
-    """NaN and infinities go where IEEE's arithmetic has them; denormals may be zeros."""
-    chain = subgraph_of(product_model([4, 6], 32, bias=False))
-    x = np.ones((4, 6), np.float32)
-    x[0, 3], x[1, 2], x[2, :] = np.nan, np.inf, 1e-40
-    for variant in reduced_variants(BACKEND, chain, 1):
-        (y,) = run(BACKEND, chain, variant, 1, [x])
-        with np.errstate(all="ignore"):
-            (exact,) = model(chain, variant, [x])
-        assert np.isnan(y[0]).all()
-        np.testing.assert_array_equal(y[1], exact[1])
-        assert np.abs(y[2]).max() < 1e-37
-        np.testing.assert_allclose(y[3], exact[3], rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize("weights", [(32, 32, 3, 3), (32, 32, 1, 1)])
-def test_special_values_in_convolutions(weights: tuple[int, ...]) -> None:
-    check_special_values(BACKEND, subgraph_of(convolution((1, 32, 9, 9), weights)), least=2)
+@pytest.mark.parametrize(
+    "proto",
+    [
+        convolution((1, 32, 9, 9), (32, 32, 3, 3)),
+        convolution((1, 32, 9, 9), (32, 32, 1, 1)),
+        product_model([40, 6], 32, bias=False),
+    ],
+)
+def test_special_values(proto: onnx.ModelProto) -> None:
+    check_special_values(BACKEND, subgraph_of(proto), least=2)
 
 
 def test_artifacts_of_float32_hold_no_dtypes() -> None:
@@ -188,12 +161,6 @@ def test_artifacts_of_float32_hold_no_dtypes() -> None:
         data = BACKEND.codegen(chain, BuildOptions(threads=2, variant=variant))
         assert to_bytes(from_artifact(data)) == data
         assert (b'"bf16"' in data) == (variant.precision == BF16)
-
-
-def test_nothing_is_offered_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = subgraph_of(CONVOLUTIONS["3x3"])
-    monkeypatch.setattr("collage.backends.onednn.reduced_precisions", frozenset)
-    assert not reduced_variants(OneDnn(), chain, 2)
 
 
 PAIRS = [
@@ -231,16 +198,3 @@ def test_layout_transforms(source: Storage, target: Storage, threads: int) -> No
         )
     else:
         assert same_values(given, expected)
-
-
-def test_a_narrow_value_is_half_as_large() -> None:
-    chain: Subgraph = subgraph_of(CONVOLUTIONS["1x1"])
-    assert {*map(str, reduced_variants(BACKEND, chain, 1))} >= {
-        "channels-last-bf16; bf16",
-        "channels-last-bf16, channels-last -> channels-last; bf16",
-        "blocked-bf16; bf16",
-    }
-    kind = chain.input_types[0]
-    for wide, narrow in ((BLOCKED, BLOCKED_BF16), (CHANNELS_LAST, CHANNELS_LAST_BF16)):
-        assert 2 * stored_type(kind, narrow).nbytes == stored_type(kind, wide).nbytes
-    assert rounded(np.float32(257)) == 256

@@ -8,23 +8,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from collage.backends.chains.activations import _Reader
-from collage.backends.chains.chain import Chain, Combine
+from collage.backends.chains.chain import Chain
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Node
-from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from tests.models import conv_net, make_model
-
-LAST = CHANNELS_LAST
 
 
 def offered(proto: onnx.ModelProto) -> dict[str, Subgraph]:
@@ -65,12 +62,6 @@ def test_prefixes_are_offered() -> None:
     assert "relu+mean" not in found  # a chain begins with the pooling
 
 
-def test_bias_is_left_to_its_convolution() -> None:
-    context = MatchContext(import_model(conv_net(channels=16)))
-    _, rejected = find_matches(context, "onednn", OneDnn().sources(BuildOptions()))
-    assert [each.reason for each in rejected] == [*["part of nn.conv2d"] * 2, "oneDNN has no reshape"]
-
-
 def test_attention_is_offered_with_its_transposes() -> None:
     heads = {"perm": [0, 2, 1, 3]}
     nodes = [
@@ -90,182 +81,67 @@ def test_attention_is_offered_with_its_transposes() -> None:
     assert {"matmul", "matmul+add", "matmul+permute_dims", "softmax"} <= found
 
 
-def test_results_used_elsewhere_end_a_chain() -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("Tanh", ["c"], ["t"]),
-        helper.make_node("Concat", ["r", "t"], ["y"], axis=1),
-    ]
-    weights = {"w": np.ones((16, 16, 1, 1), np.float32)}
-    found = offered(make_model(nodes, {"x": [1, 16, 4, 4]}, {"y": [1, 32, 4, 4]}, weights))
-    assert set(found) == {"conv2d", "relu", "tanh", "concat"}
+NUMBERS = {
+    "root": 2**0.5,
+    "inverse": 0.5**0.5,
+    "one": 1,
+    "half": 0.5,
+    "three": 3,
+    "cubic": 0.044715,
+    "slope": (2 / np.pi) ** 0.5,
+}
+GELU = Eltwise(DnnlAlgorithm.GELU_ERF)
+ACTIVATIONS: dict[str, tuple[str, tuple[Eltwise, ...]]] = {
+    "gelu": ("g1 = Div a root; g2 = Erf g1; g3 = Add g2 one; g4 = Mul a g3; y = Mul g4 half", (GELU,)),
+    "gelu, with a product with the root": (
+        "g1 = Mul a inverse; g2 = Erf g1; g3 = Add one g2; g4 = Mul half a; y = Mul g4 g3",
+        (GELU,),
+    ),
+    "gelu, halved first": (
+        "g1 = Div a root; g2 = Erf g1; g3 = Mul g2 half; g4 = Add g3 half; y = Mul g4 a",
+        (GELU,),
+    ),
+    "twice a gelu": (
+        "g1 = Div a root; g2 = Erf g1; g3 = Add g2 one; y = Mul a g3",
+        (GELU, Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0)),
+    ),
+    "gelu by tanh": (
+        "g1 = Pow a three; g2 = Mul g1 cubic; g3 = Add a g2; g4 = Mul g3 slope; g5 = Tanh g4; g6 = Add g5 one; "
+        "g7 = Mul a g6; y = Mul g7 half",
+        (Eltwise(DnnlAlgorithm.GELU_TANH),),
+    ),
+    "silu": ("s = Sigmoid a; y = Mul a s", (Eltwise(DnnlAlgorithm.SWISH, 1.0),)),
+    "twice": ("y = Add a a", (Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0),)),
+    "hard swish": ("y = HardSwish a", (Eltwise(DnnlAlgorithm.HARD_SWISH, pytest.approx(1 / 6), 0.5),)),
+    "elu": ("y = Elu a", (Eltwise(DnnlAlgorithm.ELU, 1.0),)),
+}
 
 
-def test_other_types_are_refused() -> None:
-    proto = make_model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        {"x": [4, 8], "w": [8, 8]},
-        {"y": [4, 8]},
-        types=dict.fromkeys("xwy", TensorProto.DOUBLE),
-    )
-    assert not offered(proto)
+def written(text: str, **other: float) -> onnx.ModelProto:
+    """The operators of ``text`` on a result ``a``, with the NUMBERS, or others, that they read."""
+    nodes = []
+    for each in text.split("; "):
+        output, _, op, *inputs = each.split()
+        nodes.append(node(op, *inputs, to=output))
+    read = {name for each in nodes for name in each.input}
+    return after_abs(*nodes, **{name: n for name, n in {**NUMBERS, **other}.items() if name in read})
 
 
-ERF_GELU = [
-    [
-        node("Div", "a", "root", to="g1"),
-        node("Erf", "g1", to="g2"),
-        node("Add", "g2", "one", to="g3"),
-        node("Mul", "a", "g3", to="g4"),
-        node("Mul", "g4", "half", to="y"),
-    ],
-    [
-        node("Mul", "a", "inverse", to="g1"),
-        node("Erf", "g1", to="g2"),
-        node("Add", "one", "g2", to="g3"),
-        node("Mul", "half", "a", to="g4"),
-        node("Mul", "g4", "g3", to="y"),
-    ],
-    [
-        node("Mul", "inverse", "a", to="g1"),
-        node("Erf", "g1", to="g2"),
-        node("Mul", "g2", "half", to="g3"),
-        node("Add", "g3", "half", to="g4"),
-        node("Mul", "g4", "a", to="y"),
-    ],
-]
-NUMBERS = {"root": 2**0.5, "inverse": 0.5**0.5, "one": 1.0, "half": 0.5}
-
-
-def used(nodes: list[onnx.NodeProto]) -> dict[str, float]:
-    return {name: value for name, value in NUMBERS.items() if any(name in n.input for n in nodes)}
-
-
-@pytest.mark.parametrize("nodes", ERF_GELU)
-def test_erf_gelu_is_recognised(nodes: list[onnx.NodeProto]) -> None:
-    assert longest(after_abs(*nodes, **used(nodes))).epilogue == (
-        Eltwise(DnnlAlgorithm.ABS),
-        Eltwise(DnnlAlgorithm.GELU_ERF),
-    )
-
-
-def test_gelu_without_its_half_is_scaled() -> None:
-    nodes = [*ERF_GELU[0][:3], node("Mul", "a", "g3", to="y")]
-    *_, gelu, scale = longest(after_abs(*nodes, **used(nodes))).epilogue
-    assert gelu == Eltwise(DnnlAlgorithm.GELU_ERF)
-    assert scale == Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_in_single_operators_are_recognised(name: str) -> None:
+    text, functions = ACTIVATIONS[name]
+    assert longest(written(text)).epilogue == (Eltwise(DnnlAlgorithm.ABS), *functions)
 
 
 def test_almost_gelu_is_not_recognised() -> None:
-    nodes = ERF_GELU[0]
-    numbers = {**used(nodes), "root": 1.5}
-    assert set(offered(after_abs(*nodes, **numbers))) & {"abs+divide+erf+add+multiply+multiply"} == set()
-
-
-def test_tanh_gelu_is_recognised() -> None:
-    nodes = [
-        node("Pow", "a", "three", to="g1"),
-        node("Mul", "g1", "cubic", to="g2"),
-        node("Add", "a", "g2", to="g3"),
-        node("Mul", "g3", "slope", to="g4"),
-        node("Tanh", "g4", to="g5"),
-        node("Add", "g5", "one", to="g6"),
-        node("Mul", "a", "g6", to="g7"),
-        node("Mul", "g7", "half", to="y"),
-    ]
-    chain = longest(after_abs(*nodes, three=3, cubic=0.044715, slope=(2 / np.pi) ** 0.5, one=1, half=0.5))
-    assert chain.epilogue[1:] == (Eltwise(DnnlAlgorithm.GELU_TANH),)
-
-
-@pytest.mark.parametrize(
-    ("op", "functions"),
-    [
-        ("HardSwish", (Eltwise(DnnlAlgorithm.HARD_SWISH, pytest.approx(1 / 6), 0.5),)),
-        ("Elu", (Eltwise(DnnlAlgorithm.ELU, 1.0),)),
-    ],
-)
-def test_operators_taken_to_pieces(op: str, functions: tuple[Eltwise, ...]) -> None:
-    assert longest(after_abs(node(op, "a", to="y"))).epilogue[1:] == functions
+    found = offered(written(ACTIVATIONS["gelu"][0], root=1.5))
+    assert "abs+divide+erf+add+multiply+multiply" not in found
 
 
 @pytest.mark.parametrize("op", ["Log", "Softplus", "Mish"])
 def test_what_is_inexact_in_onednn_is_no_function(op: str) -> None:
     """Its logarithm near 1, and Softplus and mish of negative numbers."""
     assert not any("log" in ops.split("+") for ops in offered(after_abs(node(op, "a", to="y"))))
-
-
-def test_silu_is_recognised() -> None:
-    nodes = (node("Sigmoid", "a", to="s"), node("Mul", "a", "s", to="y"))
-    assert longest(after_abs(*nodes)).epilogue[1:] == (Eltwise(DnnlAlgorithm.SWISH, 1.0),)
-
-
-def test_twice_the_value_is_a_factor() -> None:
-    assert longest(after_abs(node("Add", "a", "a", to="y"))).epilogue[1:] == (
-        Eltwise(DnnlAlgorithm.LINEAR, 2.0, 0.0),
-    )
-
-
-def conv(channels: int = 64, size: int = 56, *, ins: int | None = None, **attrs: object) -> onnx.ModelProto:
-    """Convolution, bias, residual and relu."""
-    given = ins or channels
-    weights = {
-        "w": np.ones((channels, given // int(str(attrs.get("group", 1))), 3, 3), np.float32),
-        "b": np.arange(channels, dtype=np.float32),
-    }
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1], **attrs),
-        helper.make_node("Add", ["c", "r"], ["a"]),
-        helper.make_node("Relu", ["a"], ["y"]),
-    ]
-    shape = [1, channels, size, size]
-    return make_model(nodes, {"x": [1, given, size, size], "r": shape}, {"y": shape}, weights)
-
-
-def variants(proto: onnx.ModelProto, ops: str, threads: int = 2) -> list[Variant]:
-    return list(OneDnn().variants(offered(proto)[ops], BuildOptions(threads=threads)))
-
-
-def test_variants_of_a_convolution() -> None:
-    assert variants(conv(), "conv2d") == [
-        Variant((BLOCKED,), (BLOCKED,), "output channels"),
-        Variant((LAST,), (LAST,), "rows"),
-        Variant((PLAIN,), (PLAIN,), "output channels"),
-    ]
-    assert variants(conv(), "conv2d+add+add+relu") == [
-        Variant((BLOCKED, BLOCKED), (BLOCKED,), "output channels"),
-        Variant((LAST, LAST), (LAST,), "rows"),
-    ]
-
-
-def test_small_work_may_be_left_to_one_thread() -> None:
-    splits = [each.split for each in variants(conv(16, 8), "conv2d")]
-    assert splits == ["rows", "", "rows", "", "output channels", ""]
-    assert {each.split for each in variants(conv(), "conv2d", threads=1)} == {""}
-
-
-def test_first_convolutions_may_read_plain_images() -> None:
-    assert Variant((PLAIN,), (BLOCKED,), "output channels") in variants(conv(ins=3), "conv2d")
-    assert Variant((BLOCKED,), (BLOCKED,), "output channels") not in variants(conv(ins=3), "conv2d")
-
-
-@pytest.mark.parametrize("group", [8, 64])
-def test_groups_are_shared_out(group: int) -> None:
-    assert variants(conv(group=group), "conv2d")[0] == Variant((BLOCKED,), (BLOCKED,), "groups")
-
-
-def test_what_follows_is_folded() -> None:
-    from collage.backends.chains.fold import fold
-
-    subgraph = offered(conv())["conv2d+add+add+relu"]
-    folded = fold(chain_of(subgraph), (1, 64, 56, 56), 1)
-    assert folded.scale is None
-    assert folded.bias is not None
-    np.testing.assert_array_equal(folded.bias, np.arange(64))
-    combine, relu = folded.epilogue
-    assert isinstance(combine, Combine)
-    assert combine.algorithm is DnnlAlgorithm.ADD
-    assert relu == Eltwise(DnnlAlgorithm.RELU)
 
 
 def test_a_long_chain_of_products_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

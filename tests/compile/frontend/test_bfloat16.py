@@ -81,23 +81,6 @@ def test_a_network_in_bfloat16(backends: list[str] | None, tmp_path: Path) -> No
             assert (np.abs(found.astype(np.float64) - wanted) <= rounding + 1e-5).all()
 
 
-def test_weights_in_a_file(tmp_path: Path) -> None:
-    model, weights = layers()
-    path = tmp_path / "it.onnx"
-    onnx.save_model(model, str(path), save_as_external_data=True, location="it.bin", size_threshold=0)
-    module = collage.compile(path, db=tmp_path / "db.sqlite", progress=False, quick=True)
-    x = narrow(5, 48)
-    assert np.abs(module(x)[0].astype(np.float64) - expected(x, weights)[0]).max() < 0.02
-
-
-def test_an_input_that_is_an_output_too() -> None:
-    model = model_of([N("Add", ["x", "x"], ["y"])], {"x": [3]}, {"x": [3], "y": [3]})
-    found = load_onnx(model)
-    onnx.checker.check_model(found, full_check=True)
-    assert {info.type.tensor_type.elem_type for info in (*found.graph.input, *found.graph.output)} == {BF16}
-    assert [info.name for info in found.graph.output] == ["x", "y"]
-
-
 def branch(name: str, op: str) -> onnx.GraphProto:
     return helper.make_graph(
         [N(op, ["h"], [name])], name, [], [helper.make_tensor_value_info(name, BF16, [3])]

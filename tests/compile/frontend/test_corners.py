@@ -198,6 +198,14 @@ def test_a_view_of_what_is_dequantized_to_float16() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+def test_a_concatenation_without_one_of_its_inputs_stays_opaque() -> None:
+    """TVM's importer would end the process."""
+    model = import_model(
+        make_model([N("Concat", ["x", ""], ["y"], "join", axis=0)], {"x": [2, 3]}, {"y": [2, 3]})
+    )
+    assert list(model.opaque.values()) == ["one of any number of inputs is left out"]
+
+
 def test_an_input_without_elements_is_named() -> None:
     nodes = [N("Concat", ["past", "x"], ["y"], axis=1)]
     model = make_model(nodes, {"past": [1, "p", 4], "x": [1, 3, 4]}, {"y": [1, "n", 4]}, {})

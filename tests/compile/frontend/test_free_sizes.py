@@ -8,7 +8,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.base import UnsupportedError
-from collage.backends.engine_faults import free_sizes
 from collage.backends.engine_faults.free_sizes import free_size, impossible_size
 from collage.backends.openvino import OpenVino
 from collage.kernel.options import BuildOptions
@@ -73,14 +72,6 @@ def test_impossible_size(width: int, where: str) -> None:
             OpenVino().compile_onnx(model, BuildOptions(threads=1))
     else:
         assert OpenVino().compile_onnx(model, BuildOptions(threads=1))
-
-
-@pytest.mark.parametrize("use", ["codegen_model", "compile_onnx"])
-def test_sizes_are_looked_at_once(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(free_sizes, "impossible_size", lambda model: seen.append(model) or "")
-    getattr(OpenVino(), use)(reshaped(size="whole"), BuildOptions(threads=1))
-    assert len(seen) == 1
 
 
 def test_openvino_gets_valid_models_only() -> None:

@@ -73,55 +73,22 @@ def along(
     return Case(node, opset, function(X, ALONG), {"b": C}, {"y": kind})
 
 
-def slopes(slope: Array) -> Array:
-    return np.where(X < 0, X * slope, X)
-
-
-def logical(op: str, function: Callable[[Any, Any], Any]) -> Case:
-    x, b = X > 0, C > 0
-    node = N(op, ["x", "b"], ["y"], broadcast=1, axis=1)
-    return Case(
-        node, 6, function(x, b.reshape(4, 1, 1)), inputs={"x": x, "b": b}, outputs={"y": TensorProto.BOOL}
-    )
-
-
 TWO = {"y": TensorProto.FLOAT, "z": TensorProto.FLOAT}
 WINDOWS = np.lib.stride_tricks.sliding_window_view(X, (2, 2), axis=(2, 3)).astype(np.float64)
 
 CASES = {
-    "slopes of channels": Case(N("PRelu", ["x", "s"], ["y"]), 6, slopes(ALONG), {"s": C}),
-    "slopes of channels in set 1": Case(N("PRelu", ["x", "s"], ["y"]), 1, slopes(ALONG), {"s": C}),
-    "one slope": Case(N("PRelu", ["x", "s"], ["y"]), 6, slopes(C[:1]), {"s": C[:1]}),
-    "slopes with the axes of channels": Case(N("PRelu", ["x", "s"], ["y"]), 6, slopes(ALONG), {"s": ALONG}),
-    "Add": along("Add", np.add),
-    "Add in set 1": along("Add", np.add, opset=1),
-    "Sub": along("Sub", np.subtract),
-    "Mul": along("Mul", np.multiply),
-    "Div": along("Div", np.divide),
+    "slopes of channels": Case(N("PRelu", ["x", "s"], ["y"]), 6, np.where(X < 0, X * ALONG, X), {"s": C}),
+    "one slope": Case(N("PRelu", ["x", "s"], ["y"]), 1, np.where(X < 0, X * C[0], X), {"s": C[:1]}),
+    "Add": along("Add", np.add, opset=1),
     "Greater": along("Greater", np.greater, TensorProto.BOOL),
-    "Less": along("Less", np.less, TensorProto.BOOL),
-    "And": logical("And", np.logical_and),
-    "Or": logical("Or", np.logical_or),
-    "Xor": logical("Xor", np.logical_xor),
-    "Equal": Case(
-        N("Equal", ["x", "b"], ["y"], broadcast=1, axis=1),
+    "And": Case(
+        N("And", ["x", "b"], ["y"], broadcast=1, axis=1),
         6,
-        np.equal((X * 2).astype(np.int32), ALONG.astype(np.int32)),
-        {"b": C.astype(np.int32)},
-        {"y": TensorProto.BOOL},
-        {"x": (X * 2).astype(np.int32)},
-    ),
-    "Pow": Case(
-        N("Pow", ["x", "b"], ["y"], broadcast=1, axis=1),
-        6,
-        np.abs(X) ** ALONG,
-        {"b": C},
-        inputs={"x": np.abs(X)},
+        np.logical_and(X > 0, ALONG > 0),
+        inputs={"x": X > 0, "b": C > 0},
+        outputs={"y": TensorProto.BOOL},
     ),
     "the last axes": Case(N("Add", ["x", "b"], ["y"], broadcast=1), 6, X + C, {"b": C}),
-    "an axis from the end": Case(
-        N("Add", ["x", "b"], ["y"], broadcast=1, axis=-3), 6, X + ROWS[..., None], {"b": ROWS}
-    ),
     "two axes in the middle": Case(
         N("Add", ["x", "b"], ["y"], broadcast=1, axis=1), 6, X + ROWS[..., None], {"b": ROWS}
     ),
@@ -144,7 +111,6 @@ CASES = {
         {"s": np.array([1, 3], np.float32)},
         TWO,
     ),
-    "equal sizes": Case(N("Split", ["x"], ["y", "z"], axis=3), 1, [X[..., :2], X[..., 2:]], outputs=TWO),
     "widths of another name": Case(
         N("Pad", ["x"], ["y"], paddings=[0, 0, 1, 0, 0, 0, 0, 2], value=1.5),
         1,
@@ -236,13 +202,6 @@ def test_a_chain() -> None:
     np.testing.assert_allclose(reference_run(load_onnx(chain()), {"x": X})[0], expected, rtol=1e-5)
 
 
-def test_the_given_model_stays() -> None:
-    model = chain()
-    before = model.SerializeToString()
-    load_onnx(model)
-    assert model.SerializeToString() == before
-
-
 def in_a_branch(node: onnx.NodeProto) -> onnx.ModelProto:
     then = helper.make_graph([node], "then", [], [helper.make_empty_tensor_value_info("r")])
     other = helper.make_graph(
@@ -258,13 +217,6 @@ def test_operators_in_branches() -> None:
     (y,) = reference_run(found, {"x": X, "c": np.array(True)})
     np.testing.assert_array_equal(y, np.pad(X[..., :-1], [(0, 0)] * 3 + [(1, 0)]))
     assert load_onnx(in_a_branch(N("PRelu", ["x", "b"], ["r"]))).opset_import[0].version == 1
-
-
-@pytest.mark.parametrize("name", ["slopes of channels", "Add"])
-def test_compiled(name: str, tmp_path: Path) -> None:
-    each = CASES[name]
-    module = collage.compile(each.model(), quick=True, db=tmp_path / "db.sqlite", progress=False)
-    np.testing.assert_allclose(module.run({"x": X})["y"], each.expected, rtol=1e-5)
 
 
 UNKNOWN = {

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from collage.backends.onednn import OneDnn
 from collage.frontend.model import import_model
-from collage.frontend.rewrite.qlinear import spelt_out
+from collage.frontend.rewrite.quantised import spelt_out
 from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
@@ -59,7 +59,7 @@ CASES = {
 
 @needs_exact_sums
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_steps(name: str) -> None:
+def test_the_same_steps_by_one_kernel(name: str) -> None:
     proto = CASES[name]
     before = proto.SerializeToString()
     found = spelt_out(proto)
@@ -73,15 +73,10 @@ def test_the_same_steps(name: str) -> None:
     assert off.max() <= 1
     assert np.mean(off > 0) < 0.01
     assert np.ptp(wanted) > 100
-
-
-@needs_exact_sums
-@pytest.mark.parametrize("name", CASES)
-def test_one_kernel_takes_all_of_it(name: str) -> None:
-    imported = import_model(CASES[name])
+    imported = import_model(proto)
     sources = OneDnn().sources(BuildOptions())
-    found = [f.nodes for s in sources for f in s.find(MatchContext(imported)) if not f.reason]
-    assert tuple(range(len(imported.graph.nodes))) in found
+    kernels = [f.nodes for each in sources for f in each.find(MatchContext(imported)) if not f.reason]
+    assert tuple(range(len(imported.graph.nodes))) in kernels
 
 
 def test_what_is_no_constant_stays() -> None:

@@ -111,12 +111,3 @@ def test_quantised_sums_of_onnx_runtime() -> None:
     types = Types.of(made.graph)
     assert types.shapes["c"] == (2, 4, 7) == types.shapes["y"]
     assert types.elements["c"] == TensorProto.UINT8
-
-
-@pytest.mark.parametrize("x", [["rows", 3], [5, 2]])
-def test_what_is_not_known_or_refused_stays(x: Any) -> None:
-    """Open extents have no one shape, and a Scaler of three columns refuses two."""
-    nodes = [helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0] * 3, scale=[1.0] * 3)]
-    made = infer_types(model(nodes, {"y": FLOAT}, {}, x=x))
-    before = made.SerializeToString()
-    assert settle(made).SerializeToString() == before

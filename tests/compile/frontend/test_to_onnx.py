@@ -15,11 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.export.emit import fill_tensor
-from collage.frontend.export.to_onnx import EXPORT_OPSET, ExportError, can_export, export_onnx
+from collage.frontend.export.to_onnx import ExportError, can_export, export_onnx
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import np_dtype
 from tests.frontend.onnx_cases import CASES, Array, Case, Feed, normal
 
 
@@ -134,8 +132,10 @@ def check(net: Net, *outputs: str, cut: bool = True) -> Model:
     feeds = [feed.draw(rng) for feed in net.feeds.values()]
     expected = run(original, feeds)
     agree(run(valid(whole(model)), feeds), expected)
-    if not model.opaque:
+    lacking = {node.op for node in model.graph.nodes if can_export(model, node.id) is not None}
+    if not lacking:
         agree(run(valid(whole(model, verbatim=False)), feeds), expected)
+    assert all(op.startswith(("onnx.", "vision.")) for op in lacking), lacking
     if cut:
         for position in range(1, len(model.graph.nodes)):
             agree(run_in_two(model, position, feeds), expected)
@@ -273,30 +273,6 @@ def imported(name: str, opset: int = 18) -> Model:
 # -- what the exported model looks like --------------------------------------------------------------------
 
 
-def test_whole_nodes_keep_their_operator_and_the_models_operator_set() -> None:
-    exported = whole(imported("dense", 17))
-    assert [node.op_type for node in exported.graph.node] == ["Gemm", "Relu", "Gemm"]
-    assert exported.opset_import[0].version == 17
-
-
-def test_a_cut_old_model_is_exported_in_the_newer_operator_set() -> None:
-    model = imported("dense", 11)
-    cut = Subgraph(model, tuple(range(1, len(model.graph.nodes)))).to_onnx()
-    assert cut.opset_import[0].version == EXPORT_OPSET
-    assert cut.graph.node[0].op_type == "Add"  # the bias of the first Gemm
-    assert [n.op_type for n in whole(model).graph.node] == ["Gemm", "Relu", "Gemm"]
-
-
-def test_names_and_types_of_the_interface() -> None:
-    model = imported("branches")
-    part = Subgraph(model, tuple(range(1, len(model.graph.nodes))))
-    exported = part.to_onnx()
-    assert [i.name for i in exported.graph.input] == [f"v{v}" for v in part.inputs]
-    assert [o.name for o in exported.graph.output] == [f"v{v}" for v in part.outputs]
-    for info, found in zip(exported.graph.output, part.output_types, strict=True):
-        assert tuple(d.dim_value for d in info.type.tensor_type.shape.dim) == found.shape
-
-
 def test_outputs_that_no_node_makes_are_copies() -> None:
     model = imported("dense")
     graph = model.graph
@@ -312,15 +288,6 @@ def test_outputs_that_no_node_makes_are_copies() -> None:
     np.testing.assert_array_equal(results[3], graph.constants[constant])
 
 
-def test_a_constant_may_be_handed_in_as_an_input() -> None:
-    model = imported("dense")
-    node = model.graph.nodes[0]
-    exported = valid(export_onnx(model, [0], node.inputs, node.outputs))
-    assert not exported.graph.initializer
-    x, w = normal(3, 4), np.asarray(model.graph.constants[node.inputs[1]])
-    agree(run(exported, [x, w]), [x @ w])
-
-
 def test_a_value_from_inside_an_onnx_node_forces_operators() -> None:
     """The product inside a Gemm is an output, so the Gemm cannot go back whole, though all of it is in the part."""
     model = imported("dense")
@@ -328,26 +295,6 @@ def test_a_value_from_inside_an_onnx_node_forces_operators() -> None:
     product, total = graph.nodes[0].outputs[0], graph.nodes[1].outputs[0]
     exported = valid(export_onnx(model, [0, 1], graph.inputs, [product, total]))
     assert [n.op_type for n in exported.graph.node] == ["MatMul", "Add"]
-
-
-def test_each_weight_is_stored_once() -> None:
-    for options in ({}, {"verbatim": False}):
-        exported = whole(imported("convolutions"), **options)
-        weights = [t.raw_data for t in exported.graph.initializer if len(t.raw_data) > 64]
-        assert len(weights) == len(set(weights)) == 2
-
-
-def test_unused_optional_outputs_are_left_out() -> None:
-    exported = whole(imported("recurrent"))
-    lstm = next(n for n in exported.graph.node if n.op_type == "LSTM")
-    assert [bool(name) for name in lstm.output] == [True, False, True]
-
-
-def test_domains_are_kept_only_where_they_are_used() -> None:
-    model = imported("contributed")
-    assert {o.domain for o in whole(model).opset_import} == {"", "com.microsoft"}
-    first = Subgraph(model, (0,)).to_onnx()
-    assert {o.domain for o in first.opset_import} == {""}
 
 
 def test_a_node_without_a_form_is_named_in_the_error() -> None:
@@ -365,27 +312,6 @@ def test_a_value_that_is_neither_given_nor_made_is_an_error() -> None:
         export_onnx(model, [2], [], model.graph.nodes[2].outputs)
     with pytest.raises(ExportError, match="made outside"):
         export_onnx(model, [0], model.graph.inputs, model.graph.nodes[2].outputs)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float16", "float64", "int8", "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
-)
-def test_constants_of_any_dtype_keep_their_bits(dtype: str) -> None:
-    values = normal(3, 2).astype(np_dtype(dtype))
-    tensor = onnx.TensorProto()
-    fill_tensor(tensor, "w", values)
-    back = numpy_helper.to_array(tensor)
-    assert back.dtype == values.dtype
-    assert back.tobytes() == values.tobytes()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_networks_of_other_dtypes(dtype: str) -> None:
-    net = Net()
-    x = net.input(2, 4, dtype=dtype)
-    product = net.op("MatMul", x, net.weight(normal(4, 3), dtype))
-    total = net.op("Add", product, net.weight(normal(3), dtype))
-    check(net, net.op("Clip", net.op("Tanh", total), net.weight(-0.5, dtype), net.weight(0.5, dtype)))
 
 
 # -- random networks ---------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from onnx import TensorProto, helper
 
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
-from collage.graph.dataflow import TensorType
-from collage.graph.magnitudes import LIMIT, Magnitudes, can_be_scanned, room, scanned
+from collage.graph.magnitudes import Magnitudes
 from tests.models import make_model
 
 N = helper.make_node
@@ -146,11 +145,3 @@ def test_what_is_unbounded_stays_so() -> None:
     found = {name: bounds[model.onnx_values[name]] for name in "abcdeg"}
     assert found.pop("e") == pytest.approx(2e20)
     assert set(found.values()) == {math.inf}
-
-
-def test_types() -> None:
-    assert scanned("float32") == scanned("bfloat16") == scanned("float64") == LIMIT
-    assert scanned("float16") == 65504 and room("float16") < 65504
-    assert scanned("int8") == 256 and scanned("int64") == 2.0**64 and scanned("bool") == 1
-    assert can_be_scanned("complex64") and not can_be_scanned("float8_e5m2")
-    assert TensorType((2,), "float16").nbytes == 4

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 import collage.measure.timing.cache_state
 from collage.frontend.model import Model, import_model
-from collage.frontend.read.network import note_network
+from collage.frontend.read.proto_size import note_network
 from collage.frontend.subgraph import Subgraph
 from collage.measure.timing.cache_state import instance_count, weight_bytes, weights_among
 from tests.backends_for_tests import onnx_model

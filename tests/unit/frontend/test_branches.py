@@ -117,43 +117,6 @@ def test_without_evidence_nothing_changes(samples: Sequence[Mapping[str, Any]]) 
     assert not taken.assumed
 
 
-def test_conditions_on_data_stay() -> None:
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Greater", ["sum", "zero"], ["c"]),
-        helper.make_node(
-            "If",
-            ["c"],
-            ["y"],
-            then_branch=body("a", [helper.make_node("Exp", ["x"], ["t"])], ["t"]),
-            else_branch=body("b", [helper.make_node("Neg", ["x"], ["t"])], ["t"]),
-        ),
-    ]
-    model = model_of(nodes, ["y"], number("zero", 0, np.float32))
-    assert taken_branches(model, [sample(16000)]).model is model
-
-
-def test_two_choices_may_use_the_same_names() -> None:
-    def chosen(result: str, read: str) -> onnx.NodeProto:
-        return helper.make_node(
-            "If",
-            ["c"],
-            [result],
-            f"make {result}",
-            then_branch=body(
-                "a", [helper.make_node("Exp", [read], ["s"]), helper.make_node("Neg", ["s"], ["t"])], ["t"]
-            ),
-            else_branch=body("b", [helper.make_node("Abs", [read], ["t"])], ["t"]),
-        )
-
-    model = model_of([helper.make_node("Equal", ["rate", "wide"], ["c"]), chosen("m", "x"), chosen("y", "m")])
-    for rate in (16000, 1):
-        taken = taken_branches(model, [sample(rate)])
-        onnx.checker.check_model(taken.model, full_check=True)
-        feeds = sample(rate, 4)
-        np.testing.assert_array_equal(reference_run(taken.model, feeds)[0], reference_run(model, feeds)[0])
-
-
 def test_a_branch_may_give_a_weight() -> None:
     weight = number("t", [[1, 2, 3], [4, 5, 6]], np.float32)
     then, other = body("a", [], ["t"], weight), body("b", [helper.make_node("Exp", ["x"], ["t"])], ["t"])

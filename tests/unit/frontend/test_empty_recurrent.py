@@ -61,11 +61,6 @@ def test_what_ends_the_process_is_named(
     assert empty_recurrent(tagger(op, **attributes), {"x": shape}) == wanted
 
 
-def test_lengths_of_sequences_do_not_help() -> None:
-    shapes = {"x": (4, 0, 3), "n": (0,)}
-    assert empty_recurrent(tagger("GRU", lengths=True), shapes) == "GRU (cell) gets an empty batch"
-
-
 @pytest.mark.parametrize("op", ["LSTM", "GRU"])
 def test_an_empty_batch_is_an_error_before_onnx_runtime_has_it(op: str) -> None:
     data = tagger(op).SerializeToString()

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.frontend.read.nameless import nameless_attributes
+from collage.frontend.model import nameless_attributes
 
 
 def loop(prefix: str = "", outer: tuple[str, str] = ("v", "w"), operator: str = "Add") -> onnx.NodeProto:

@@ -81,22 +81,12 @@ def same(model: onnx.ModelProto) -> None:
 def test_one_step_is_written_out(op: str, direction: str) -> None:
     for bias, state in itertools.product((True, False), ("hc", "h", "c", "")):
         same(recurrent(op, direction=direction, bias=bias, state=state))
-
-
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-@pytest.mark.parametrize("state", ["h", ""])
-def test_a_gru_may_reset_after_the_product(direction: str, state: str) -> None:
-    for bias in (True, False):
-        same(recurrent("GRU", direction=direction, bias=bias, state=state, extra={"linear_before_reset": 1}))
-
-
-@pytest.mark.parametrize("outputs", [(True, False, False), (False, True, False), (False, False, True)])
-def test_outputs_may_be_left_out(outputs: Sequence[bool]) -> None:
-    same(recurrent("LSTM", outputs=outputs))
-
-
-def test_the_usual_activations_may_be_named() -> None:
-    same(recurrent("LSTM", extra={"activations": ["Sigmoid", "Tanh", "Tanh"]}))
+        if op == "GRU":
+            after = {"linear_before_reset": 1}
+            same(recurrent(op, direction=direction, bias=bias, state=state, extra=after))
+    if op == "LSTM":
+        named = {"activations": RECURRENT[op] * (1 + (direction == "bidirectional"))}
+        same(recurrent(op, direction=direction, outputs=(False, False, True), extra=named))
 
 
 @pytest.mark.parametrize(
@@ -112,18 +102,3 @@ def test_the_usual_activations_may_be_named() -> None:
 )
 def test_others_stay(model: onnx.ModelProto) -> None:
     assert steps_spelt_out(model) is model
-
-
-def test_weights_that_are_computed_stay() -> None:
-    model = recurrent("LSTM")
-    weights = next(each for each in model.graph.initializer if each.name == "w")
-    model.graph.initializer.remove(weights)
-    model.graph.input.append(
-        helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [1, 4 * HIDDEN, ELEMENTS])
-    )
-    assert steps_spelt_out(model) is model
-
-
-def test_weights_that_nobody_reads_any_more_are_gone() -> None:
-    names = {each.name for each in steps_spelt_out(recurrent("LSTM")).graph.initializer}
-    assert not names & {"w", "r", "b"}

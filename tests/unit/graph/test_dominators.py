@@ -6,7 +6,7 @@ from hypothesis import given
 
 from collage.graph.dataflow import Graph
 from collage.graph.dominators import dominators, post_dominators
-from tests.strategies import GraphBuilder, graph_of, graphs
+from tests.strategies import graphs
 
 EXIT = -1
 
@@ -57,24 +57,3 @@ def test_dominators_follow_the_definition(graph: Graph) -> None:
     before = edges_to_entry(graph)
     count = len(graph.nodes)
     assert dominators(graph) == tuple(naive(count, before, n) for n in range(count))
-
-
-def test_branches_meet_at_their_join() -> None:
-    graph = graph_of([(0, 1), (1, 2), (0, 3), (2, 4), (3, 4)], 5)
-    assert post_dominators(graph) == (4, 2, 4, 4, None)
-    assert dominators(graph) == (None, 0, 1, 0, 0)
-
-
-def test_a_value_that_is_used_and_returned_has_a_way_to_the_exit() -> None:
-    graph = graph_of([(0, 1), (1, 2)], 3, outputs=[1, 2])
-    assert post_dominators(graph) == (1, None, None)
-
-
-def test_a_dead_branch_ends_at_the_exit() -> None:
-    graph = graph_of([(0, 1), (0, 2)], 3, outputs=[2])
-    assert post_dominators(graph) == (None, None, None)
-
-
-def test_an_empty_graph_has_none() -> None:
-    graph = GraphBuilder().finish()
-    assert dominators(graph) == post_dominators(graph) == ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collage.graph.convexity import is_convex
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order, cut_positions, windows
-from tests.strategies import GraphBuilder, graph_of, graphs, nasnet_like
+from tests.strategies import GraphBuilder, graphs, nasnet_like
 
 
 def crossing(graph: Graph, order: tuple[int, ...], at: int) -> int:
@@ -30,12 +30,6 @@ def test_the_order_is_topological_and_complete(graph: Graph) -> None:
     order = branch_order(graph)
     assert sorted(order) == list(range(len(graph.nodes)))
     assert all(order.index(p) < order.index(n) for n in order for p in graph.predecessors[n])
-
-
-def test_branches_stay_together() -> None:
-    # Two branches of three nodes between 0 and 7, with interleaved ids.
-    edges = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 7)]
-    assert branch_order(graph_of(edges, 8)) == (0, 1, 3, 5, 2, 4, 6, 7)
 
 
 def test_the_nearer_cell_is_finished_before_branches_that_read_the_farther_one() -> None:
@@ -71,15 +65,6 @@ def test_long_segments_are_cut_where_they_are_narrowest(graph: Graph, longest: i
     assert set(cuts) >= set(cut_positions(graph, order))
 
 
-def test_a_residual_network_is_cut_between_its_blocks() -> None:
-    edges = []
-    for block in range(4):  # x -> conv -> relu -> add(x)
-        start = 3 * block
-        edges += [(start, start + 1), (start + 1, start + 2), (start + 2, start + 3), (start, start + 3)]
-    graph = graph_of(edges, 13)
-    assert cut_positions(graph, branch_order(graph)) == (1, 4, 7, 10)
-
-
 def test_nasnet_is_cut_between_its_cells() -> None:
     graph, _ = nasnet_like(cells=6, length=4)
     cell = len(graph.nodes) // 6
@@ -98,21 +83,3 @@ def test_windows_are_convex_and_dyadic(graph: Graph, longest: int) -> None:
     assert tuple(range(len(graph.nodes))) in found
     edges = [0, *cuts, len(order)]
     assert found[: len(edges) - 1] == tuple(tuple(sorted(order[a:b])) for a, b in pairwise(edges))
-
-
-def test_windows_of_a_chain() -> None:
-    graph = graph_of([(n, n + 1) for n in range(4)], 5)
-    order = branch_order(graph)
-    assert windows(graph, order, cut_positions(graph, order)) == (
-        *((n,) for n in range(5)),
-        (0, 1),
-        (2, 3),
-        (0, 1, 2, 3),
-        (0, 1, 2, 3, 4),
-    )
-
-
-def test_an_empty_graph_has_none() -> None:
-    graph = GraphBuilder().finish()
-    assert branch_order(graph) == cut_positions(graph, ()) == ()
-    assert windows(graph, (), ()) == ()

@@ -13,17 +13,18 @@ from collage.graph.storage import (
     BF16,
     BF16_STORAGES,
     BLOCKED,
-    BLOCKED_BF16,
     CHANNELS_LAST,
     FORMATS,
     PLAIN,
     PLAIN_BF16,
     STORAGES,
+    STORED_INT8,
     Storage,
     from_layout,
     is_narrow,
-    narrowed,
     parse_storage,
+    steps_of,
+    stored_in_steps,
     stored_type,
     to_layout,
     widened,
@@ -43,21 +44,14 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.lists(st.integers(1
 
 def test_texts_that_databases_and_files_have() -> None:
     assert [str(each) for each in STORAGES] == ["plain", "channels-last", "blocked"]
+    assert [str(each) for each in BF16_STORAGES] == ["plain-bf16", "channels-last-bf16", "blocked-bf16"]
+    assert [str(each) for each in (COLUMNS, DEVICE_COLUMNS)] == ["column-major", "npu:column-major"]
+    assert str(Variant((PLAIN_BF16,), (BLOCKED,), "rows", BF16)) == "plain-bf16 -> blocked; rows; bf16"
+    assert repr(Variant(split="rows")) == "Variant(inputs=(), outputs=(), split='rows')"
     assert str(Variant((PLAIN, BLOCKED), (BLOCKED,), "rows")) == "plain, blocked -> blocked; rows"
     transform = LayoutTransform(KIND, PLAIN, BLOCKED)
     assert str(transform) == "plain -> blocked of float32[1x20x3x2]"
     assert transform_artifact(transform) == b'[[1, 20, 3, 2], "float32", "plain", "blocked"]'
-
-
-def test_texts_of_other_storages() -> None:
-    assert [str(each) for each in (COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1"))] == [
-        "column-major",
-        "npu:plain",
-        "npu:column-major",
-        "cuda:1:plain",
-    ]
-    with pytest.raises(ValueError, match="no storage format is called 'column-major'"):
-        parse_storage("npu:column-major", FORMATS)
 
 
 @pytest.mark.parametrize("name", ["", "npu, cpu", "NPU", "npu:"])
@@ -103,32 +97,6 @@ def test_the_transform_of_any_formats() -> None:
         FormatKernel(LayoutTransform(KIND, PLAIN, COLUMNS))
 
 
-def test_texts_of_narrow_storages() -> None:
-    assert [str(each) for each in BF16_STORAGES] == ["plain-bf16", "channels-last-bf16", "blocked-bf16"]
-    assert stored_type(KIND, BLOCKED_BF16) == TensorType((1, 2, 3, 2, 16), "bfloat16")
-    assert stored_type(KIND, BLOCKED_BF16).nbytes * 2 == stored_type(KIND, BLOCKED).nbytes
-    variant = Variant((PLAIN_BF16,), (BLOCKED,), "rows", BF16)
-    assert str(variant) == "plain-bf16 -> blocked; rows; bf16"
-    assert repr(variant).endswith("split='rows', precision='bf16')")
-    assert repr(Variant(split="rows")) == "Variant(inputs=(), outputs=(), split='rows')"
-    for integers in (TensorType((4,), "int64"), TensorType((1, 4, 2), "float16")):
-        with pytest.raises(ValueError, match="no float32"):
-            stored_type(integers, PLAIN_BF16)
-
-
-def test_narrow_storages_have_wide_ones() -> None:
-    for wide, narrow in zip(STORAGES, BF16_STORAGES, strict=True):
-        assert (widened(narrow), widened(wide), narrowed(wide, BF16), narrowed(wide, "")) == (
-            *(wide, wide, narrow, wide),
-        )
-        assert is_narrow(narrow)
-        assert not is_narrow(wide)
-    with pytest.raises(ValueError, match="precision 'f4'"):
-        narrowed(PLAIN, "f4")
-    with pytest.raises(ValueError, match="column-major"):
-        narrowed(COLUMNS, BF16)
-
-
 def rounded_to_bf16(
     array: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -167,3 +135,36 @@ def test_special_values_in_narrow_storages() -> None:
     np.testing.assert_array_equal(found[:7], expected)
     assert np.signbit(found[3])
     assert abs(found[7] / 3e-39 - 1) < 0.02
+
+
+@pytest.mark.parametrize("order", [PLAIN, CHANNELS_LAST], ids=str)
+@pytest.mark.parametrize("signed", [True, False])
+def test_steps_of_8_bits(order: Storage, signed: bool) -> None:
+    """The name says all of the storage, and the family leaves out the scale, which belongs to one value."""
+    storage = stored_in_steps(order, signed, 0.1)
+    assert parse_storage(str(storage), FORMATS) == storage
+    assert storage.family == f"{order}-{'s8' if signed else 'u8'}"
+    assert str(storage) == f"{storage.family}-3dcccccd"
+    assert widened(storage) == order
+    assert is_narrow(storage)
+    steps = steps_of(storage)
+    assert steps is not None
+    assert steps.precision == STORED_INT8
+    assert stored_type(KIND, storage).dtype == ("int8" if signed else "uint8")
+    assert storage != stored_in_steps(order, signed, 0.2)
+    assert steps_of(order) is None
+    assert order.family == str(order)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-42, 1e39])
+def test_scales_without_an_inverse_are_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="steps of"):
+        stored_in_steps(PLAIN, False, scale)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain-u8-00000000", "plain-u8-7fc00000", "plain-u8-bf800000", "plain-u8-1"]
+)
+def test_damaged_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"steps of|no storage format"):
+        parse_storage(name, FORMATS)

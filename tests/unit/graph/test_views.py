@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from collage.graph.dataflow import Graph, Node, TensorType, Value
 from collage.graph.storage import (
-    BF16_STORAGES,
     BLOCKED,
-    CHANNELS_LAST,
     PLAIN,
-    PLAIN_BF16,
     STORAGES,
     stored_type,
     to_layout,
@@ -60,17 +57,6 @@ def test_channels_of_one_picture() -> None:
     assert free_storages(graph, graph.nodes[-1]) == STORAGES
 
 
-def test_of_several_pictures_not_even_one() -> None:
-    graph = joined((2, 32, 7, 7), (2, 16, 7, 7))
-    assert free_storages(graph, graph.nodes[-1]) == ()
-    graph = joined((2, 32, 8, 8), (2, 32, 8, 8), axis=0)
-    assert free_storages(graph, graph.nodes[-1]) == STORAGES
-    graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=2)
-    assert free_storages(graph, graph.nodes[-1]) == (CHANNELS_LAST,)
-    graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=3)
-    assert free_storages(graph, graph.nodes[-1]) == ()
-
-
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_value_is_joined_in_one_place_only(renamed: bool) -> None:
     kind = (1, 32, 4, 4)
@@ -87,13 +73,6 @@ def test_a_value_is_joined_in_one_place_only(renamed: bool) -> None:
     )
     assert free_storages(graph, graph.nodes[3]) == (PLAIN, BLOCKED)
     assert free_storages(graph, graph.nodes[4]) == ()
-
-
-def test_what_the_caller_gives_has_its_place() -> None:
-    kind = (1, 32, 4, 4)
-    nodes = [("nn.relu", [0], [1], None), ("concat", [0, 1], [2], 1)]
-    graph = graph_of([kind, kind, (1, 64, 4, 4)], nodes)
-    assert free_storages(graph, graph.nodes[1]) == ()
 
 
 def test_splits_of_which_all_is_used() -> None:
@@ -129,16 +108,6 @@ def test_what_is_joined_lies_there_one_after_another(
             stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1)
         )
         assert (layout in free) == (aligned and np.array_equal(together, whole))
-
-
-def test_in_narrow_storages() -> None:
-    """As in wide ones, but parts of 32 bytes are not aligned, and integers are not stored so."""
-    graph = joined((16, 32), (8, 32), axis=0)
-    assert free_storages(graph, graph.nodes[-1], (PLAIN, *BF16_STORAGES)) == (PLAIN, PLAIN_BF16)
-    graph = joined((16,), (8,), axis=0)
-    assert free_storages(graph, graph.nodes[-1], (PLAIN, PLAIN_BF16)) == (PLAIN,)
-    graph = graph_of([(4, 8), (8, 4)], [("reshape", [0], [1], None)])
-    assert free_storages(graph, graph.nodes[0], (PLAIN, *BF16_STORAGES)) == (PLAIN, PLAIN_BF16)
 
 
 def test_in_storages_of_plug_ins() -> None:
