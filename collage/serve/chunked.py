@@ -51,8 +51,7 @@ def plan_chunked(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Li
     preempted: list[Sequence] = []
     released = sum(pool.blocks.sole(each.blocks) for each in late)
     free = pool.blocks.free + released
-    if limits.preemption:
-        idle, preempted, free = _make_room(idle, free, pool, limits)
+    idle, preempted, free = _make_room(idle, free, pool, limits)
     streams = [each for each in idle if len(each.tokens) - each.computed == 1]  # ``remaining`` without a call
     work: list[_Work] = []
     if len(streams) < len(idle):
@@ -70,8 +69,6 @@ def plan_chunked(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Li
     wanted = room - sum(each.tokens for each in work)
     if wanted > 0 and not preempted:  # else a sequence that was just driven out would drive out the next one
         free -= released  # an admitted prompt may find its beginning in these, and no other one can have them then
-        if not limits.preemption:
-            free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
         work += _admissible(waiting, wanted, places, free, pool, limits)
     work = work[: limits.max_running - len(streams)]
     chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
@@ -131,15 +128,14 @@ def _admissible(
     waiting: abc.Sequence[Sequence], wanted: int, places: int, free: int, pool: RequestPool, limits: Limits
 ) -> Iterator[_Work]:
     """The waiting sequences that may begin, until they have the tokens that are wanted."""
-    margin = len(pool.running) if limits.preemption else 0  # each running stream may need a block soon
+    margin = len(pool.running)  # each running stream may need a block soon
     for each in waiting:
         if wanted <= 0 or places <= 0:
             return
         if each.waits_for_leader:
             continue
         cached, kept = _cached(each, pool, limits)
-        length = len(each.tokens) if limits.preemption else each.max_length - 1
-        need = limits.blocks_for(length) - len(cached) + kept
+        need = limits.blocks_for(len(each.tokens)) - len(cached) + kept
         if need + margin > free:
             return
         tokens = len(each.tokens) - len(cached) * limits.block_tokens

@@ -44,10 +44,7 @@ class _Answer:
 
 
 class Core:
-    """The state of an engine: waiting and running sequences, blocks, samplers. It is used by one thread.
-
-    ``left`` has the sequences that have left the engine; whoever reads it empties it.
-    """
+    """The state of an engine: waiting and running sequences, blocks, samplers. It is used by one thread."""
 
     def __init__(self, runner: Runner, options: EngineOptions, tokenizer: Tokenizer | None = None) -> None:
         """Begin with nothing to do. Without a tokenizer, texts are ids in decimal, and there are no end tokens."""
@@ -58,7 +55,6 @@ class Core:
             min(options.max_running or rewarding_streams(self._costs), runner.max_tokens),
             runner.block_tokens,
             options.itl_target_ms,
-            options.preemption,
             workers_of(runner),
         )
         self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
@@ -72,7 +68,6 @@ class Core:
         self._answers: dict[int, _Answer] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._arrivals = 0
-        self.left: list[Sequence] = []
         self._totals: dict[str, Any] = dict.fromkeys(
             "iterations prompt_tokens cached_tokens generated_tokens preemptions expired cancelled failed".split(),
             0,
@@ -138,7 +133,7 @@ class Core:
         pool = RequestPool(self._running, self._waiting, self.blocks, self.next_deadline_s)
         return self._policy(pool, now_s, self._costs, self._limits)
 
-    def begin(self, plan: IterationPlan, now_s: float) -> tuple[list[list[Slice]], list[Event]]:
+    def begin(self, plan: IterationPlan) -> tuple[list[list[Slice]], list[Event]]:
         """Carry a plan out up to the model: the steps to run, and the events of requests that have expired.
 
         A plan has one step, unless its tokens are more than the runner takes, as prompts are in Orca's policy.
@@ -151,7 +146,7 @@ class Core:
             self.blocks.acquire(admission.cached)
             admission.sequence.blocks += admission.cached
         for admission in plan.admitted:
-            self._admit(admission.sequence, now_s)
+            self._admit(admission.sequence)
         slices: list[Slice] = []
         block_tokens = self._limits.block_tokens
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
@@ -178,7 +173,7 @@ class Core:
         """
         return run_steps(self._runner, steps, between)
 
-    def finish(self, plan: IterationPlan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
+    def finish(self, plan: IterationPlan, logits: NDArray[np.float32]) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
         events: list[Event] = []
         wanted: list[Sequence] = []
@@ -211,7 +206,6 @@ class Core:
                 continue
             token, logprobs = choice
             generated += 1
-            sequence.token_s = now_s
             tokens = sequence.tokens
             tokens.append(token)
             finish, cut = None, False
@@ -255,13 +249,13 @@ class Core:
         ids = [each.id for each in (*self._running, *self._waiting)]
         assert sorted(ids) == sorted(self._known) == sorted(self._answers)
 
-    def _admit(self, sequence: Sequence, now_s: float) -> None:
+    def _admit(self, sequence: Sequence) -> None:
         del self._waiting[_position(self._waiting, sequence)]
         insort(self._running, sequence, key=_order)
         sequence.registered = len(sequence.blocks)
         sequence.computed = len(sequence.blocks) * self._limits.block_tokens
-        if sequence.started_s is None:
-            sequence.started_s = now_s
+        if not sequence.started:
+            sequence.started = True
             sequence.cached = sequence.computed
             self._totals["prompt_tokens"] += sequence.prompt_length
             self._totals["cached_tokens"] += sequence.computed
@@ -300,7 +294,6 @@ class Core:
         self.blocks.release(sequence.blocks)
         sequence.blocks = ()
         sequence.done = True
-        self.left.append(sequence)
         sequence.leader = None
         del self._known[sequence.id], self._answers[sequence.id]
 

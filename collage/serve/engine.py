@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from collage.errors import CollageError, InputError
 from collage.serve.answer import Answer
@@ -149,10 +148,6 @@ class Engine:
     def stats(self) -> Stats:
         """The state and the totals after the last iteration."""
         return self._loop.stats()
-
-    def trace(self) -> dict[str, Any]:
-        """The latest iterations and requests for ui.perfetto.dev, as an object for JSON."""
-        return self._loop.trace()
 
     def close(self, *, drain: bool = True) -> None:
         """Finish all requests, or cancel them, and end the thread. The runner is not closed."""

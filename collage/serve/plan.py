@@ -16,15 +16,12 @@ class Limits:
     """What bounds an iteration.
 
     ``max_running`` is the most sequences of an iteration, of which ``workers`` may be in flight; ``itl_target_ms`` is
-    the time between tokens that running streams keep (None: twice what ``max_running`` streams take). With
-    ``preemption``, sequences are admitted when their prompt fits, and one that needs a block later may drive out
-    another; without it, all their blocks are reserved.
+    the time between tokens that running streams keep, as in ``EngineOptions``.
     """
 
     max_running: int
     block_tokens: int
     itl_target_ms: float | None = None
-    preemption: bool = False
     workers: int = 1
 
     def blocks_for(self, tokens: int) -> int:

@@ -92,14 +92,7 @@ class Stats(NamedTuple):
 
 
 class IterationRecord(NamedTuple):
-    """One iteration, for metrics and traces. Times are in seconds of the engine's clock."""
+    """The tokens of an iteration, and the seconds that it took."""
 
-    start_s: float
-    planned_s: float
-    end_s: float
-    streams: int
     tokens: int
-    running: int
-    waiting: int
-    blocks_used: int
-    preempted: int
+    seconds: float

@@ -17,9 +17,8 @@ class Sequence:
     ``max_length`` is the most tokens that it can have. ``computed`` tokens have keys and values in the cache, in
     ``blocks``; ``cached`` of them were found there, and ``registered`` blocks can be found by others. ``leader`` is a
     sequence with the same prompt whose blocks this one waits for, and ``root`` the key that the keys of its blocks
-    begin with. ``in_flight`` says that an iteration with it has not returned, ``done`` that it has left the engine.
-    Times are in seconds of the engine's clock; ``started_s`` is when it was first admitted, and ``token_s`` when its
-    last token came.
+    begin with. ``started`` says that it was admitted once, ``in_flight`` that an iteration with it has not returned,
+    and ``done`` that it has left the engine. Times are in seconds of the engine's clock.
     """
 
     id: int
@@ -37,11 +36,10 @@ class Sequence:
     blocks: tuple[int, ...] = ()
     keys: list[bytes] = field(default_factory=list)
     registered: int = 0
+    started: bool = False
     in_flight: bool = False
     cancelled: bool = False
     done: bool = False
-    started_s: float | None = None
-    token_s: float | None = None
     order: tuple[float, int] = field(init=False)
     """What waiting sequences are sorted by: arrival, shifted by priority. It never changes, so nobody starves."""
 

@@ -50,10 +50,9 @@ DEFAULT_LENGTH = 4096
 class DecoderOptions:
     """How a decoder is compiled.
 
-    ``backends`` are names; by default the operator libraries and compilers that read their weights where the module
-    file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
-    sequence (see ``longest_sequence``). ``threads``, ``db`` and ``quick`` are those of
-    ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
+    ``buckets`` are numbers of tokens, and ``max_length`` is the longest sequence (see ``longest_sequence``).
+    ``threads``, ``db`` and ``quick`` are those of ``collage.compile``. With ``processes``, the heads and the columns of
+    products are divided among as many.
 
     ``tolerance`` is the largest error of a logit, as a share of the largest one of its row, for which weights may be
     in bfloat16, or with ``eight_bits`` in 8 bits; with 0 they are float32.
@@ -61,7 +60,6 @@ class DecoderOptions:
 
     buckets: Sequence[int] = BUCKETS
     max_length: int | None = None
-    backends: Sequence[str] | None = None
     threads: int | None = None
     db: Path | None = None
     quick: bool = False
@@ -101,7 +99,7 @@ def compile_parts(
         decoder = with_masks(model, graph, decoder, length)
         threads = options.threads or host().threads
         compile_options = CompileOptions(
-            backends=options.backends or default_backends(registry),
+            backends=default_backends(registry),
             threads=threads,
             db=options.db,
             effort=QUICK if options.quick else FULL,
@@ -118,8 +116,7 @@ def compile_parts(
         database = stack.enter_context(Database(options.db))
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
-        more = () if options.backends else _more_backends(registry)
-        maker = _Segments(shop, more, SharedArrays(), name, weights)
+        maker = _Segments(shop, _more_backends(registry), SharedArrays(), name, weights)
         memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
         iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
         for bucket in sorted({*buckets, *ends}):

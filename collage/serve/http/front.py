@@ -40,10 +40,12 @@ def _installed(library: str) -> bool:
 class Front:
     """The server's side of one engine. It belongs to one event loop.
 
-    With ``cpus``, the engine's process runs on these only.
+    With ``cpus``, the engine's process runs on these only, and with ``share_weights`` it maps the model's file.
     """
 
-    def __init__(self, options: ServerOptions, cpus: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, options: ServerOptions, cpus: tuple[int, ...] = (), *, share_weights: bool = False
+    ) -> None:
         """Open the tokenizer and the chat template. Raises CollageError."""
         if options.tokenizer is not None:
             refuse_without_tokenizer(options.tokenizer)
@@ -57,12 +59,11 @@ class Front:
             self._folder,
             options.block_count,
             options.cache,
-            options.trace,
             options.parallelism,
             cpus,
-            options.own_weights,
+            share_weights,
         )
-        link = Link(setup, metrics.batch, metrics.died, options.stall_s)
+        link = Link(setup, metrics.batch, metrics.died)
         template = open_chat_template(self._folder)
         self.service = Service(options.shown_name, self._tokenizer, template, link, metrics)
 

@@ -22,7 +22,6 @@ from collage.serve.http.messages import (
     Cancel,
     EngineSetup,
     ModelReady,
-    NoTrace,
     NotReady,
     Stop,
     Submit,
@@ -36,6 +35,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 5.0
 _END_S = 5.0
 _LONGEST_RETRY_S = 60
+_STALL_S = 300.0
 _SLOWEST_LOAD = 10
 """How many times as long as the first process one that is started again may take to load the model."""
 
@@ -57,7 +57,7 @@ class Link:
         setup: EngineSetup,
         observe: Callable[[Batch], None],
         died: Callable[[], None] = lambda: None,
-        stall_s: float = math.inf,
+        stall_s: float = _STALL_S,
     ) -> None:
         self._setup = setup
         self._observe = observe
@@ -77,9 +77,7 @@ class Link:
         self.sizes: ModelReady | None = None
         self.stats = Stats()
         self.problem = ""
-        """Why the engine cannot be started again at the moment, "" where nothing is known to be wrong."""
-        self.trace_problem = ""
-        """Why the latest engine that has ended has written no time line, "" where that is not so."""
+        """Why the engine cannot be started again at the moment, "" if nothing is known to be wrong."""
 
     async def start(self) -> ModelReady:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
@@ -147,10 +145,6 @@ class Link:
             done, _ = await asyncio.wait({self._task}, timeout=_END_S)
             if not done:
                 self._task.cancel()
-                if self._setup.trace is not None:
-                    self.trace_problem = (
-                        f"cannot write {self._setup.trace}: the engine has not ended in {_END_S:g} s."
-                    )
         self._kill()
 
     async def _begin(self) -> tuple[asyncio.StreamReader, ModelReady]:
@@ -184,7 +178,7 @@ class Link:
             failed.exit_code = message.exit_code
             raise failed
         assert isinstance(message, ModelReady)
-        self._writer, self.sizes, self.trace_problem = writer, message, ""
+        self._writer, self.sizes = writer, message
         return reader, message
 
     async def _run(self, reader: asyncio.StreamReader) -> None:
@@ -214,9 +208,6 @@ class Link:
                 message = await _read(reader)
             except (EOFError, OSError, pickle.UnpicklingError):
                 return
-            if isinstance(message, NoTrace):
-                self.trace_problem = message.message
-                continue
             assert isinstance(message, Batch)
             self._heard_s = time.monotonic()
             self.stats = message.stats

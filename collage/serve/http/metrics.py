@@ -107,7 +107,7 @@ class Metrics:
                 self._whole.observe(now - times.arrival_s)
                 del self._times[event.id]
         if batch.iteration is not None:
-            self._iteration.observe(batch.iteration.end_s - batch.iteration.planned_s)
+            self._iteration.observe(batch.iteration.seconds)
             self._tokens.observe(batch.iteration.tokens)
         self._state(batch.stats)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import queue
@@ -14,7 +13,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from collage.core.library_text import library_text
-from collage.core.new_file import new_file
 from collage.errors import CollageError
 from collage.serve.http.messages import (
     HEADER,
@@ -22,7 +20,6 @@ from collage.serve.http.messages import (
     Cancel,
     EngineSetup,
     ModelReady,
-    NoTrace,
     NotReady,
     Stop,
     Submit,
@@ -61,7 +58,7 @@ def main(descriptor: int) -> None:
         try:
             _serve(connection, loop, writer)
         finally:
-            _end(setup, connection, runner, loop, writer)
+            _end(connection, runner, loop, writer)
 
 
 def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
@@ -72,7 +69,7 @@ def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loo
         setup.block_count,
         setup.cache,
         setup.parallelism,
-        setup.own_weights,
+        setup.share_weights,
     )
     with ExitStack() as undone:
         undone.callback(runner.close)
@@ -86,19 +83,12 @@ def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loo
     return runner, loop, writer
 
 
-def _end(setup: EngineSetup, connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
-    """Close all, and write the trace where one is wanted, or tell the server's process why there is none."""
+def _end(connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
     with ExitStack() as closed:
         closed.callback(runner.close)
         closed.callback(_hang_up, connection)
         closed.callback(writer.close)
         loop.close(drain=False)
-        if setup.trace is not None:
-            try:
-                with new_file(setup.trace) as stream:
-                    stream.write(json.dumps(loop.trace()).encode())
-            except CollageError as error:
-                writer.put(NoTrace(str(error)))
 
 
 def _hang_up(connection: socket.socket) -> None:

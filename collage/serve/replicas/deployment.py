@@ -59,7 +59,8 @@ class Replica:
             options.parallelism,
             most_beside(len(usable), cpus, replicas - running_beside(serve)),
         )
-        self._front = Front(replace(options, block_count=blocks), own_cpus(usable, cpus, place))
+        cpus_here = own_cpus(usable, cpus, place)
+        self._front = Front(replace(options, block_count=blocks), cpus_here, share_weights=True)
         try:
             await self._front.start()
         except BaseException:
@@ -127,8 +128,6 @@ def application(options: ServerOptions, replicas: int) -> Any:
     check_libraries()
     if replicas < 1:
         raise UsageError(f"there must be one replica or more, not {replicas}.")
-    if options.trace is not None:
-        raise UsageError("replicas would write their traces to one file: leave --trace out.")
     if options.tokenizer is not None:
         refuse_without_tokenizer(options.tokenizer)
     serve = import_serve()
@@ -154,7 +153,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
 
 
 def _absolute(options: ServerOptions) -> ServerOptions:
-    """The options for a replica: paths mean the same in Ray's folders, and weights are shared unless asked for."""
+    """The options for a replica, whose paths mean the same in Ray's folders."""
 
     def whole(path: Path | None) -> Path | None:
         return None if path is None else path.resolve()
@@ -164,7 +163,6 @@ def _absolute(options: ServerOptions) -> ServerOptions:
         model=options.model.resolve(),
         name=options.shown_name,
         tokenizer=whole(options.tokenizer),
-        own_weights=bool(options.own_weights),  # by default the replicas of a node share them
     )
 
 

@@ -30,7 +30,7 @@ class CollageEngine:
         from collage.serve.options import EngineOptions
 
         self._runner, self._facts = open_runner(setup)
-        options = EngineOptions(max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False)
+        options = EngineOptions(max_running=setup.running, max_waiting=_MOST_WAITING)
         self._first = self._left = 0
         self._take: Take = lambda number, event: None
         self._error = ""
