@@ -8,8 +8,7 @@ from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.attention import MOST_DIM, Heads, LayerAttention, Rotations
 from collage.serve.decoder.description import Decoder, Layer, Rotation
-from collage.serve.decoder.onnx_graph import OnnxGraph
-from collage.serve.decoder.recognise import PROBE
+from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph
 from collage.serve.decoder.rotary import angles, refuse_mixed_angles, same_angles
 
 

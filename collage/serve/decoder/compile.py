@@ -33,8 +33,8 @@ from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph
-from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph
+from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.segments import Segment, cut, model_of, structure
 from collage.serve.decoder.shards import Shards, shard
 from collage.serve.decoder.shared import SharedArrays

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
+"""The names of a decoder's inputs besides its cache."""
+TURNED = ".by_token"
+"""What the name of a value ends in whose heads were put behind its tokens."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -17,6 +22,11 @@ class Source:
     offset: int
     width: int
     by_head: bool = False
+
+
+def by_token(source: Source) -> str:
+    """The name of the value that has a source's rows, one for each token."""
+    return source.value + TURNED if source.by_head else source.value
 
 
 @dataclass(frozen=True)

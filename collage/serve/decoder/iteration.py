@@ -16,9 +16,7 @@ from collage.runtime.executor import Executor
 from collage.serve.attention import AttentionBatch, LayerCache, Operands, Rows, attention_steps
 from collage.serve.decoder.buffers import allocate
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
-from collage.serve.decoder.description import Layer, Source
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS
-from collage.serve.decoder.segments import by_token
+from collage.serve.decoder.description import IDS, POSITIONS, Layer, Source, by_token
 
 
 @dataclass(frozen=True)

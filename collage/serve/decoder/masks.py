@@ -18,9 +18,8 @@ from onnx import helper
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.description import Decoder, Layer
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, GraphSizes, OnnxGraph, attribute, described
-from collage.serve.decoder.rotary import evaluated
+from collage.serve.decoder.description import IDS, MASK, POSITIONS, Decoder, Layer
+from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph, attribute, described, evaluated
 from collage.serve.decoder.scores import Masking, scores_of
 from collage.serve.decoder.sliced_tables import read_decoder
 

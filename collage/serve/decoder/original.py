@@ -16,7 +16,7 @@ from collage.frontend.ort_session import session_options
 from collage.frontend.read.apart import save_model
 from collage.frontend.read.load import ModelSource
 from collage.graph.dataflow import Array
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS
+from collage.serve.decoder.description import IDS, MASK, POSITIONS
 
 _DTYPES = {
     "tensor(float)": np.float32,

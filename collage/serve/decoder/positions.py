@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.serve.decoder.description import Layer, Rotation
-from collage.serve.decoder.onnx_graph import MASK, POSITIONS, OnnxGraph, attribute, described
+from collage.serve.decoder.description import MASK, POSITIONS, Layer, Rotation
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
 from collage.serve.decoder.rotary import angles, same_angles
 
 _USUAL_LENGTH = 4096

@@ -9,24 +9,13 @@ from onnx import TensorProto
 
 from collage.core.printable import printable
 from collage.errors import ModelError
-from collage.serve.decoder.description import Decoder, Layer
-from collage.serve.decoder.onnx_graph import (
-    IDS,
-    MASK,
-    POSITIONS,
-    GraphSizes,
-    OnnxGraph,
-    attribute,
-    described,
-)
+from collage.serve.decoder.description import IDS, MASK, POSITIONS, Decoder, Layer
+from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph, attribute, described
 from collage.serve.decoder.peel import Origin, origin_of
 from collage.serve.decoder.positions import check_angles, learned_positions
 from collage.serve.decoder.scores import refuse_from_tokens, scores_of
 from collage.serve.decoder.sinks import before_sinks, drops_sinks, read_sinks
 from collage.serve.decoder.sliced_tables import read_decoder
-
-PROBE = GraphSizes(tokens=29, past=5)
-"""The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
 
 _WHOLE = TensorProto.INT64, TensorProto.INT32
 _DTYPES = {IDS: _WHOLE, POSITIONS: _WHOLE, MASK: (*_WHOLE, TensorProto.FLOAT, TensorProto.BOOL)}

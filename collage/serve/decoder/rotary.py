@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import helper
 
-from collage.check.reference import PartSession
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.description import Rotation
-from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute, described
-
-_FEW = 24
-"""The most nodes that turn a vector by a right angle."""
+from collage.serve.decoder.description import POSITIONS, Rotation
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described, evaluated
 
 
 @dataclass(frozen=True)
@@ -122,58 +115,6 @@ def _partial(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
     ):
         return None
     return Rotated(whole, found.rotation)
-
-
-def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: int = _FEW) -> Array | None:
-    """A value computed from others, where at most so many nodes lie between; None where it cannot be."""
-    nodes: list[onnx.NodeProto] = []
-    constants: dict[str, onnx.TensorProto] = {}
-    waiting, seen = [wanted], set(feeds)
-    while waiting:
-        name = waiting.pop()
-        if not name or name in seen:
-            continue
-        seen.add(name)
-        if name in graph.constants:
-            constants[name] = numpy_helper.from_array(np.asarray(graph.constants[name], order="C"), name)
-        elif name in graph.weights:
-            constants[name] = graph.weights[name]
-        elif name in graph.producers:
-            nodes.append(graph.producers[name])
-            waiting += graph.producers[name].input
-        else:
-            return None
-        if len(nodes) > most:
-            return None
-    unique = {id(node): node for node in nodes}
-    body = helper.make_graph(
-        sorted(unique.values(), key=lambda node: graph.order[id(node)]),
-        "part",
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-            for name, value in feeds.items()
-        ],
-        [onnx.ValueInfoProto(name=wanted)],
-        list(constants.values()),
-    )
-    model = helper.make_model(body, opset_imports=list(graph.opset), ir_version=10)
-    # ONNX's evaluator begins faster; ONNX Runtime takes models that do not follow the standard to the letter.
-    for run in (_in_evaluator, _in_onnx_runtime):
-        try:
-            (found,) = run(model, feeds)
-        except Exception:  # both raise anything for what they lack
-            continue
-        result: Array = np.asarray(found)
-        return result
-    return None
-
-
-def _in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
-    return list(ReferenceEvaluator(model).run(None, dict(feeds)))
-
-
-def _in_onnx_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
-    return PartSession(model).run(feeds)
 
 
 def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | None:

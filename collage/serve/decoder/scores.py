@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import onnx
 
 from collage.errors import ModelError
-from collage.serve.decoder.onnx_graph import MASK, OnnxGraph, described
+from collage.serve.decoder.description import MASK
+from collage.serve.decoder.onnx_graph import OnnxGraph, described
 from collage.serve.decoder.sinks import before_sinks
 
 _MASKING = frozenset("Add Sub Where Cast Max Min Identity".split())

@@ -18,12 +18,11 @@ from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.read.network import note_network
 from collage.frontend.read.weights import array_of
-from collage.serve.decoder.description import Decoder, Layer, Source
+from collage.serve.decoder.description import IDS, POSITIONS, TURNED, Decoder, Layer, Source, by_token
 from collage.serve.decoder.experts.product import DOMAIN, in_operators
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
+from collage.serve.decoder.onnx_graph import OnnxGraph, described
 
 _CONSTANT = -1
-_TURNED = "{}.by_token"
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,6 @@ class Segment:
     weights: Mapping[str, onnx.TensorProto]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-
-
-def by_token(source: Source) -> str:
-    """The name of the value that has a source's rows, one for each token."""
-    return _TURNED.format(source.value) if source.by_head else source.value
 
 
 def cut(graph: OnnxGraph, decoder: Decoder) -> list[Segment]:
@@ -88,7 +82,7 @@ class _Cutter:
         self._refuse_hidden(self._decoder.logits)
         found = []
         for number in range(len(layers), -1, -1):
-            nodes, reads = self._gather(number, [name.removesuffix(".by_token") for name in wanted[number]])
+            nodes, reads = self._gather(number, [name.removesuffix(TURNED) for name in wanted[number]])
             for name in reads:
                 level = self._levels[name]
                 assert level is not None
@@ -161,8 +155,8 @@ class _Cutter:
             body.insert(0, helper.make_node("Cast", [whole], [place], to=graph.dtypes[place]))
             body.insert(0, helper.make_node("Reshape", [POSITIONS, sizes], [whole]))
         for name in writes:
-            if name.endswith(".by_token"):
-                source = name.removesuffix(".by_token")
+            if name.endswith(TURNED):
+                source = name.removesuffix(TURNED)
                 body.append(
                     helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3])
                 )
@@ -181,7 +175,7 @@ class _Cutter:
         graph = self._graph
         if name == POSITIONS and name not in graph.shapes:
             return helper.make_tensor_value_info(name, TensorProto.INT64, graph.shapes[IDS])
-        whole = name.removesuffix(".by_token")
+        whole = name.removesuffix(TURNED)
         if whole not in graph.shapes:
             raise ModelError(
                 f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served."

@@ -7,8 +7,7 @@ import math
 import onnx
 
 from collage.errors import ModelError
-from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
-from collage.serve.decoder.rotary import evaluated
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described, evaluated
 
 
 def before_sinks(graph: OnnxGraph, value: str) -> tuple[str, str]:

@@ -12,15 +12,8 @@ from dataclasses import replace
 
 import onnx
 
-from collage.serve.decoder.onnx_graph import (
-    IDS,
-    MASK,
-    POSITIONS,
-    GraphSizes,
-    OnnxGraph,
-    attribute,
-    read_graph,
-)
+from collage.serve.decoder.description import IDS, MASK, POSITIONS
+from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph, attribute, read_graph
 
 _KEEP = frozenset("Cast Identity Squeeze Unsqueeze".split())
 

@@ -10,7 +10,7 @@ from collage.core.printable import printable
 from collage.errors import UsageError
 from collage.graph.dataflow import TensorType
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS
+from collage.serve.decoder.description import IDS, POSITIONS
 
 
 @dataclass(frozen=True)

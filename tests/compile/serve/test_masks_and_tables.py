@@ -16,9 +16,10 @@ from collage.api import default_registry
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.serve.decoder.compile import DecoderOptions, compile_parts
+from collage.serve.decoder.description import IDS, MASK, POSITIONS
 from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, GraphSizes
-from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes
+from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.rotary import angles, refuse_mixed_angles
 from collage.serve.decoder.segments import cut
 from collage.serve.decoder.sliced_tables import read_decoder

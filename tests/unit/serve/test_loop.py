@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from collage.serve.trace import Trace
 from numpy.typing import NDArray
 
 from collage.errors import CollageError
@@ -20,7 +21,6 @@ from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from collage.serve.trace import Trace
 from tests.serve.simulation import NullRunner
 
 

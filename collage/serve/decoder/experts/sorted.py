@@ -19,8 +19,7 @@ from collage.serve.decoder.experts.follow import follow
 from collage.serve.decoder.experts.row_steps import ExpertSteps
 from collage.serve.decoder.experts.same_elements import base_of, filling, is_zero
 from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
-from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
-from collage.serve.decoder.rotary import evaluated
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, evaluated
 
 _BY_ELEMENT = frozenset("Cast Div Mul Abs Floor Sign Identity".split())
 """Operators on numbers of pairs; the other operand is one number."""

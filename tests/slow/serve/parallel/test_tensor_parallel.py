@@ -19,9 +19,9 @@ from collage.cli.main import main
 from collage.errors import ModelError, UsageError
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.decoder.file import load_decoder
-from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, read_graph
 from collage.serve.decoder.original import OriginalDecoder
-from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.decoder.segments import cut, structure
 from collage.serve.decoder.shards import Shards, shard
