@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from collage.backends.registry import Registry
 from collage.graph.dataflow import Array, TensorType
+from collage.kernel.buffers import aligned_empty
 from collage.kernel.kernel import Call
 from collage.native import LaunchList, team_of
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.executor import Executor
+from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import AttentionBatch, LayerCache, Operands, Rows, attention_steps
+from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.buffers import allocate
 from collage.serve.decoder.compiled import CompiledDecoder, Wiring
 from collage.serve.decoder.description import IDS, POSITIONS, Layer, Source, by_token
+from collage.serve.runner import Slice
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,56 @@ class End:
             array[len(rows) :] = 0
         self._call()
         return self._values[self._logits].reshape(self._rows, -1)[: len(rows)].view(np.float32)
+
+
+class LastSegments:
+    """The last segment, for each bucket of rows."""
+
+    def __init__(self, compiled: CompiledDecoder, registry: Registry, arena: Array) -> None:
+        self._vocabulary = compiled.decoder.vocabulary
+        self._buckets = tuple(sorted(compiled.ends))
+        self._ends = {
+            rows: End(compiled.wiring[-1], rows, executor_of(parts, registry), arena)
+            for rows, parts in compiled.ends.items()
+        }
+
+    def run(self, values: Values, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits [rows, vocabulary] of these rows. The next run may overwrite them."""
+        most = self._buckets[-1]
+        if 0 < len(rows) <= most:
+            return self._ends[bucket_for(self._buckets, len(rows))].run(values, rows)
+        found = np.empty((len(rows), self._vocabulary), np.float32)
+        for at in range(0, len(rows), most):
+            part = rows[at : at + most]
+            found[at : at + most] = self._ends[bucket_for(self._buckets, len(part))].run(values, part)
+        return found
+
+
+def executor_of(parts: Parts, registry: Registry) -> Executor:
+    """A segment's kernels."""
+    found = load_parts(parts, registry)
+    assert isinstance(found, Executor)  # a segment is compiled strictly, without an engine's suffix
+    return found
+
+
+def arena_for(compiled: CompiledDecoder) -> Array:
+    """Memory in which each of the segments can run."""
+    parts = chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values())
+    return aligned_empty((max(max(each.program.memory.nbytes, 1) for each in parts),), "uint8")
+
+
+def wanted_rows(slices: Sequence[Slice]) -> npt.NDArray[np.int64]:
+    """The tokens whose logits are wanted."""
+    ends = np.cumsum([len(each.token_ids) for each in slices])
+    return np.asarray(ends[[each.wants_logits for each in slices]] - 1, np.int64)
+
+
+def tokens_of(slices: Sequence[Slice]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The tokens of all slices, one after another, and their positions."""
+    ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+    counts = np.array([len(each.token_ids) for each in slices])
+    starts = np.array([each.start for each in slices])
+    return ids, np.arange(len(ids)) + np.repeat(starts + counts - np.cumsum(counts), counts)
 
 
 def joined(calls: Sequence[BoundCall | LaunchList]) -> list[Call]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,15 @@ from collage.native import LaunchList, team_of
 from collage.serve.attention import LayerCache, Merge, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.iteration import Values
+from collage.serve.decoder.iteration import (
+    LastSegments,
+    Values,
+    arena_for,
+    executor_of,
+    tokens_of,
+)
 from collage.serve.parallel.cache_attention import CacheAttention
 from collage.serve.parallel.division import Division, divide
-from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
 from collage.serve.parallel.tensors import Tensors, exchange
 from collage.serve.runner import Slice
 
@@ -47,7 +51,7 @@ class CacheRank:
             tensors,
             compiled.buckets[-1] * tensors.size,
         )
-        arena = arena_for(chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values()))
+        arena = arena_for(compiled)
         self._values: dict[int, Values] = {}
         self._merges: dict[int, list[tuple[Merge, LaunchList]]] = {}
         for tokens, parts in compiled.segments.items():
@@ -74,7 +78,7 @@ class CacheRank:
         if first < last:
             bucket = bucket_for(self._compiled.buckets, last - first)
             values = self._values[bucket]
-            ids, positions = _tokens(slices)
+            ids, positions = tokens_of(slices)
             values.set_tokens(ids[first:last], positions[first:last])
         for place, layer in enumerate(self._compiled.decoder.layers):
             if values is None:
@@ -108,9 +112,3 @@ class CacheRank:
     def close(self) -> None:
         """Free the cache and the kernels."""
         self._values, self._merges, self.caches = {}, {}, list[LayerCache]()
-
-
-def _tokens(slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tokens of all slices, and their positions."""
-    ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
-    return ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from collage.graph.dataflow import Array
 from collage.serve.attention import BLOCK_TOKENS
+from collage.serve.decoder.iteration import wanted_rows
 from collage.serve.runner import Slice
 
 Rows = NDArray[np.int64]
@@ -51,8 +52,7 @@ class Division:
     @cached_property
     def wanted(self) -> Rows:
         """The tokens whose logits are wanted."""
-        ends = np.cumsum([len(each.token_ids) for each in self.slices])
-        return np.asarray(ends[[each.wants_logits for each in self.slices]] - 1, np.int64)
+        return wanted_rows(self.slices)
 
     def wanted_of(self, process: int) -> slice:
         """Which rows of the logits a process computes."""

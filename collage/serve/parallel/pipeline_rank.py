@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +11,15 @@ from collage.backends.registry import Registry
 from collage.serve.attention import AttentionBatch, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.iteration import Iteration, Shared
-from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
+from collage.serve.decoder.iteration import (
+    Iteration,
+    LastSegments,
+    Shared,
+    arena_for,
+    executor_of,
+    tokens_of,
+    wanted_rows,
+)
 from collage.serve.parallel.stages import stage_of
 from collage.serve.parallel.tensors import Tensors, Wait
 from collage.serve.runner import Slice
@@ -41,7 +47,7 @@ class PipelineRank:
         self._entering = tuple(stage.entering[own.buckets[0]])
         self._batch = AttentionBatch(own.heads, own.threads)
         self.caches = [make_cache(own.heads, blocks, cache) for _ in own.decoder.layers]
-        arena = arena_for(chain(chain.from_iterable(own.segments.values()), own.ends.values()))
+        arena = arena_for(own)
         shared = Shared(self._batch, self.caches, arena)
         self._iterations = {
             tokens: Iteration(
@@ -55,19 +61,19 @@ class PipelineRank:
     def step(self, slices: Sequence[Slice]) -> None:
         """Run an iteration's layers, and pass on what they make. Raises PeerLostError."""
         tensors = self._tensors
-        ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+        ids, positions = tokens_of(slices)
         iteration = self._iterations[bucket_for(self._compiled.buckets, len(ids))]
         if tensors.rank:
             self._enter(iteration, len(ids))
         self._batch.fill(slices)
-        iteration.run(ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices]))
+        iteration.run(ids, positions)
         if self._ends is None:
             rows = [iteration.rows(name)[: len(ids)] for name in self._leaving]
             self._send(tensors.rank + 1, np.concatenate(rows, axis=1))
             return
         wanted = wanted_rows(slices)
         if len(wanted):
-            self._send(0, self._ends.run(iteration, wanted))
+            self._send(0, self._ends.run(iteration, wanted).copy())  # the next iteration writes over it
 
     def logits(self, wanted: int) -> NDArray[np.float32]:
         """The logits of an iteration, in the first process. They come in the order of iterations."""
@@ -93,9 +99,3 @@ class PipelineRank:
         """Begin to send an array, when the one before has arrived; meanwhile the next iteration may run."""
         self._sent()
         self._sent = self._tensors.send(peer, array)
-
-
-def wanted_rows(slices: Sequence[Slice]) -> NDArray[np.int64]:
-    """The tokens whose logits are wanted."""
-    ends = np.cumsum([len(each.token_ids) for each in slices])
-    return np.asarray(ends[[each.wants_logits for each in slices]] - 1, np.int64)

@@ -18,12 +18,13 @@ from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.costs import streams_ms
 from collage.serve.decoder.file import load_decoder
+from collage.serve.decoder.iteration import wanted_rows
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
-from collage.serve.decoder.runner import tokens_of
+from collage.serve.decoder.runner import checked_tokens
 from collage.serve.parallel.crew import Crew
 from collage.serve.parallel.messages import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.parallel.options import CACHE, Parallelism
-from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
+from collage.serve.parallel.pipeline_rank import PipelineRank
 from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
 from collage.serve.runner import RunnerLostError, Slice
@@ -122,7 +123,7 @@ class ParallelRunner:
 
         Raises InputError for slices that do not fit the decoder; nothing is computed then. Raises RunnerLostError.
         """
-        tokens_of(self, slices)
+        checked_tokens(self, slices)
         if isinstance(self._rank, PipelineRank):
             return self._piped(self._rank, slices)
         with self._lock, self._all_or_lost():

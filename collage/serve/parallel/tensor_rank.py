@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,14 @@ from collage.native import LaunchList, team_of
 from collage.serve.attention import AttentionBatch, LayerCache, attention_steps, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.iteration import Values
-from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
-from collage.serve.parallel.pipeline_rank import wanted_rows
+from collage.serve.decoder.iteration import (
+    LastSegments,
+    Values,
+    arena_for,
+    executor_of,
+    tokens_of,
+    wanted_rows,
+)
 from collage.serve.parallel.tensors import Tensors, add_up
 from collage.serve.runner import Slice
 
@@ -38,7 +42,7 @@ class TensorRank:
         self._tensors = tensors
         self._batch = AttentionBatch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, blocks, cache) for _ in compiled.decoder.layers]
-        arena = arena_for(chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values()))
+        arena = arena_for(compiled)
         self._values: dict[int, Values] = {}
         self._attention: dict[int, list[LaunchList]] = {}
         team, threads = team_of(compiled.threads), compiled.threads
@@ -63,13 +67,11 @@ class TensorRank:
 
         Raises PeerLostError.
         """
-        ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+        ids, positions = tokens_of(slices)
         bucket = bucket_for(self._compiled.buckets, len(ids))
         values = self._values[bucket]
         self._batch.fill(slices)
-        values.set_tokens(
-            ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices])
-        )
+        values.set_tokens(ids, positions)
         for segment, after in zip(values.segments, self._compiled.steps, strict=True):
             segment()
             if after.layer >= 0:

@@ -12,7 +12,7 @@ from collage.backends.registry import Registry
 from collage.errors import CollageError
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.runner import tokens_of
+from collage.serve.decoder.runner import checked_tokens
 from collage.serve.parallel.local import together
 from collage.serve.parallel.tensor_rank import TensorRank
 from collage.serve.runner import Slice
@@ -36,7 +36,7 @@ class ThreadRunner:
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """One row of logits [wanted, vocabulary] for each slice that wants them, in order. Raises InputError."""
-        tokens_of(self, slices)
+        checked_tokens(self, slices)
         found = [each.result() for each in [self._pool.submit(rank.step, slices) for rank in self._ranks]]
         assert found[0] is not None
         return found[0]
