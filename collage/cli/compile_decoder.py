@@ -126,7 +126,7 @@ def compile_decoder(
     with measurements_survive(writes=True):
         from collage.api import default_registry
         from collage.report.progress_display import display
-        from collage.serve.decoder.buckets import BUCKETS
+        from collage.serve.decoder.costs import BUCKETS
 
         with lean_imports():
             from collage.serve.decoder.build import compile_decoder as compile_it
@@ -145,7 +145,7 @@ def compile_decoder(
                 found = compile_it(file, options, default_registry(), progress)
         save_decoder(found, output, others)
     from collage.cli.decoder_view import decoder_object, say_times
-    from collage.serve.decoder.summary import read_decoder_summary
+    from collage.serve.decoder.file import read_decoder_summary
 
     summary = read_decoder_summary(output)
     if as_json:

@@ -6,9 +6,7 @@ from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collage.serve.costs import BucketCosts
-from collage.serve.plan import Admission, IterationPlan, Limits, RequestPool, expired
-from collage.serve.sequence import Sequence
+from collage.serve.plan import Admission, BucketCosts, IterationPlan, Limits, RequestPool, Sequence, expired
 
 _USUAL_SLOWDOWN = 2.0
 """Without a target, an iteration with a chunk may take this many times what the streams take alone, unless many wait.

@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.serve.blocks import BlockPool, root_key
-from collage.serve.choice import Chooser
-from collage.serve.costs import costs_of, rewarding_streams
 from collage.serve.options import POLICIES, EngineOptions
-from collage.serve.plan import IterationPlan, Limits, RequestPool
+from collage.serve.plan import IterationPlan, Limits, RequestPool, Sequence, costs_of, rewarding_streams
 from collage.serve.request import Event, Finish, Request, Stats
 from collage.serve.runner import Runner, Slice, end_tokens_of, shares_of, threads_of, workers_of
-from collage.serve.sampler import Sampler, choose_all
-from collage.serve.sequence import Sequence
+from collage.serve.sampling import Chooser, Sampler, choose_all
 from collage.serve.text import StopWatch
 from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
 

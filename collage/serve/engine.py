@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from collage.errors import CollageError, InputError
-from collage.serve.answer import Answer
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, answers_to
 from collage.serve.runner import Runner
-from collage.serve.sampler import Logprobs
-from collage.serve.sampling import Sampling
+from collage.serve.sampling import Logprobs, Sampling
+from collage.serve.text import Answer
 from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
 
 

@@ -12,11 +12,10 @@ from enum import Enum
 from typing import Any
 
 from collage.core.library_text import library_text
-from collage.serve.admission import check_request
 from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.plan import IterationPlan
-from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, check_request
 from collage.serve.runner import Runner, RunnerLostError, watch, workers_of
 from collage.serve.tokenizer import Tokenizer
 

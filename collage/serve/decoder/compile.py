@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from collage.backends.base import BackendKind
@@ -19,26 +21,57 @@ from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.read.apart import moved_out
 from collage.frontend.read.load import ModelSource, as_written
 from collage.frontend.read.weights import WeightFiles
+from collage.kernel.buffers import aligned_bytes
+from collage.kernel.frames import Artifact, Framed, is_framed, parts_of
 from collage.kernel.target import host
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.runtime.parts import Parts
 from collage.serve.attention import attention_problem
-from collage.serve.decoder.angles import attention_of, tables_of_angles
-from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
-from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.decoder.compiled import CompiledDecoder, Decoder, Wiring
 from collage.serve.decoder.config import DecoderConfig
-from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.costs import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
-from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph, read_decoder
+from collage.serve.decoder.positions import attention_of, tables_of_angles
 from collage.serve.decoder.recognise import recognise
-from collage.serve.decoder.segments import Segment, cut, model_of, structure
+from collage.serve.decoder.segments import Segment, cut, model_of, refuse_mixing, structure
 from collage.serve.decoder.shards import Shards, shard
-from collage.serve.decoder.shared import SharedArrays
-from collage.serve.decoder.sliced_tables import read_decoder
+
+
+class SharedArrays:
+    """Arrays by their digest. Kernels of one decoder that have the same weights, in the same order, share them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[bytes, memoryview] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(len(each) for each in self._arrays.values())
+
+    def adopt(self, parts: Parts) -> Parts:
+        """The parts with artifacts whose arrays are the shared ones."""
+        return replace(parts, artifacts=[self._adopted(each) for each in parts.artifacts])
+
+    def _adopted(self, artifact: Artifact) -> Artifact:
+        if not is_framed(artifact):
+            return artifact
+        framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
+        arrays = tuple(self._shared(np.frombuffer(each, np.uint8)) for each in framed.arrays)
+        return Framed(bytes(framed.head), arrays, mapped=True)  # they are aligned, and so read where they are
+
+    def _shared(self, content: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> memoryview:
+        digest = hashlib.sha256(content.data).digest()
+        if digest not in self._arrays:
+            copy = aligned_bytes(content.nbytes)
+            copy[:] = content
+            copy.flags.writeable = False
+            self._arrays[digest] = copy.data
+        return self._arrays[digest]
+
 
 _MORE = ("onednn", "onnxruntime")
 """Backends that take part where those that share their weights have no kernels for a segment."""

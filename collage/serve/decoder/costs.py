@@ -1,17 +1,69 @@
-"""Measuring how long iterations take, for each bucket of tokens."""
+"""Buckets, the numbers of tokens for which a decoder is compiled, and how long iterations of each take."""
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from collage.errors import UsageError
 from collage.serve.attention import BLOCK_TOKENS
-from collage.serve.decoder.buckets import MOST_REQUESTS
-from collage.serve.runner import Runner, Slice
+from collage.serve.runner import USUAL_BUCKETS, Runner, Slice
+
+if TYPE_CHECKING:
+    from collage.serve.decoder.runner import DecoderRunner
+
+
+BUCKETS = USUAL_BUCKETS
+"""The default buckets."""
+MOST_REQUESTS = 64
+"""The most rows of logits of an iteration, by default."""
+
+_CLEARLY = 0.97
+"""The share of a bucket's time below which another one is faster beyond doubt."""
+
+
+def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+    """The buckets in order. Raises UsageError."""
+    found = tuple(sorted(set(buckets)))
+    if not found or found[0] < 1 or found[-1] > 1 << 16:
+        raise UsageError(
+            f"buckets are numbers of tokens from 1 to 65536, not {', '.join(map(str, buckets)) or 'none'}."
+        )
+    return found
+
+
+def row_buckets(buckets: Sequence[int], most: int = MOST_REQUESTS) -> tuple[int, ...]:
+    """The buckets for rows of logits: those of tokens up to the most requests of an iteration."""
+    return tuple(each for each in buckets if each <= most) or (buckets[0],)
+
+
+def fastest_buckets(buckets: Sequence[int], costs_ms: Mapping[int, float]) -> dict[int, int]:
+    """The bucket in which an iteration of each bucket is fastest: itself, or a larger one that was measured faster.
+
+    Kernels for 12 tokens may be faster than those for 8, which split the work in another way. A bucket whose time is
+    not known is run itself.
+    """
+    found = {}
+    for place, bucket in enumerate(buckets):
+        own = costs_ms.get(bucket, 0.0)
+        faster = [each for each in buckets[place + 1 :] if costs_ms.get(each, own) < _CLEARLY * own]
+        found[bucket] = min(faster, key=costs_ms.__getitem__, default=bucket)
+    return found
+
+
+def bucket_for(buckets: Sequence[int], tokens: int) -> int:
+    """The smallest bucket that holds so many tokens. Raises UsageError where none does."""
+    place = bisect_left(buckets, tokens)
+    if place == len(buckets):
+        raise UsageError(f"an iteration of {tokens} tokens is larger than the largest bucket, {buckets[-1]}.")
+    return buckets[place]
+
 
 K = TypeVar("K")
 
@@ -77,3 +129,35 @@ def iteration_of(
         ids = tuple(random.integers(0, runner.vocabulary, count).tolist())
         slices.append(Slice(ids, start, blocks, True))
     return slices
+
+
+logger = logging.getLogger(__name__)
+
+_FASTER, _FASTER_MS = 1.5, 1.0
+"""So many times as fast, and so many milliseconds less, are more than a machine's noise."""
+_LOOKS, _SAMPLES = 3, 5
+_MOST_LOOKED_AT = 32
+"""A look takes iterations of the smallest bucket, and of the largest one up to so many tokens."""
+
+
+def use_todays_costs(runner: DecoderRunner) -> bool:
+    """Measure the times of iterations again where a look shows shorter ones. Returns whether that was done.
+
+    The runner must be idle, and its cache empty. It takes a dozen iterations of few tokens to look.
+    """
+    few = [each for each in runner.buckets if each <= _MOST_LOOKED_AT]
+    known_ms = {each: runner.cost_ms(each) for each in {runner.buckets[0], *few[-1:]}}
+    now_ms = {each: streams_ms(runner, each, _LOOKS) for each in sorted(known_ms)}
+    gains = [known_ms[each] > max(_FASTER * ms, ms + _FASTER_MS) for each, ms in now_ms.items()]
+    if not any(gains):
+        return False
+    found = " and ".join(f"{ms:.1f} ms for {each} tokens" for each, ms in now_ms.items())
+    before = " and ".join(f"{known_ms[each]:.1f}" for each in now_ms)
+    logger.warning(
+        "iterations take %s, and took %s when the decoder was compiled, perhaps beside other work: "
+        "they are measured again for this server. Compile it once more on a quiet machine to spare that.",
+        *(found, before),
+    )
+    runner.set_costs({}, {})
+    runner.set_costs(*measured_ms(runner, runner.buckets, _SAMPLES))
+    return True

@@ -10,19 +10,47 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.registry import Registry
-from collage.graph.dataflow import Array, TensorType
-from collage.kernel.buffers import aligned_empty
+from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.kernel.buffers import aligned_bytes, aligned_empty
 from collage.kernel.kernel import Call
 from collage.native import LaunchList, team_of
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import AttentionBatch, LayerCache, Operands, Rows, attention_steps
-from collage.serve.decoder.buckets import bucket_for
-from collage.serve.decoder.buffers import allocate
-from collage.serve.decoder.compiled import CompiledDecoder, Wiring
-from collage.serve.decoder.description import IDS, POSITIONS, Layer, Source, by_token
+from collage.serve.decoder.compiled import IDS, POSITIONS, CompiledDecoder, Layer, Source, Wiring, by_token
+from collage.serve.decoder.costs import bucket_for
 from collage.serve.runner import Slice
+
+
+def allocate(
+    types: Mapping[str, TensorType], writes: Sequence[Sequence[str]], reads: Sequence[Sequence[str]]
+) -> dict[str, Array]:
+    """An array for each value. Step i writes ``writes[i]`` and reads ``reads[i]``, and may not do both in one memory.
+
+    All bytes begin as zeros, since rows that no token has are computed, too.
+    """
+    last = {name: step for step, names in enumerate(reads) for name in names}
+    free: dict[int, list[Array]] = {}
+    found: dict[str, Array] = {}
+    memory: dict[str, Array] = {}
+    for step, names in enumerate(writes):
+        for name in names:
+            kind = types[name]
+            spare = free.get(kind.nbytes)
+            memory[name] = spare.pop() if spare else _zeros(kind.nbytes)
+            found[name] = memory[name].view(np_dtype(kind.dtype)).reshape(kind.shape)
+        for name in list(memory):
+            if last.get(name, len(reads)) <= step:
+                raw = memory.pop(name)
+                free.setdefault(raw.nbytes, []).append(raw)
+    return found
+
+
+def _zeros(size: int) -> Array:
+    found = aligned_bytes(size)
+    found.fill(0)
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,16 @@ from onnx import helper
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.description import IDS, MASK, POSITIONS, Decoder, Layer
-from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph, attribute, described, evaluated
-from collage.serve.decoder.scores import Masking, scores_of
-from collage.serve.decoder.sliced_tables import read_decoder
+from collage.serve.decoder.compiled import IDS, MASK, POSITIONS, Decoder, Layer
+from collage.serve.decoder.onnx_graph import (
+    GraphSizes,
+    OnnxGraph,
+    attribute,
+    described,
+    evaluated,
+    read_decoder,
+)
+from collage.serve.decoder.recognise import Masking, scores_of
 
 _MANY = 400
 """The most nodes that a mask is computed by."""

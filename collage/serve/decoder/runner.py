@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from collage.backends.registry import Registry
 from collage.errors import CollageError, InputError, UsageError
 from collage.serve.attention import BLOCK_TOKENS, AttentionBatch, make_cache
-from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.costs import bucket_for, fastest_buckets
 from collage.serve.decoder.iteration import (
     Iteration,
     LastSegments,

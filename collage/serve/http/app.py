@@ -5,21 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from collage.serve.answer import Delta
-from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
-from collage.serve.http.errors import ApiError
-from collage.serve.http.request_id import HEADER, RequestIds
+from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.service import HttpJob, Service
 from collage.serve.http.shapes import AnswerShape, ChatShape, CompletionShape
+from collage.serve.text import Delta
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+
+HEADER = "x-request-id"
+_LONGEST = 256
+
+
+class RequestIds:
+    """Gives each answer of an application the id that the client has given, or a new one."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
+        id = given if 0 < len(given) <= _LONGEST else uuid.uuid4().hex.encode()
+        scope[HEADER] = id.decode("latin-1")
+
+        async def named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (HEADER.encode(), id)]}
+            await send(message)
+
+        await self._app(scope, receive, named)
+
 
 logger = logging.getLogger(__name__)
 

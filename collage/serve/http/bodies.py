@@ -1,18 +1,118 @@
-"""The bodies of requests, as values. Unknown fields and wrong types are refused."""
+"""The bodies of requests as values, and errors in OpenAI's form. Unknown fields and wrong types are refused."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from collage.errors import UsageError
-from collage.serve.http.errors import ApiError, bad_request
-from collage.serve.http.neutral import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, Neutral, check_neutral
+from collage.serve.request import Finish
 from collage.serve.sampling import Sampling
+
+_TYPES = {400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer other than 200. ``param`` is the field of the request that is wrong."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The object that the client gets."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """The headers besides the usual ones."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """An error for a request that is wrong."""
+    return ApiError(400, message, code, param)
+
+
+def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
+    """An error for a server that cannot serve at the moment."""
+    return ApiError(503, message, "unavailable", None, retry_after_s)
+
+
+def ended(finish: Finish, message: str) -> ApiError | None:
+    """The error for an answer that has ended otherwise than an answer should."""
+    if finish is Finish.EXPIRED:
+        return ApiError(408, "the answer was not complete within timeout_s.", "timeout")
+    if finish is Finish.FAILED:
+        return ApiError(500, message, "engine_error")
+    if finish is Finish.CANCELLED:
+        return unavailable(message or "the server is shutting down.")
+    return None
+
+
+Neutral = Mapping[str, "Collection[object] | None"]
+"""The values of each field that are as good as null, which always is: it is as if the field were not there. None
+stands for all values."""
+
+_BODY: Neutral = {
+    "user": None,
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+}
+COMPLETION: Neutral = {**_BODY, "echo": (False,), "best_of": (1,), "suffix": ()}
+CHAT: Neutral = {
+    **_BODY,
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": None,
+    "store": (False,),
+    "metadata": None,
+    "service_tier": None,
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "verbosity": (),
+    "reasoning_effort": (),
+}
+STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+MESSAGE: Neutral = {
+    "refusal": ("",),
+    "tool_calls": ([],),
+    "function_call": ({},),
+    "audio": ({},),
+    "annotations": ([],),
+    "reasoning_content": ("",),
+}
+"""What answers have, and what clients therefore send back."""
+
+
+def check_neutral(path: str, name: str, value: object, neutral: Neutral, known: Collection[str]) -> None:
+    """Raise ApiError unless a field that is not ``known`` has a neutral value; ``path`` is where it is in the body."""
+    field = path.partition(".")[0]
+    if name not in neutral:
+        raise bad_request(f"unknown field {path}. Valid: {', '.join(sorted(known))}.", field, "unknown_field")
+    values = neutral[name]
+    if values is None or value is None or any(_same(value, each) for each in values):
+        return
+    shown = " or ".join([*(json.dumps(each) for each in values), "null"])
+    raise bad_request(f"{path} can only be {shown} on this server.", field, "unsupported_value")
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two values are equal in JSON, where true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
 
 Body = TypeVar("Body", bound="CommonBody")
 Item = TypeVar("Item")

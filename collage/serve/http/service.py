@@ -9,16 +9,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.errors import InputError, UsageError
-from collage.serve.admission import check_request
-from collage.serve.answer import Answer, Delta
-from collage.serve.http.bodies import CommonBody, Message
+from collage.serve.http.bodies import ApiError, CommonBody, Message, bad_request, ended, unavailable
 from collage.serve.http.chat_template import ChatTemplate
-from collage.serve.http.errors import ApiError, bad_request, ended, unavailable
 from collage.serve.http.link import DownError, Link
 from collage.serve.http.messages import ModelReady
 from collage.serve.http.metrics import Metrics
-from collage.serve.request import Event, RefusedError, Request, answers_to
+from collage.serve.request import Event, RefusedError, Request, answers_to, check_request
 from collage.serve.sampling import Sampling
+from collage.serve.text import Answer, Delta
 from collage.serve.tokenizer import Tokenizer
 
 _LONG_TEXT = 4096

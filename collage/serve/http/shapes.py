@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from collage.serve.answer import Delta
 from collage.serve.http.service import HttpJob, Service
 from collage.serve.request import Finish
-from collage.serve.sampler import Logprobs
+from collage.serve.sampling import Logprobs
+from collage.serve.text import Delta
 from collage.serve.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0

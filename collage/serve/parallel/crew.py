@@ -25,11 +25,9 @@ from typing import Any
 from collage.core.child_process import ChannelError, read_message, signal_name, write_message
 from collage.errors import CollageError
 from collage.native.team import one_of_each_core_first
-from collage.serve.parallel.gloo import GlooTensors, check_torch, load_torch
-from collage.serve.parallel.messages import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop
 from collage.serve.parallel.options import Parallelism
-from collage.serve.parallel.tensors import PeerLostError, Tensors
-from collage.serve.parallel.worker import command
+from collage.serve.parallel.tensors import GlooTensors, PeerLostError, Tensors, check_torch, load_torch
+from collage.serve.parallel.worker import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop, command
 from collage.serve.runner import RunnerLostError
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from collage.serve.attention import LayerCache
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.parallel.cache_rank import CacheRank
 from collage.serve.parallel.options import CACHE, PIPELINE, TENSOR, Parallelism
-from collage.serve.parallel.pipeline_rank import PipelineRank
-from collage.serve.parallel.stages import bounds_of
+from collage.serve.parallel.pipeline_rank import PipelineRank, bounds_of
 from collage.serve.parallel.tensor_rank import TensorRank
 from collage.serve.parallel.tensors import Tensors
 

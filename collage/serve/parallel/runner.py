@@ -15,18 +15,17 @@ from collage.backends.registry import Registry
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.serve.attention import BLOCK_TOKENS
-from collage.serve.decoder.buckets import bucket_for
-from collage.serve.decoder.costs import streams_ms
+from collage.serve.decoder.costs import bucket_for, streams_ms
 from collage.serve.decoder.file import load_decoder
 from collage.serve.decoder.iteration import wanted_rows
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.decoder.runner import checked_tokens
 from collage.serve.parallel.crew import Crew
-from collage.serve.parallel.messages import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.parallel.options import CACHE, Parallelism
 from collage.serve.parallel.pipeline_rank import PipelineRank
 from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
+from collage.serve.parallel.worker import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.runner import RunnerLostError, Slice
 
 logger = logging.getLogger(__name__)

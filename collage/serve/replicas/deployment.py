@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from collage.errors import ClusterError, UsageError
-from collage.serve.costs import MOST_STREAMS
 from collage.serve.http.front import Front, check_libraries
 from collage.serve.http.options import ServerOptions
 from collage.serve.model import blocks_of_one, threads_of
+from collage.serve.plan import MOST_STREAMS
 from collage.serve.tokenizer import refuse_without_tokenizer
 
 if TYPE_CHECKING:

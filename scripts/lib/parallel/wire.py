@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from collage.core.child_process import ChildProcess, read_message, take_over_pipes, write_message
-from collage.serve.parallel.gloo import GlooTensors
-from collage.serve.parallel.tensors import exchange
+from collage.serve.parallel.tensors import GlooTensors, exchange
 
 _FLOATS = (1, 1 << 20)
 _ROUNDS = 60

@@ -24,7 +24,7 @@ def compare(
     ``largest_gap`` is the most that a logit of a chosen token is below the largest one, as a share of that one's size,
     and ``largest_error`` that of log probabilities of all chosen tokens.
     """
-    from collage.serve.decoder.original import OriginalDecoder
+    from collage.serve.decoder.check import OriginalDecoder
 
     original = OriginalDecoder(model, threads)
     same = total = 0

@@ -16,13 +16,11 @@ from collage.api import default_registry
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.serve.decoder.compile import DecoderOptions, compile_parts
-from collage.serve.decoder.description import IDS, MASK, POSITIONS
-from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import PROBE, GraphSizes
+from collage.serve.decoder.compiled import IDS, MASK, POSITIONS
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, read_decoder
+from collage.serve.decoder.positions import angles, refuse_mixed_angles
 from collage.serve.decoder.recognise import recognise
-from collage.serve.decoder.rotary import angles, refuse_mixed_angles
-from collage.serve.decoder.segments import cut
-from collage.serve.decoder.sliced_tables import read_decoder
+from collage.serve.decoder.segments import cut, refuse_mixing
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, small
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 from collage.api import default_registry
 from collage.errors import ModelError
 from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.normal_form import in_normal_form
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import recognise
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small

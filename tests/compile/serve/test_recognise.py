@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
-from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.compiled import Decoder
 from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
+from collage.serve.decoder.positions import angles
 from collage.serve.decoder.recognise import recognise
-from collage.serve.decoder.rotary import angles
 from collage.serve.decoder.segments import cut, model_of, structure
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small

@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 
 from collage.errors import CollageError
-from collage.serve.answer import Delta
 from collage.serve.http import link as link_module
 from collage.serve.http.app import _EventStream
-from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
-from collage.serve.http.errors import ApiError
+from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.link import Link
 from collage.serve.http.messages import EngineSetup, ModelReady, NotReady, packed
 from collage.serve.http.metrics import Metrics
 from collage.serve.http.service import Service
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Request
+from collage.serve.text import Delta
 from collage.serve.tokenizer import DecimalTokenizer, open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("needs_server")

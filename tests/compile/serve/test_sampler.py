@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.errors import UsageError
-from collage.serve.choice import Chooser
-from collage.serve.sampler import Logprobs, Sampler, choose_all, log_probabilities
-from collage.serve.sampling import Sampling
+from collage.serve.sampling import Chooser, Logprobs, Sampler, Sampling, choose_all, log_probabilities
 
 LOGITS = st.lists(st.integers(-40, 40), min_size=2, max_size=30).map(
     lambda found: np.array(found, np.float32) / 8

@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from collage.errors import InputError, UsageError
-from collage.serve.admission import check_request
 from collage.serve.chunked import plan_chunked
 from collage.serve.core import Core, split_steps
-from collage.serve.costs import BucketCosts, costs_of, rewarding_streams
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.options import EngineOptions
 from collage.serve.orca import select
-from collage.serve.plan import Limits, RequestPool
-from collage.serve.request import Finish, Request
+from collage.serve.plan import BucketCosts, Limits, RequestPool, Sequence, costs_of, rewarding_streams
+from collage.serve.request import Finish, Request, check_request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from collage.serve.sequence import Sequence
 from tests.serve.simulation import Job, NullRunner, Simulation
 
 PROMPTS = st.one_of(

@@ -10,9 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from collage.errors import ModelError
-from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
-from collage.serve.decoder.onnx_graph import PROBE
+from collage.serve.decoder.onnx_graph import PROBE, is_product
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION
 from tests.serve.mixtures import (

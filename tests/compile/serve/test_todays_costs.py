@@ -13,8 +13,8 @@ from collage.api import default_registry
 from collage.serve.decoder import todays_costs
 from collage.serve.decoder.build import compile_decoder
 from collage.serve.decoder.compile import DecoderOptions, with_costs
+from collage.serve.decoder.costs import use_todays_costs
 from collage.serve.decoder.file import save_decoder
-from collage.serve.decoder.todays_costs import use_todays_costs
 from collage.serve.model import open_runner
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from collage.errors import CollageError, InputError
 from collage.serve import Engine, Sampling
-from collage.serve.answer import Answer
 from collage.serve.http.service import HttpJob
 from collage.serve.http.shapes import ChatShape, CompletionShape
 from collage.serve.request import Event, Finish, Request
-from collage.serve.sampler import Logprobs
-from collage.serve.text import Detokenizer
+from collage.serve.sampling import Logprobs
+from collage.serve.text import Answer, Detokenizer
 from collage.serve.tokenizer import FileTokenizer
 from tests.compile.serve.test_text import ByteTokenizer
 from tests.serve.served import ROOT

@@ -14,14 +14,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
-from collage.serve.decoder.angles import attention_of, tables_of_angles
+from collage.serve.decoder.check import OriginalDecoder
+from collage.serve.decoder.compiled import IDS, POSITIONS, Decoder
 from collage.serve.decoder.costs import iteration_of
-from collage.serve.decoder.description import IDS, POSITIONS, Decoder
-from collage.serve.decoder.mixing import refuse_mixing
 from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph, read_graph
-from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.positions import attention_of, tables_of_angles
 from collage.serve.decoder.recognise import recognise
-from collage.serve.decoder.segments import Segment, cut
+from collage.serve.decoder.segments import Segment, cut, refuse_mixing
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, PLAIN, small
 from tests.models import make_model

@@ -72,7 +72,7 @@ def test_kernels_are_timed_as_precisely_as_an_iteration_needs(
 
 
 def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    from collage.serve.decoder.original import OriginalDecoder
+    from collage.serve.decoder.check import OriginalDecoder
 
     session = OriginalDecoder(original, 1)
     logits, cache = session.step(prompt, 0, session.empty_cache())

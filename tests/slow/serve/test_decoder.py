@@ -20,13 +20,13 @@ from collage.cli.main import main
 from collage.core.progress import Progress
 from collage.errors import CollageError, InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
-from collage.serve.decoder.buckets import fastest_buckets
 from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DEFAULT_LENGTH, DecoderOptions, longest_sequence
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.config import read_config
+from collage.serve.decoder.costs import fastest_buckets
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.model import blocks_of_one

@@ -17,12 +17,11 @@ from collage.frontend.read.weights import WeightFiles
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.decoder import compile as compile_module
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.experts.product import is_product
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
-from collage.serve.decoder.onnx_graph import PROBE
-from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.onnx_graph import PROBE, is_product
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder

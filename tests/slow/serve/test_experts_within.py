@@ -15,10 +15,10 @@ from collage.backends.native_kernels.experts import Experts
 from collage.compiler import options as compiler_options
 from collage.graph.storage import INT8
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder

@@ -16,11 +16,11 @@ from collage.api import default_registry
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
-from collage.serve.decoder.description import IDS, MASK, POSITIONS, Decoder
+from collage.serve.decoder.compiled import IDS, MASK, POSITIONS, Decoder
 from collage.serve.decoder.file import load_decoder, save_decoder
 from collage.serve.decoder.masks import with_masks
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice

@@ -19,10 +19,10 @@ from collage.errors import ModelError, ModuleFileError
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.decoder import file as decoder_file
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice

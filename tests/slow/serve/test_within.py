@@ -15,12 +15,11 @@ from collage.api import default_registry
 from collage.errors import UsageError
 from collage.kernel.frames import Framed
 from collage.serve import Engine, Sampling
-from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.build import compile_decoder, within
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.decoder.within import within
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small

@@ -26,8 +26,8 @@ from collage.serve.http.options import ServerOptions
 from collage.serve.options import EngineOptions
 from collage.serve.parallel.options import Parallelism
 from collage.serve.replicas import deployment
+from collage.serve.replicas.command import door_of, end_instance
 from collage.serve.replicas.deployment import Replica, check_room, most_beside, most_open, own_cpus
-from collage.serve.replicas.instance import door_of, end_instance
 from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, is_zero
-from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, is_zero
+from collage.serve.decoder.experts.values import ExpertPart, ExpertSteps, Mixture, Operand, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 
 _MOVING = frozenset("Transpose Reshape Unsqueeze Squeeze Cast Identity".split())

@@ -14,10 +14,7 @@ import onnx
 
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, is_zero
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, follow, is_zero
 from collage.serve.decoder.experts.values import (
     EXPERT,
     FEATURE,
@@ -31,6 +28,7 @@ from collage.serve.decoder.experts.values import (
     ExpertChoice,
     ExpertPart,
     ExpertRows,
+    ExpertSteps,
     Hits,
     Lengths,
     Mask,

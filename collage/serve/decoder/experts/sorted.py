@@ -14,11 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, filling, is_zero
-from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, filling, follow, is_zero
+from collage.serve.decoder.experts.values import ExpertPart, ExpertSteps, Mixture, Operand, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, evaluated
 
 _BY_ELEMENT = frozenset("Cast Div Mul Abs Floor Sign Identity".split())

@@ -26,11 +26,8 @@ from collage.serve.attention import (
     make_cache,
 )
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.parallel.cache_attention import CacheAttention
-from collage.serve.parallel.cache_rank import CacheRank
-from collage.serve.parallel.division import divide
-from collage.serve.parallel.local import together
-from collage.serve.parallel.tensors import PeerLostError
+from collage.serve.parallel.cache_rank import CacheAttention, CacheRank, divide
+from collage.serve.parallel.tensors import PeerLostError, together
 from collage.serve.parallel.traffic import cache_bytes, even_cache_bytes
 from collage.serve.runner import Slice
 from tests.serve.parallel.fixtures import BUCKETS, Ready

@@ -20,8 +20,8 @@ from collage.serve.model import open_runner
 from collage.serve.parallel import stages
 from collage.serve.parallel.crew import own_cpus
 from collage.serve.parallel.options import Parallelism
+from collage.serve.parallel.pipeline_rank import crossing_widths
 from collage.serve.parallel.runner import ParallelRunner
-from collage.serve.parallel.stages import crossing_widths
 from collage.serve.parallel.traffic import cache_bytes, pipeline_bytes
 from collage.serve.runner import RunnerLostError, Slice
 from tests.serve.parallel.fixtures import Ready
@@ -237,7 +237,7 @@ def test_what_cannot_be_divided_is_refused(qwen: Ready) -> None:
 def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> None:
     """The first process has loaded the file, and it is damaged when the others do."""
     from collage.serve.parallel.crew import Crew
-    from collage.serve.parallel.messages import RankSetup
+    from collage.serve.parallel.worker import RankSetup
 
     path = tmp_path / "it.collage"
     path.write_bytes(qwen.path.read_bytes()[:5000])
@@ -250,6 +250,6 @@ def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> Non
 
 
 def test_torch_is_asked_for(monkeypatch: pytest.MonkeyPatch, qwen: Ready) -> None:
-    monkeypatch.setattr("collage.serve.parallel.gloo.find_spec", lambda name: None)
+    monkeypatch.setattr("collage.serve.parallel.tensors.find_spec", lambda name: None)
     with pytest.raises(CollageError, match=r"pip install '\.\[parallel\]'"):
         ParallelRunner(qwen.path, default_registry(), Parallelism("cache", 2), BLOCKS)
