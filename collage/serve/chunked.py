@@ -26,8 +26,6 @@ smaller share it would happen at usual loads, too, and every large chunk is a lo
 
 @dataclass(frozen=True)
 class _Work:
-    """A prompt of which some tokens are to be computed."""
-
     sequence: Sequence
     tokens: int
     admission: Admission | None = None
@@ -178,7 +176,6 @@ def _in_two(streams: int, first: int, wanted: int, costs: BucketCosts) -> float:
 
 
 def _fill(work: abc.Sequence[_Work], tokens: int) -> list[tuple[_Work, int]]:
-    """The tokens of each prompt, first come, first served, until none are left."""
     chunks = []
     for each in work:
         if tokens <= 0:

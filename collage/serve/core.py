@@ -33,8 +33,6 @@ NOT_NUMBERS = "the model has returned logits that are not numbers"
 
 @dataclass(slots=True)
 class _Answer:
-    """What belongs to a sequence and that the scheduler does not read."""
-
     sampler: Sampler
     ends: frozenset[int]
     watch: StopWatch | None
@@ -72,11 +70,9 @@ class Core:
 
     @property
     def max_running(self) -> int:
-        """The most sequences of an iteration."""
         return self._limits.max_running
 
     def add(self, request: Request, now_s: float) -> None:
-        """Let a request wait, which ``check_request`` has accepted."""
         sampling = request.sampling
         deadline = float("inf") if request.timeout_s is None else now_s + request.timeout_s
         sequence = Sequence(
@@ -115,7 +111,6 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self._known)
 
     @property
@@ -225,11 +220,9 @@ class Core:
         return [self._end(sequence, Finish.FAILED, message) for sequence in plan.sequences]
 
     def end_all(self, finish: Finish, message: str = "") -> list[Event]:
-        """Let all requests go that are not in flight."""
         return [self._end(each, finish, message) for each in list(self._known.values()) if not each.in_flight]
 
     def stats(self) -> Stats:
-        """The state and the totals."""
         return Stats(
             len(self._running),
             len(self._waiting),
@@ -264,7 +257,6 @@ class Core:
             sequence.blocks += tuple(self.blocks.allocate(missing, sequence.blocks))
 
     def _register(self, sequence: Sequence) -> None:
-        """Let the blocks be found that have become full."""
         full = sequence.computed // self._limits.block_tokens
         sequence.extend_keys(self._limits.block_tokens, full)
         for at in range(sequence.registered, full):
@@ -285,7 +277,6 @@ class Core:
         return Event(sequence.id, finish=finish, cached=sequence.cached, error=error)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of the engine and release its blocks."""
         home = self._running if sequence.blocks else self._waiting
         del home[_position(home, sequence)]
         self.blocks.release(sequence.blocks)

@@ -145,7 +145,6 @@ class Engine:
         return self._submit(*answers_to(first, n, lambda: next(self._ids)))
 
     def stats(self) -> Stats:
-        """The state and the totals after the last iteration."""
         return self._loop.stats()
 
     def close(self, *, drain: bool = True) -> None:
@@ -153,7 +152,6 @@ class Engine:
         self._loop.close(drain=drain)
 
     def check(self) -> None:
-        """Assert that no block has leaked; only while nothing runs."""
         self._loop.check()
 
     def _request(

@@ -35,7 +35,7 @@ class _End(Enum):
 
 
 class ClosedError(Exception):
-    """The engine takes no more requests."""
+    pass
 
 
 class Loop:
@@ -96,7 +96,6 @@ class Loop:
             self._changed.notify()
 
     def stats(self) -> Stats:
-        """The state and the totals after the last iteration."""
         return self._stats
 
     def close(self, *, drain: bool) -> None:
@@ -167,7 +166,6 @@ class Loop:
         return True
 
     def _land(self) -> None:
-        """Wait for the oldest iteration in flight, and send what it has made."""
         plan, start, future = self._flying.popleft()
         events = self._finished(plan, future.result)
         self._send(events, IterationRecord(plan.tokens, time.monotonic() - start))

@@ -13,7 +13,6 @@ _SUFFIX = ".collage"
 
 
 def folder_of(model: Path) -> Path:
-    """The folder in which a model's tokenizer and chat template are looked for."""
     return model if model.is_dir() else model.parent
 
 

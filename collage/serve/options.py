@@ -43,5 +43,4 @@ class EngineOptions:
 
     @property
     def keeps_prefixes(self) -> bool:
-        """Whether blocks of finished sequences are kept for prompts that begin alike."""
         return self.policy != "orca"

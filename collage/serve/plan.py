@@ -149,7 +149,6 @@ class Limits:
     workers: int = 1
 
     def blocks_for(self, tokens: int) -> int:
-        """The number of blocks that hold this many tokens."""
         return -(-tokens // self.block_tokens)
 
 
@@ -197,7 +196,6 @@ class IterationPlan:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the iteration."""
         return sum(self.counts)
 
     @property

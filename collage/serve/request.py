@@ -72,8 +72,6 @@ class RefusedError(Exception):
 
 
 class Stats(NamedTuple):
-    """The state and the totals of an engine."""
-
     running: int = 0
     waiting: int = 0
     blocks_used: int = 0

@@ -138,8 +138,6 @@ def addresses(logits: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 class _Batch(ctypes.Structure):
-    """The C struct ``collage_sampling_batch``."""
-
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("choices", ctypes.c_char_p),
@@ -212,7 +210,6 @@ class Sampler:
         return found
 
     def took(self, token: int) -> None:
-        """Take notice of the token that was chosen."""
         if self._counted:
             self._counts[token] += 1
         if self._repeated is not None:

@@ -31,7 +31,6 @@ class Detokenizer:
         self._shown = len(self._tokens)
 
     def add(self, token: int) -> str:
-        """The text that this token completes, perhaps empty."""
         if not self._tokenizer.has_text(token):
             return ""
         self._tokens.append(token)
@@ -41,7 +40,6 @@ class Detokenizer:
         return self._show(text, begins)
 
     def flush(self) -> str:
-        """The text of tokens that were held back."""
         return self._show(*self._new_text())
 
     def _new_text(self) -> tuple[str, bool]:
@@ -74,8 +72,6 @@ def _context(tokenizer: Tokenizer, before: Sequence[int]) -> list[int]:
 
 
 class StopFinder:
-    """Finds the first of several texts in a text that comes in pieces."""
-
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
@@ -121,7 +117,6 @@ class StopWatch:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that the stop text begins with."""
     most = min(len(text), len(stop) - 1)
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 

@@ -122,7 +122,6 @@ def _checked(
     progress: Callable[[Progress], None],
     runner_of: Callable[[Sequence[CompiledDecoder]], Runner],
 ) -> tuple[CompiledDecoder, ...]:
-    """The parts of a decoder, whose logits were compared with ONNX Runtime's."""
     check_options(options)
     config = DecoderConfig()
     if isinstance(source, (str, Path)):
@@ -144,5 +143,4 @@ def _checked(
 
 
 def _check_blocks(compiled: CompiledDecoder) -> int:
-    """The blocks of the cache with which a decoder is checked and measured."""
     return min(_CHECK_BLOCKS, -(-compiled.max_length // BLOCK_TOKENS) * MOST_REQUESTS)

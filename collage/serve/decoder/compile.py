@@ -49,11 +49,9 @@ class SharedArrays:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays."""
         return sum(len(each) for each in self._arrays.values())
 
     def adopt(self, parts: Parts) -> Parts:
-        """The parts with artifacts whose arrays are the shared ones."""
         return replace(parts, artifacts=[self._adopted(each) for each in parts.artifacts])
 
     def _adopted(self, artifact: Artifact) -> Artifact:
@@ -187,14 +185,12 @@ def compile_parts(
 
 
 def name_of(source: ModelSource) -> str:
-    """The name of a decoder in a file, or "" for one that is in no file."""
     return Path(source).stem if isinstance(source, (str, Path)) else ""
 
 
 def _shards(
     graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, options: DecoderOptions
 ) -> Shards:
-    """The part of a process: all segments where there is one."""
     if options.processes > 1:
         return shard(graph, segments, decoder, rank, options.processes)
     return Shards(tuple(segments), (), decoder)
@@ -213,7 +209,6 @@ def default_backends(registry: Registry) -> list[str]:
 
 
 def _more_backends(registry: Registry) -> list[str]:
-    """Names of the backends that may take part where the default ones lack kernels."""
     usable, own = registry.availability(), default_backends(registry)
     return [name for name in _MORE if usable.get(name) and name not in own]
 
@@ -267,7 +262,6 @@ class _Segments:
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """The bytes of a tensor, wherever its content is."""
     count: int = math.prod(tensor.dims)
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
@@ -288,5 +282,4 @@ def longest_sequence(decoder: Decoder, wanted: int | None, name: str, positions:
 def with_costs(
     compiled: CompiledDecoder, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]
 ) -> CompiledDecoder:
-    """The decoder with the measured times of iterations with logits and without, by bucket."""
     return replace(compiled, costs_ms=dict(costs_ms), body_ms=dict(body_ms))

@@ -150,21 +150,17 @@ class CompiledDecoder:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """The numbers of tokens that it was compiled for."""
         return tuple(sorted(self.segments))
 
     @property
     def precisions(self) -> frozenset[str]:
-        """The reduced precisions that some kernels compute in."""
         parts = [*chain.from_iterable(self.segments.values()), *self.ends.values()]
         return frozenset(region.precision for each in parts for region in each.program.launches) - {""}
 
     @property
     def reduced(self) -> bool:
-        """Whether some kernels compute in a reduced precision."""
         return bool(self.precisions)
 
     @property
     def steps(self) -> tuple[After, ...]:
-        """What follows each segment but the last one."""
         return self.after or tuple(After(layer) for layer in range(len(self.decoder.layers)))

@@ -196,7 +196,6 @@ class DecoderSummary:
 
     @property
     def precisions(self) -> frozenset[str]:
-        """The reduced precisions that some kernels compute in."""
         kernels = [*self.ends.values(), *(each for found in self.segments.values() for each in found)]
         return frozenset(region.precision for each in kernels for region in each) - {""}
 

@@ -93,11 +93,9 @@ class Values:
                 row[count:] = 0
 
     def rows(self, name: str) -> Array:
-        """A value, one row for each token."""
         return self._values[name].reshape(self.tokens, -1)
 
     def operands(self, layer: Layer, cache: LayerCache) -> Operands:
-        """What a layer's attention reads and writes."""
         q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
         return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.value_dim), cache)
 
@@ -129,7 +127,6 @@ class Iteration(Values):
         """The calls of a run. It is one, which native code runs without the GIL, where all kernels run on the team."""
 
     def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        """Run it on these tokens, one after another."""
         self.set_tokens(ids, positions)
         for call in self.calls:
             call()
@@ -158,8 +155,6 @@ class End:
 
 
 class LastSegments:
-    """The last segment, for each bucket of rows."""
-
     def __init__(self, compiled: CompiledDecoder, registry: Registry, arena: Array) -> None:
         self._vocabulary = compiled.decoder.vocabulary
         self._buckets = tuple(sorted(compiled.ends))
@@ -181,20 +176,17 @@ class LastSegments:
 
 
 def executor_of(parts: Parts, registry: Registry) -> Executor:
-    """A segment's kernels."""
     found = load_parts(parts, registry)
     assert isinstance(found, Executor)  # a segment is compiled strictly, without an engine's suffix
     return found
 
 
 def arena_for(compiled: CompiledDecoder) -> Array:
-    """Memory in which each of the segments can run."""
     parts = chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values())
     return aligned_empty((max(max(each.program.memory.nbytes, 1) for each in parts),), "uint8")
 
 
 def wanted_rows(slices: Sequence[Slice]) -> npt.NDArray[np.int64]:
-    """The tokens whose logits are wanted."""
     ends = np.cumsum([len(each.token_ids) for each in slices])
     return np.asarray(ends[[each.wants_logits for each in slices]] - 1, np.int64)
 
@@ -227,7 +219,6 @@ def _in_one(lists: Sequence[LaunchList]) -> LaunchList:
 
 
 def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> BoundCall:
-    """A segment's call on the values."""
     program = executor.program
     inputs = {port.name: values[name] for port, name in zip(program.model_inputs, wiring.reads, strict=True)}
     outputs = {

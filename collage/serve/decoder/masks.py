@@ -90,7 +90,6 @@ class _Masks:
         self._known: dict[str, Array | None] = {}
 
     def of(self, layers: Sequence[Layer]) -> list[_Seen]:
-        """What the tokens of each layer see."""
         nodes = {
             node.name or node.output[0]: node
             for node in self._graph.nodes
@@ -252,7 +251,6 @@ def _masking(graph: OnnxGraph, node: onnx.NodeProto) -> Sequence[Masking]:
 
 
 def _feeds(graph: OnnxGraph, rows: int, total: int) -> dict[str, Array]:
-    """What the graph is given for the last tokens of a sequence without padding."""
     values = {POSITIONS: np.arange(total - rows, total)[None], MASK: np.ones((1, total))}
     return {
         name: value.astype(helper.tensor_dtype_to_np_dtype(graph.dtypes[name]))

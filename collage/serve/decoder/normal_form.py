@@ -78,7 +78,6 @@ def _without_branch(model: onnx.ModelProto) -> bool:
 
 
 def _inlined(branch: onnx.GraphProto, choice: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a branch, which make the outputs of the node that chooses it."""
     made = {name for node in branch.node for name in node.output}
     outputs = [info.name for info in branch.output]
     names = {

@@ -32,7 +32,6 @@ def product(rows: str, matrices: str, choice: str, result: str) -> onnx.NodeProt
 
 
 def is_product(node: onnx.NodeProto) -> bool:
-    """Whether a node is such a product."""
     return bool(node.domain == DOMAIN and node.op_type == OPERATOR)
 
 
@@ -116,17 +115,14 @@ class OnnxGraph:
 
     @cached_property
     def producers(self) -> Mapping[str, onnx.NodeProto]:
-        """The node that makes each value."""
         return {name: node for node in self.nodes for name in node.output if name}
 
     @cached_property
     def order(self) -> Mapping[int, int]:
-        """The place of each node, by id."""
         return {id(node): place for place, node in enumerate(self.nodes)}
 
     @cached_property
     def users(self) -> Mapping[str, list[onnx.NodeProto]]:
-        """The nodes that read each value."""
         found: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.input):
@@ -135,16 +131,13 @@ class OnnxGraph:
 
     @cached_property
     def from_tokens(self) -> frozenset[str]:
-        """The values that depend on the token ids."""
         return self.dependent({IDS})
 
     @cached_property
     def from_positions(self) -> frozenset[str]:
-        """The values that depend on the tokens' positions."""
         return self.dependent({POSITIONS, *self.places})
 
     def dependent(self, names: Collection[str]) -> frozenset[str]:
-        """These values, and all that depend on them."""
         found = set(names)
         for node in self.nodes:
             if found.intersection(node.input):
@@ -156,7 +149,6 @@ class OnnxGraph:
         return name in self.constants or name in self.weights
 
     def scalar(self, name: str) -> float | None:
-        """The value of a constant of one element, or None for another value."""
         array = self.constants.get(name)
         if array is None and name in self.weights and np.prod(self.weights[name].dims) == 1:
             array = array_of(self.weights[name])
@@ -164,12 +156,10 @@ class OnnxGraph:
 
 
 def described(node: onnx.NodeProto) -> str:
-    """A node in messages: its name, or that of its first output, and its operator."""
     return f"node {printable(node.name or node.output[0])} ({printable(node.op_type)})"
 
 
 def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
-    """The value of a node's attribute, or the default."""
     for each in node.attribute:
         if each.name == name:
             return helper.get_attribute_value(each)
@@ -234,7 +224,6 @@ class _Reader:
         )
 
     def _fixed(self, info: onnx.ValueInfoProto) -> onnx.TypeProto:
-        """The input's type with the sizes of one sequence."""
         tokens, past = self._sizes.tokens, self._sizes.past
         kind = info.type.tensor_type
         dims = [each.dim_value if each.HasField("dim_value") else 0 for each in kind.shape.dim]
@@ -307,7 +296,6 @@ class _Reader:
         return True
 
     def _is_place(self, name: str, value: Array) -> bool:
-        """Whether a value that is folded holds the tokens' positions."""
         if self._known_places is not None:
             return name in self._known_places
         past, tokens = self._sizes.past, self._sizes.tokens
@@ -496,7 +484,6 @@ def _follows_from_sizes(graph: OnnxGraph, made: Mapping[str, onnx.NodeProto], na
 
 
 def _reading(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """The node, reading other values for some."""
     if not any(name in names for name in node.input):
         return node
     changed = onnx.NodeProto()

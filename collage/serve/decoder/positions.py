@@ -21,14 +21,11 @@ from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph, attribute, descri
 
 @dataclass(frozen=True)
 class Rotated:
-    """A value before its rotation, and the rotation."""
-
     value: str
     rotation: Rotation
 
 
 def read_rotation(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
-    """The rotation that the node completes, or None where it completes none."""
     if node.op_type == "Add":
         return _rotated_sum(graph, node)
     if node.op_type == "Concat":
@@ -93,7 +90,6 @@ def _numbered(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def _first_rotated(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
-    """The first elements of each head rotated, and the others as they are."""
     axis = attribute(node, "axis", 0)
     shape = graph.shapes.get(node.output[0])
     if len(node.input) != 2 or shape is None or axis not in (-1, len(shape) - 1):
@@ -327,7 +323,6 @@ def tables_of_angles(graph: OnnxGraph, decoder: Decoder, length: int, name: str)
 
 
 def attention_of(layer: Layer, rotations: Rotations) -> LayerAttention:
-    """How a layer attends."""
     rotation = layer.rotation
     heads = Heads(
         layer.heads,

@@ -35,7 +35,6 @@ def before_sinks(graph: OnnxGraph, value: str) -> tuple[str, str]:
 
 
 def _before_shift(graph: OnnxGraph, value: str) -> str:
-    """The value from each row of which its largest number is taken away, or the value itself."""
     node = graph.producers.get(value)
     if node is None or node.op_type != "Sub":
         return value
@@ -47,7 +46,6 @@ def _before_shift(graph: OnnxGraph, value: str) -> str:
 
 
 def drops_sinks(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
-    """Whether a node takes all weights but the last one of each row."""
     if node.op_type != "Slice" or len(node.input) < 4:
         return False
     before, after = (graph.shapes.get(name, ()) for name in (node.input[0], node.output[0]))
@@ -83,7 +81,6 @@ class Masking:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """The other inputs, in order."""
         return tuple(name for at, name in enumerate(self.node.input) if at != self.place)
 
 
@@ -155,7 +152,6 @@ def _followed(graph: OnnxGraph, value: str) -> Scores | None:
 
 
 def _multiplied(scores: Scores, factor: float) -> Scores:
-    """Scores times a number, with what was added to them before."""
     masking = tuple(replace(each, factor=each.factor * factor) for each in scores.masking)
     softcap = abs(scores.softcap * factor)  # tanh is odd, so the sign is that of the scale
     return replace(scores, scale=scores.scale * factor, softcap=softcap, masking=masking)
@@ -179,8 +175,6 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Way:
-    """How far the way back has come."""
-
     value: str
     factor: float = 1.0
     past: str = ""
@@ -215,7 +209,6 @@ def origin_of(graph: OnnxGraph, value: str, node: onnx.NodeProto, tokens: int) -
 
 
 def _back(graph: OnnxGraph, step: _Way, at: onnx.NodeProto) -> _Way:
-    """One step back, or the same step where there is none."""
     node = graph.producers.get(step.value)
     if node is None or node.domain not in ("", "ai.onnx"):
         return step
@@ -370,7 +363,6 @@ def _check_inputs(model: onnx.ModelProto, name: str) -> None:
 
 
 def _dtype_name(dtype: int) -> str:
-    """The name of a dtype of ONNX, as in numpy."""
     return "float32" if dtype == TensorProto.FLOAT else TensorProto.DataType.Name(dtype).lower()
 
 
@@ -504,7 +496,6 @@ def _layer(graph: OnnxGraph, core: _Attention) -> tuple[Layer, list[Origin]]:
 
 
 def _head_sizes(graph: OnnxGraph, core: _Attention, q: Origin) -> tuple[int, int]:
-    """The elements of a head, and the number of heads."""
     shape, heads = graph.shapes.get(core.q), attribute(core.node, "q_num_heads")
     if shape is not None and len(shape) == 4:
         return shape[3], shape[1]
@@ -527,7 +518,6 @@ def _value_dim(graph: OnnxGraph, core: _Attention, v: Origin, kv_heads: int) -> 
 
 
 def _add_operator_caches(graph: OnnxGraph, core: _Attention, origins: list[Origin]) -> None:
-    """Note the caches that ONNX's Attention takes as inputs."""
     if core.node.op_type != "Attention" or len(core.node.input) < 6:
         return
     for place, name in ((1, core.node.input[4]), (2, core.node.input[5])):
@@ -557,7 +547,6 @@ def _only_user(graph: OnnxGraph, value: str) -> onnx.NodeProto | None:
 
 
 def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
-    """Each cache must belong to the attention of one layer."""
     used = [origin.past for origin in origins if origin.past]
     for name in graph.inputs:
         if name not in (IDS, POSITIONS, MASK) and used.count(name) != 1:

@@ -89,7 +89,6 @@ class DecoderRunner:
         return self._ends.run(iteration, wanted_rows(slices))
 
     def cost_ms(self, tokens: int) -> float:
-        """The measured time of an iteration with that many tokens, in milliseconds."""
         bucket = self._fastest[bucket_for(self.buckets, tokens)]
         if bucket not in self._compiled.costs_ms:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
@@ -112,7 +111,6 @@ class DecoderRunner:
         self._fastest = fastest_buckets(self.buckets, costs_ms)
 
     def close(self) -> None:
-        """Free the cache and the kernels. The runner must not be used afterwards."""
         self.iterations = {}
         del self._ends
 

@@ -109,7 +109,6 @@ class _Cutter:
         )
 
     def _gather(self, number: int, targets: Sequence[str]) -> tuple[list[onnx.NodeProto], list[str]]:
-        """The nodes of a segment, in order, and the values that it reads from before."""
         nodes: dict[int, onnx.NodeProto] = {}
         reads: dict[str, None] = {}
         waiting, seen = list(targets), set()
@@ -204,7 +203,6 @@ def model_of(segment: Segment, network_bytes: int) -> onnx.ModelProto:
 
 
 def _write_out_products(model: onnx.ModelProto) -> None:
-    """Put what backends read in the place of experts' products, in place."""
     nodes = in_operators(model.graph.node)
     versions = [each for each in model.opset_import if each.domain != DOMAIN]
     del model.graph.node[:], model.opset_import[:]
@@ -297,7 +295,6 @@ def _mixes(graph: OnnxGraph, node: onnx.NodeProto, tokens: int) -> bool:
 
 
 def _axes(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
-    """The axes that a node reduces or normalises, or takes a part of."""
     if node.op_type.startswith("Reduce"):
         return _reduced(graph, node, rank)
     if node.op_type == "Slice":

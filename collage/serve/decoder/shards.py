@@ -39,7 +39,6 @@ class ColumnSplit:
 
     @property
     def width(self) -> int:
-        """The columns of the whole value."""
         return sum(self.parts)
 
 
@@ -77,7 +76,6 @@ class _Search:
 
 
 def weight_product(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
-    """Whether the node multiplies by a matrix of weights, or by one of several for each row."""
     if is_product(node):
         return node.input[1] in graph.weights
     if node.op_type not in ("MatMul", "Gemm") or node.domain or node.input[1] not in graph.weights:
@@ -148,7 +146,6 @@ def _propagate(
 def _through(
     graph: OnnxGraph, node: onnx.NodeProto, values: Mapping[str, ColumnSplit], search: _Search
 ) -> dict[str, ColumnSplit]:
-    """The outputs of a node with split inputs."""
     splits = [values[name] for name in node.input if name in values]
     first, name = splits[0], node.output[0]
     origins = frozenset().union(*(each.origins for each in splits))
@@ -241,7 +238,6 @@ def _sources(layer: Layer) -> tuple[Source, Source, Source]:
 
 
 def _groups(layer: Layer) -> dict[str, tuple[int, ...]]:
-    """The groups of columns of the values that hold q, k and v, in order."""
     found: dict[str, tuple[int, ...]] = {}
     for source in sorted(_sources(layer), key=lambda each: each.offset):
         found[source.value] = (*found.get(source.value, ()), source.width)
@@ -270,8 +266,6 @@ def _local_source(layer: Layer, source: Source, splits: Splits, processes: int) 
 
 
 class _Part:
-    """One segment, for one process."""
-
     def __init__(self, graph: OnnxGraph, segment: Segment, splits: Splits, rank: int, processes: int) -> None:
         self._graph = graph
         self._segment = segment
@@ -282,7 +276,6 @@ class _Part:
         self._nodes = [self._node(each) for each in segment.bare.graph.node]
 
     def _columns(self, split: ColumnSplit) -> NDArray[np.int64]:
-        """Which columns of the whole value are this process's."""
         offsets = np.cumsum([0, *split.parts])
         return np.concatenate(
             [
@@ -293,7 +286,6 @@ class _Part:
         )
 
     def _node(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """The node on this process's columns."""
         made = onnx.NodeProto()
         made.CopyFrom(node)
         values = self._splits.values
@@ -324,7 +316,6 @@ class _Part:
         return array_of(self._graph.weights[name])
 
     def _taken(self, name: str, places: NDArray[np.int64], axis: int) -> str:
-        """A constant with some places of an axis only."""
         made = f"{name}{_SPLIT_SUFFIX}{axis}.{crc32(places.tobytes()):x}"
         if made not in self._weights:
             part = np.ascontiguousarray(np.take(self._constant(name), places, axis))
@@ -341,7 +332,6 @@ class _Part:
         return made
 
     def _sizes(self, node: onnx.NodeProto, split: ColumnSplit) -> str:
-        """The sizes that a Reshape or a Split gets."""
         sizes = np.array(self._constant(node.input[1]))
         if node.op_type == "ColumnSplit":
             sizes = sizes // self._processes
@@ -390,7 +380,6 @@ class _Part:
     def _gather(
         self, levels: Mapping[str, int | None], level: int, targets: Sequence[str]
     ) -> tuple[list[onnx.NodeProto], list[str]]:
-        """The nodes of a piece, in order, and what it reads."""
         producers = {name: place for place, node in enumerate(self._nodes) for name in node.output}
         places: set[int] = set()
         reads: dict[str, None] = {}

@@ -62,7 +62,6 @@ _GONE = 499  # nobody reads it
 
 
 def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
-    """The application, with errors in OpenAI's form. Browsers let pages of ``allow_origins`` use it."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -174,7 +173,6 @@ async def _body(request: Request) -> bytes:
 async def _answer(
     service: Service, request: Request, job: HttpJob, shape: AnswerShape, body: CommonBody
 ) -> Response | _EventStream:
-    """Answer with one object, or with a stream of events."""
     from starlette.responses import JSONResponse
 
     usage = body.wants_usage

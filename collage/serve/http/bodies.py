@@ -28,27 +28,22 @@ class ApiError(Exception):
     retry_after_s: int | None = None
 
     def body(self) -> dict[str, Any]:
-        """The object that the client gets."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """The headers besides the usual ones."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """An error for a request that is wrong."""
     return ApiError(400, message, code, param)
 
 
 def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
-    """An error for a server that cannot serve at the moment."""
     return ApiError(503, message, "unavailable", None, retry_after_s)
 
 
 def ended(finish: Finish, message: str) -> ApiError | None:
-    """The error for an answer that has ended otherwise than an answer should."""
     if finish is Finish.EXPIRED:
         return ApiError(408, "the answer was not complete within timeout_s.", "timeout")
     if finish is Finish.FAILED:
@@ -162,8 +157,6 @@ class BodyObject:
 
 @dataclass(frozen=True)
 class StreamOptions(BodyObject):
-    """What a stream has besides the answer."""
-
     neutral = STREAM_OPTIONS
 
     include_usage: bool | None = None
@@ -216,7 +209,6 @@ class CommonBody(BodyObject):
 
     @property
     def answers(self) -> int:
-        """The number of answers to each prompt."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= _MAX_N:
             raise bad_request(f"n is {n}; it must be from 1 to {_MAX_N}.", "n")
@@ -224,7 +216,6 @@ class CommonBody(BodyObject):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         if self.stream_options is None:
             return False
         if not self.stream:
@@ -233,7 +224,6 @@ class CommonBody(BodyObject):
 
     @property
     def checked_timeout_s(self) -> float | None:
-        """The timeout, which is a number of seconds, or none."""
         found = self.timeout_s
         if found is not None and not (math.isfinite(found) and found > 0):
             raise bad_request("timeout_s must be a number of seconds above 0.", "timeout_s")
@@ -272,8 +262,6 @@ class CommonBody(BodyObject):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionBody(CommonBody):
-    """The body of ``/v1/completions``."""
-
     neutral = COMPLETION
     prompt_field = "prompt"
     default_tokens = 16  # as in OpenAI's API
@@ -284,7 +272,6 @@ class CompletionBody(CommonBody):
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, each a text or token ids."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return (prompt,)
@@ -295,16 +282,12 @@ class CompletionBody(CommonBody):
 
 @dataclass(frozen=True)
 class TextPart(BodyObject):
-    """A part of a message; only text is understood."""
-
     type: Literal["text"]
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message(BodyObject):
-    """A message of a chat."""
-
     neutral = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -320,8 +303,6 @@ class Message(BodyObject):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatBody(CommonBody):
-    """The body of ``/v1/chat/completions``."""
-
     neutral = CHAT
     prompt_field = "messages"
     default_tokens = None
@@ -342,14 +323,12 @@ class ChatBody(CommonBody):
 
     @property
     def given_messages(self) -> tuple[Message, ...]:
-        """The messages, of which there is at least one."""
         if not self.messages:
             raise bad_request("messages is empty; give at least one message.", "messages")
         return self.messages
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of the answer, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

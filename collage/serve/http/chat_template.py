@@ -53,7 +53,6 @@ def _environment() -> Any:
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
-            """Read the block."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
@@ -108,7 +107,6 @@ def open_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def _tokens(config: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """The special tokens in a file, by the names that templates know them by."""
     more = config.get(_NAMED_TOKENS)
     named = [
         *(more.items() if isinstance(more, dict) else ()),

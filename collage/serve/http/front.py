@@ -69,7 +69,6 @@ class Front:
 
     @property
     def app(self) -> Starlette:
-        """Make the routes."""
         return make_app(self.service, self._options.allow_origins)
 
     async def start(self) -> ModelReady:
@@ -85,5 +84,4 @@ class Front:
         return ready
 
     async def stop(self) -> None:
-        """End the engine."""
         await self.service.link.stop()

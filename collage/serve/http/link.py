@@ -91,16 +91,13 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether the engine takes requests."""
         return self._writer is not None
 
     @property
     def open(self) -> int:
-        """The number of requests that have not ended."""
         return len(self._sinks)
 
     def new_id(self) -> int:
-        """An id for a request."""
         return next(self._ids)
 
     def submit(self, requests: list[Request], sink: asyncio.Queue[Event]) -> None:
@@ -129,7 +126,6 @@ class Link:
         return max(1, min(_LONGEST_RETRY_S, math.ceil(self.stats.waiting / per_s)))
 
     def fail_all(self, finish: Finish, message: str) -> None:
-        """Tell all open requests that there will be no answer."""
         for id, sink in self._sinks.items():
             sink.put_nowait(Event(id, finish=finish, error=message))
         self._sinks.clear()
@@ -254,7 +250,6 @@ class Link:
         return None
 
     def _end(self) -> str:
-        """Wait for the process, and tell how it ended."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=_END_S)

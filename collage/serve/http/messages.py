@@ -64,24 +64,19 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """The answers to these requests are not wanted any more."""
-
     ids: tuple[int, ...]
 
 
 class Stop(NamedTuple):
-    """The engine shall end. Requests that there are, are cancelled."""
+    pass
 
 
 class Batch(NamedTuple):
-    """What an iteration brought."""
-
     events: list[Event]
     iteration: IterationRecord | None
     stats: Stats
 
 
 def packed(message: Any) -> bytes:
-    """The bytes of a message, with its length before it."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body

@@ -22,8 +22,6 @@ _TOTALS = {
 
 @dataclass
 class _Times:
-    """When a request came, and when its last token did."""
-
     arrival_s: float
     token_s: float | None = None
 
@@ -78,19 +76,15 @@ class Metrics:
         self._times: dict[int, _Times] = {}
 
     def sizes(self, block_count: int) -> None:
-        """Note the size of the cache, before there is any request."""
         self._state(self._last._replace(block_count=block_count))
 
     def arrived(self, id: int, time_s: float) -> None:
-        """Note a request that was sent to the engine, and when."""
         self._times[id] = _Times(time_s)
 
     def refused(self, status: int) -> None:
-        """Note an answer other than 200, or a stream that has failed."""
         self._refused.labels(status=str(status)).inc()
 
     def batch(self, batch: Batch) -> None:
-        """Note what an iteration brought."""
         now = time.monotonic()
         for event in batch.events:
             times = self._times.get(event.id)
@@ -112,7 +106,6 @@ class Metrics:
         self._state(batch.stats)
 
     def died(self) -> None:
-        """Note that the engine's process has ended, and with it all requests and totals."""
         for _ in self._times:
             self._ended.labels(finish="failed").inc()
         self._times.clear()
@@ -120,7 +113,6 @@ class Metrics:
         self._restarts.inc()
 
     def text(self, up: bool) -> bytes:
-        """All of it, as Prometheus reads it."""
         from prometheus_client import generate_latest
 
         self._up.set(up)

@@ -31,5 +31,4 @@ class ServerOptions:
 
     @property
     def shown_name(self) -> str:
-        """What clients call the model."""
         return self.name or self.model.resolve().name.removesuffix(".collage")

@@ -50,7 +50,6 @@ class Service:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a prompt and its answer together."""
         return self._sizes.most_tokens
 
     @property
@@ -162,8 +161,6 @@ class Service:
 
 
 class HttpJob:
-    """The answers to one HTTP request, as they come."""
-
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self._service = service
         self._requests = list(requests)

@@ -23,9 +23,7 @@ class AnswerShape(Protocol):
         """The answer as one object, from the deltas of each answer."""
         ...
 
-    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
-        """An object of a stream."""
-        ...
+    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]: ...
 
     def last(self, job: HttpJob) -> dict[str, Any]:
         """The object at the end of a stream, which has its usage."""
@@ -33,22 +31,17 @@ class AnswerShape(Protocol):
 
 
 class CompletionShape:
-    """The form of ``/v1/completions``."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The answer as one object."""
         choices = [self._choice(number, _joined(each)) for number, each in enumerate(deltas)]
         return {**self._head(job), "choices": choices, "usage": job.usage()}
 
     def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
-        """An object of a stream."""
         return {**self._head(job), "choices": [self._choice(number, delta)]}
 
     def last(self, job: HttpJob) -> dict[str, Any]:
-        """The object at the end of a stream."""
         return {**self._head(job), "choices": [], "usage": job.usage()}
 
     def _head(self, job: HttpJob) -> dict[str, Any]:
@@ -84,14 +77,11 @@ class CompletionShape:
 
 
 class ChatShape:
-    """The form of ``/v1/chat/completions``."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
         self._begun: set[int] = set()
 
     def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The answer as one object."""
         choices = []
         for number, each in enumerate(deltas):
             delta = _joined(each)
@@ -109,7 +99,6 @@ class ChatShape:
         return {**self._head(job, "chat.completion.chunk"), "choices": [choice]}
 
     def last(self, job: HttpJob) -> dict[str, Any]:
-        """The object at the end of a stream."""
         return {**self._head(job, "chat.completion.chunk"), "choices": [], "usage": job.usage()}
 
     def _head(self, job: HttpJob, kind: str) -> dict[str, Any]:

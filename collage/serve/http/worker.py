@@ -33,7 +33,6 @@ from collage.serve.tokenizer import open_tokenizer
 
 
 def main(descriptor: int) -> None:
-    """Serve the requests that come over the socket with this file descriptor."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server says when to end
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as connection:
@@ -97,7 +96,6 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
-    """Take messages until the other side says so or is gone."""
     while True:
         try:
             message = _read(connection)
@@ -128,15 +126,12 @@ class _Writer:
         self._thread.start()
 
     def deliver(self, events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
-        """Send what an iteration brought."""
         self._messages.put(Batch(events, iteration, stats))
 
     def put(self, message: object) -> None:
-        """Send a message."""
         self._messages.put(message)
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._messages.put(None)
         self._thread.join()
 
@@ -167,5 +162,4 @@ BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from collage.serve.http.wor
 
 
 def command(descriptor: int) -> list[str]:
-    """The command line of an engine's process that talks over this file descriptor."""
     return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(each or "." for each in sys.path)]

@@ -65,16 +65,13 @@ class Division:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the iteration."""
         return self.bounds[-1]
 
     @cached_property
     def wanted(self) -> Rows:
-        """The tokens whose logits are wanted."""
         return wanted_rows(self.slices)
 
     def wanted_of(self, process: int) -> slice:
-        """Which rows of the logits a process computes."""
         first, last = np.searchsorted(self.wanted, self.bounds[process : process + 2])
         return slice(int(first), int(last))
 
@@ -104,7 +101,6 @@ class Division:
 
 
 def divide(slices: Sequence[Slice], size: int) -> Division:
-    """Divide an iteration among ``size`` processes."""
     lengths = np.array([len(each.token_ids) for each in slices])
     counts = np.array([len(each.blocks) for each in slices])
     tokens = int(lengths.sum())
@@ -188,7 +184,6 @@ class CacheAttention:
         self._own = slice(0)
 
     def begin(self, division: Division) -> None:
-        """Prepare an iteration."""
         rank = self._tensors.rank
         self._own = slice(*division.bounds[rank : rank + 2])
         for peer in self._peers:
@@ -339,7 +334,6 @@ class CacheRank:
         return self._logits(division, values)
 
     def _logits(self, division: Division, values: Values | None) -> NDArray[np.float32] | None:
-        """Compute the logits of this process's rows, and gather all in the first process."""
         rank, size = self._tensors.rank, self._tensors.size
         mine = division.wanted_of(rank)
         rows = division.wanted[mine] - division.bounds[rank]
@@ -357,5 +351,4 @@ class CacheRank:
         return found
 
     def close(self) -> None:
-        """Free the cache and the kernels."""
         self._values, self._merges, self.caches = {}, {}, list[LayerCache]()

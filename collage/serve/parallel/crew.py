@@ -82,7 +82,6 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
         return [each.pid for each in self._processes]
 
     def meet(self) -> Tensors:

@@ -101,7 +101,6 @@ def _size(kind: TensorType) -> int:
 
 
 def _type(compiled: CompiledDecoder, tokens: int, name: str) -> TensorType:
-    """The type of a value between segments for a bucket of tokens."""
     for parts, wiring in zip(compiled.segments[tokens], compiled.wiring, strict=False):
         program = parts.program
         names, ports = (*wiring.reads, *wiring.writes), (*program.model_inputs, *program.model_outputs)
@@ -171,7 +170,6 @@ class PipelineRank:
         return found
 
     def close(self) -> None:
-        """Free the cache and the kernels."""
         self._iterations, self._ends, self.caches = {}, None, []
 
     def _enter(self, iteration: Iteration, tokens: int) -> None:

@@ -100,7 +100,6 @@ class ParallelRunner:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the other processes."""
         return self._open.pids
 
     def sent_bytes(self) -> list[int]:

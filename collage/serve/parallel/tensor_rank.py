@@ -84,7 +84,6 @@ class TensorRank:
         return None if self._ends is None else self._ends.run(values, wanted_rows(slices))
 
     def close(self) -> None:
-        """Free the cache and the kernels."""
         self._values, self._attention, self._ends, self.caches = {}, {}, None, list[LayerCache]()
 
 
@@ -116,7 +115,6 @@ class ThreadRunner:
         raise CollageError("the time of an iteration was not measured.")
 
     def close(self) -> None:
-        """Free the cache and the kernels."""
         self._pool.shutdown()
         for each in self._ranks:
             each.close()

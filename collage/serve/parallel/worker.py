@@ -40,7 +40,7 @@ class RankSetup:
 
 
 class DecoderLoaded(NamedTuple):
-    """The process has loaded the decoder, and can meet the others."""
+    pass
 
 
 class RankReady(NamedTuple):
@@ -54,12 +54,10 @@ class Failed(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """All have loaded: connect."""
+    pass
 
 
 class IterationStep(NamedTuple):
-    """Run an iteration: token ids, positions and blocks, as in Orca's control plane."""
-
     slices: tuple[Slice, ...]
 
 
@@ -74,7 +72,7 @@ class CountBytes(NamedTuple):
 
 
 class RankStop(NamedTuple):
-    """The process shall end."""
+    pass
 
 
 _MEETING_S = 60.0
@@ -82,7 +80,6 @@ _PEER_S = 5.0
 
 
 def main(descriptor: int) -> None:
-    """Compute what the process at the other end of this socket asks for."""
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -160,5 +157,4 @@ BOOTSTRAP = (
 
 
 def command(descriptor: int) -> list[str]:
-    """The command line of a process that talks over this file descriptor."""
     return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(os.path.abspath(each) for each in sys.path)]

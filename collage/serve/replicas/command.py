@@ -56,7 +56,7 @@ _POLL_S = 2.0
 
 
 class _Ended(BaseException):
-    """A signal has asked for the end."""
+    pass
 
 
 def run_replicas(
@@ -115,7 +115,6 @@ def _start(serve: ModuleType, name: str, host: str, port: int, app: object) -> N
 
 
 def _told(serve: ModuleType, name: str) -> str:
-    """What Ray has to say of the replicas, "" where it knows nothing."""
     try:
         found = serve.status().applications[name].deployments.values()
         return "\n".join(each.message for each in found)

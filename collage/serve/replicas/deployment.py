@@ -68,7 +68,6 @@ class Replica:
             raise
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """The routes, for Ray Serve."""
         return self._front.app
 
     async def check_health(self) -> None:

@@ -30,7 +30,6 @@ def dense_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 
 
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
-    """The reader of the mixture whose scores a node makes, which sets the chosen ones among zeros."""
     zeros, choice, gates = node.input
     shape = graph.shapes.get(node.output[0], ())
     last = attribute(node, "axis", 0) in (1, -1) and attribute(node, "reduction", b"none") == b"none"
@@ -91,7 +90,6 @@ class _Reader:
             value = user.output[0]
 
     def _summed(self, node: onnx.NodeProto) -> str | None:
-        """The sum over all experts of what a node makes."""
         users = self.graph.users.get(node.output[0], ())
         shape = self.graph.shapes.get(node.output[0], ())
         if len(users) != 1 or users[0].op_type != "ReduceSum" or shape[:1] != (self.experts,):

@@ -57,7 +57,6 @@ def base_of(graph: OnnxGraph, name: str) -> str:
 
 
 def _moves_ones(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
-    """Whether a node moves axes of one element only."""
     shape = graph.shapes.get(node.input[0]) if node.op_type == "Transpose" else None
     order = attribute(node, "perm")
     if shape is None or not isinstance(order, list):
@@ -67,12 +66,10 @@ def _moves_ones(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 
 
 def _keeps_dtype(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
-    """Whether a node casts to the dtype that is there."""
     return node.op_type == "Cast" and graph.dtypes.get(node.input[0]) == attribute(node, "to")
 
 
 def is_zero(graph: OnnxGraph, name: str) -> bool:
-    """Whether a value is all zeros, whatever its shape."""
     return filling(graph, name) == 0
 
 

@@ -58,7 +58,6 @@ def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
 
 
 def _alike(one: Column, other: Column) -> bool:
-    """Whether two columns have numbers of the same rows, in the same axes."""
     return one.expert == other.expert and one.axes == other.axes
 
 
@@ -91,7 +90,6 @@ class _Reader:
         return self.experts == self.scores and experts == list(range(self.experts))
 
     def _is_last(self, name: str) -> bool:
-        """Whether nothing of the same mixture follows."""
         users = self.graph.users.get(name, ())
         return not any(isinstance(self.known.get(each.output[0]), (Total, ExpertPart)) for each in users)
 
@@ -149,7 +147,6 @@ class _Reader:
         return tuple(ONE if each in added else next(rest) for each in range(len(axes) + len(places)))
 
     def _integers(self, node: onnx.NodeProto, place: int, name: str) -> list[int] | None:
-        """Constant integers, which are an input or, in older sets, an attribute."""
         if len(node.input) > place and node.input[place]:
             found = self.graph.constants.get(node.input[place])
             return None if found is None else [int(each) for each in found.reshape(-1)]

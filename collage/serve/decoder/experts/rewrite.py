@@ -88,7 +88,6 @@ class _Writer:
         return Written(self.nodes, list(self.constants.values()))
 
     def _width(self, tokens: str) -> int:
-        """The number of features of a token."""
         return int(np.prod(self.graph.shapes[tokens])) // self.graph.shapes[self.mixture.choice][0]
 
     def _step(self, step: ExpertStep, names: Sequence[str], choice: str, place: int) -> str:
@@ -189,7 +188,6 @@ def with_fixed_shapes(model: onnx.ModelProto, probe: GraphSizes) -> onnx.ModelPr
 
 
 def _needed_nodes(nodes: list[onnx.NodeProto], outputs: list[str]) -> list[onnx.NodeProto]:
-    """The nodes on which the outputs depend, in order."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

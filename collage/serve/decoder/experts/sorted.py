@@ -67,7 +67,6 @@ def sorted_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 
 
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
-    """The reader of the mixture whose pairs a node puts in the order of their experts."""
     choice = base_of(graph, node.input[0])
     experts = experts_chosen_from(graph, tokens, choice)
     pairs, ordered = (graph.shapes.get(name, ()) for name in (node.input[0], node.output[1]))
@@ -95,7 +94,6 @@ class _Reader:
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of a token and a slot."""
         return self.tokens * self.slots
 
     def read(self) -> Iterator[Mixture]:
@@ -189,7 +187,6 @@ class _Reader:
         return [_Own(expert, made, rows.width) for expert, made in enumerate(rows.made)]
 
     def _columns(self, node: onnx.NodeProto, rows: _All | _Own) -> Sequence[_Value] | None:
-        """Parts of the features."""
         count = len(node.output)
         if len(node.input) > 1 and node.input[1]:
             given = self.graph.constants.get(node.input[1])

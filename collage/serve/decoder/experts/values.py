@@ -91,8 +91,6 @@ class Operand:
 
 @dataclass(frozen=True)
 class ExpertStep:
-    """An operator on the rows of one expert, with its attributes."""
-
     operator: str
     attributes: bytes
     operands: tuple[Operand, ...]
@@ -170,7 +168,6 @@ class Body:
         )
 
     def all(self, kind: str) -> list[Operand]:
-        """The operands of a kind."""
         return [each for step in self.steps for each in step.operands if each.kind == kind]
 
     def common(self, graph: OnnxGraph) -> object:
@@ -201,14 +198,11 @@ _BINARY = frozenset("Add Sub Mul Div Max Min Pow".split())
 
 @dataclass
 class ExpertSteps:
-    """The steps of one expert so far."""
-
     graph: OnnxGraph
     all_steps: list[ExpertStep] = field(default_factory=list)
 
     @property
     def all(self) -> tuple[ExpertStep, ...]:
-        """The steps, in order."""
         return tuple(self.all_steps)
 
     def add(self, node: onnx.NodeProto, operands: Sequence[Operand | None]) -> Operand | None:
@@ -246,7 +240,6 @@ class ExpertSteps:
         return self.add(node, given)
 
     def weighted(self, rows: Operand, gates: str) -> Operand:
-        """Add the product of rows with their factors."""
         return self._append("Mul", b"", [rows, Operand("gates", gates)])
 
     def _dims(self, name: str) -> tuple[int, ...]:
@@ -256,12 +249,10 @@ class ExpertSteps:
         return tuple(tensor.dims) if tensor is not None and is_float else ()
 
     def columns(self, rows: Operand, first: int, end: int, step: int = 1) -> Operand:
-        """Add the choice of a part of the features."""
         bounds = [Operand("integer", number=each) for each in (first, end, 1, step)]
         return self._append("Slice", b"", [rows, *bounds])
 
     def _part(self, node: onnx.NodeProto, rows: Operand | None) -> Operand | None:
-        """A part of the features, by a Slice with constant bounds."""
         rank = len(self.graph.shapes.get(node.input[0], ()))
         given = [self.graph.constants.get(name) for name in node.input[1:]]
         if rows is None or not rank or any(each is None or each.size != 1 for each in given):
