@@ -15,18 +15,8 @@ from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, answers_to
 from collage.serve.runner import Runner
 from collage.serve.sampling import Logprobs, Sampling
-from collage.serve.text import Answer
+from collage.serve.text import Answer, Output
 from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
-
-
-@dataclass(frozen=True)
-class Output:
-    """New tokens of an answer, and the text that they complete."""
-
-    tokens: tuple[int, ...]
-    text: str
-    logprobs: tuple[Logprobs, ...]
-    finish: Finish | None
 
 
 @dataclass(frozen=True)
@@ -57,12 +47,12 @@ class Stream:
     def __iter__(self) -> Iterator[Output]:
         """Yield outputs until the answer ends. Raises CollageError when the request fails."""
         while self._answer.finish is None:
-            delta = self._answer.add(self._events.get())
-            if delta is None:
+            output = self._answer.add(self._events.get())
+            if output is None:
                 continue
-            if delta.finish is Finish.FAILED:
-                raise CollageError(f"{delta.error}.")
-            yield Output(delta.tokens, delta.text, delta.logprobs, delta.finish)
+            if output.finish is Finish.FAILED:
+                raise CollageError(f"{output.error}.")
+            yield output
 
     def result(self) -> Completion:
         """Wait for the rest of the answer, and return what was not read yet together with it."""

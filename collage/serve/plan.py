@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 from collage.serve.blocks import BlockPool, block_key
 from collage.serve.runner import Runner, buckets_of
@@ -166,13 +165,6 @@ class RequestPool:
     next_deadline_s: float = float("inf")
 
 
-class Part(NamedTuple):
-    """A sequence's share of an iteration: its next ``tokens`` tokens."""
-
-    sequence: Sequence
-    tokens: int
-
-
 @dataclass(frozen=True)
 class Admission:
     """A waiting sequence that begins to run, with the blocks of the cache that hold the beginning of its prompt."""
@@ -197,11 +189,6 @@ class IterationPlan:
     @property
     def tokens(self) -> int:
         return sum(self.counts)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The sequences with their counts."""
-        return tuple(map(Part, self.sequences, self.counts))
 
 
 Policy = abc.Callable[[RequestPool, float, BucketCosts, Limits], IterationPlan]

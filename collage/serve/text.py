@@ -122,15 +122,15 @@ def _overlap(text: str, stop: str) -> int:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """What is new in an answer: text, and the tokens since the last delta. ``finish`` is set in the last one.
+class Output:
+    """What is new in an answer: tokens, and the text that they complete. ``finish`` is set in the last one.
 
-    Where there are ``logprobs``, ``offsets`` has for each token the characters of the answer before it. Parts of one
-    character have the same.
+    ``error`` says why the answer has failed. If there are ``logprobs``, ``offsets`` has for each token the characters
+    of the answer before it; parts of one character have the same.
     """
 
-    text: str
     tokens: tuple[int, ...] = ()
+    text: str = ""
     logprobs: tuple[Logprobs, ...] = ()
     finish: Finish | None = None
     error: str = ""
@@ -153,7 +153,7 @@ class Answer:
         self.cached_tokens = 0
         self.finish: Finish | None = None
 
-    def add(self, event: Event) -> Delta | None:
+    def add(self, event: Event) -> Output | None:
         """Take an event in. Returns None when it shows nothing, or the answer has ended before it."""
         if self.finish is not None:
             return None
@@ -174,9 +174,9 @@ class Answer:
         self.finish = Finish.STOP if found else event.finish
         if not text and self.finish is None:
             return None
-        delta = Delta(
-            text,
+        output = Output(
             tuple(self._pending),
+            text,
             tuple(self._pending_logprobs),
             self.finish,
             event.error,
@@ -185,4 +185,4 @@ class Answer:
         self._pending.clear()
         self._pending_logprobs.clear()
         self._pending_offsets.clear()
-        return delta
+        return output

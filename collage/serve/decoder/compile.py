@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from collage.backends.base import BackendKind
 from collage.backends.registry import Registry
 from collage.compiler.options import CompileOptions
 from collage.compiler.siblings import Family, Shop, compile_family
@@ -71,6 +70,11 @@ class SharedArrays:
         return self._arrays[digest]
 
 
+_OWN = ("native", "tvm")
+"""Backends whose kernels read weights in the mapped file, so that buckets share them.
+
+MKL and the engines keep weights of their own for each kernel, and oneDNN's order depends on the number of tokens.
+"""
 _MORE = ("onednn", "onnxruntime")
 """Backends that take part where those that share their weights have no kernels for a segment."""
 DEFAULT_LENGTH = 4096
@@ -129,8 +133,9 @@ def compile_parts(
         rotations = tables_of_angles(graph, decoder, length, name)
         decoder = with_masks(model, graph, decoder, length)
         threads = options.threads or host().threads
+        usable = registry.availability()
         compile_options = CompileOptions(
-            backends=default_backends(registry),
+            backends=[name for name in _OWN if usable.get(name)],
             threads=threads,
             db=options.db,
             effort=QUICK if options.quick else FULL,
@@ -147,7 +152,8 @@ def compile_parts(
         database = stack.enter_context(Database(options.db))
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
-        maker = _Segments(shop, _more_backends(registry), SharedArrays(), name, weights)
+        more = [name for name in _MORE if usable.get(name)]
+        maker = _Segments(shop, more, SharedArrays(), name, weights)
         memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
         iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
         for bucket in sorted({*buckets, *ends}):
@@ -194,23 +200,6 @@ def _shards(
     if options.processes > 1:
         return shard(graph, segments, decoder, rank, options.processes)
     return Shards(tuple(segments), (), decoder)
-
-
-def default_backends(registry: Registry) -> list[str]:
-    """Names of the backends whose kernels share their weights between buckets, as far as they are here.
-
-    Our own products have two orders of the weights, and TVM's one. MKL and the engines keep weights of their own for
-    each kernel, and oneDNN's order depends on the number of tokens; these can be named.
-    """
-    usable = {name for name, found in registry.availability().items() if found}
-    if "native" in usable:
-        return [name for name in usable if name in ("native", "tvm")]
-    return [name for name in usable if registry[name].kind is not BackendKind.ENGINE]
-
-
-def _more_backends(registry: Registry) -> list[str]:
-    usable, own = registry.availability(), default_backends(registry)
-    return [name for name in _MORE if usable.get(name) and name not in own]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.service import HttpJob, Service
 from collage.serve.http.shapes import AnswerShape, ChatShape, CompletionShape
-from collage.serve.text import Delta
+from collage.serve.text import Output
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -185,12 +185,12 @@ async def _answer(
     return JSONResponse(shape.whole(job, whole))
 
 
-async def _first(deltas: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta]:
+async def _first(deltas: AsyncIterator[tuple[int, Output]]) -> tuple[int, Output]:
     return await anext(deltas)
 
 
-async def _collected(job: HttpJob) -> list[list[Delta]]:
-    found: list[list[Delta]] = [[] for _ in job.answers]
+async def _collected(job: HttpJob) -> list[list[Output]]:
+    found: list[list[Output]] = [[] for _ in job.answers]
     async with aclosing(job.deltas()) as deltas:
         async for number, delta in deltas:
             found[number].append(delta)
@@ -201,8 +201,8 @@ async def _events(
     service: Service,
     job: HttpJob,
     shape: AnswerShape,
-    first: tuple[int, Delta],
-    deltas: AsyncGenerator[tuple[int, Delta], None],
+    first: tuple[int, Output],
+    deltas: AsyncGenerator[tuple[int, Output], None],
     usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream; one that fails ends with an error. With ``usage``, each has it, and one more tells it."""
@@ -234,7 +234,7 @@ class _EventStream:
     )
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Delta], None]
+        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Output], None]
     ) -> None:
         """``deltas`` are what the events are made of. They have begun, so they are closed even if no event was sent."""
         self._events = events

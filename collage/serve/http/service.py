@@ -16,7 +16,7 @@ from collage.serve.http.messages import ModelReady
 from collage.serve.http.metrics import Metrics
 from collage.serve.request import Event, RefusedError, Request, answers_to, check_request
 from collage.serve.sampling import Sampling
-from collage.serve.text import Answer, Delta
+from collage.serve.text import Answer, Output
 from collage.serve.tokenizer import Tokenizer
 
 _LONG_TEXT = 4096
@@ -170,7 +170,7 @@ class HttpJob:
             Answer(service.tokenizer, each.sampling, len(each.prompt), each.prompt) for each in self._requests
         ]
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Output], None]:
         """Send the requests, and yield the number of an answer with what is new in it.
 
         Raises ApiError when they are refused or fail. Whatever ends this, the engine lets the rest go.
