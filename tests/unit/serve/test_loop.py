@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collage.serve.trace import Trace
 from numpy.typing import NDArray
 
 from collage.errors import CollageError
@@ -155,24 +154,3 @@ class Untimed(NullRunner):
 
     def close(self) -> None:
         self.closed = True
-
-
-def test_a_trace_is_read_while_the_engine_goes_on() -> None:
-    iteration = IterationRecord(0.0, 0.0, 0.0, 1, 1, 1, 0, 1, 0)
-    most, done = 5000, threading.Event()
-    trace = Trace(most)
-    for _ in range(most):
-        trace.add(iteration)
-
-    def go_on() -> None:
-        while not done.is_set():
-            trace.add(iteration)
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        events = trace.events()["traceEvents"]
-    finally:
-        done.set()
-        thread.join()
-    assert sum(each["ph"] == "X" and each["tid"] == 1 for each in events) == most
