@@ -86,20 +86,6 @@ def crossing(compiled: CompiledDecoder, border: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in read if name in made))
 
 
-def crossing_widths(compiled: CompiledDecoder, stages: int) -> list[int]:
-    """The floats of a token that cross each border between stages."""
-    tokens = compiled.buckets[0]
-    borders: Sequence[int] = bounds_of(len(compiled.decoder.layers), stages)[1:-1]
-    return [
-        sum(_size(_type(compiled, tokens, name)) // tokens for name in crossing(compiled, border))
-        for border in borders
-    ]
-
-
-def _size(kind: TensorType) -> int:
-    return kind.nbytes // 4
-
-
 def _type(compiled: CompiledDecoder, tokens: int, name: str) -> TensorType:
     for parts, wiring in zip(compiled.segments[tokens], compiled.wiring, strict=False):
         program = parts.program

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collage.serve.attention import Heads
-from collage.serve.parallel.traffic import even_cache_bytes, tensor_bytes
+from scripts.lib.parallel.traffic import even_cache_bytes, tensor_bytes
 from scripts.lib.parallel.wire import Wire
 
 DATA, TENSOR, CACHE = "data", "tensor", "cache"

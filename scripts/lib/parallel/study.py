@@ -20,10 +20,10 @@ from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.ranks import Held, fill_caches
 from collage.serve.parallel.runner import ParallelRunner
-from collage.serve.parallel.traffic import cache_bytes, tensor_bytes
 from scripts.lib.parallel.costs import MODELLED, Costs, crossover, modelled_ms
 from scripts.lib.parallel.iterations import blocks_for, decode, median_ms, times_ms
 from scripts.lib.parallel.replica import Load, Run
+from scripts.lib.parallel.traffic import cache_bytes, tensor_bytes
 from scripts.lib.parallel.wire import Wire, loopback_bytes
 
 _ANSWER_S = 600.0

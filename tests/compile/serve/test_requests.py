@@ -20,7 +20,8 @@ from collage.serve.http.messages import EngineSetup, ModelReady, packed
 from collage.serve.http.metrics import Metrics
 from collage.serve.http.service import Service
 from collage.serve.options import EngineOptions
-from collage.serve.request import Event, Request
+from collage.serve.request import Event, Finish, Request
+from collage.serve.sampling import Sampling
 from collage.serve.text import Output
 from collage.serve.tokenizer import DecimalTokenizer
 
@@ -346,6 +347,26 @@ def test_a_process_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
             await asyncio.sleep(0.01)
         assert any("has not loaded m in" in each for each in problems)
         assert link.problem == ""
+        await link.stop()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_does_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = f"connection.sendall({packed(SIZES)!r}); "
+    left = engine(monkeypatch, ready + "time.sleep(600)", ready + "connection.recv(1 << 20); time.sleep(600)")
+
+    async def run() -> None:
+        link = new_link()
+        await link.start()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        link.submit([Request(link.new_id(), (1,), Sampling())], events)
+        event = await asyncio.wait_for(events.get(), 30)
+        assert event.finish is Finish.FAILED and "did nothing for 0.1 s" in event.error
+        end_s = time.monotonic() + 30
+        while left or not link.up:
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.01)
         await link.stop()
 
     asyncio.run(run())

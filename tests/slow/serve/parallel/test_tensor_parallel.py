@@ -28,9 +28,9 @@ from collage.serve.decoder.shards import Shards, shard
 from collage.serve.model import open_runner
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.tensor_rank import ThreadRunner
-from collage.serve.parallel.traffic import tensor_bytes
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, DecoderShape, small
+from scripts.lib.parallel.traffic import tensor_bytes
 from tests.serve.parallel.fixtures import Ready
 from tests.serve.parallel.mixes import Mix
 from tests.serve.parallel.running import BLOCKS, answers, running
