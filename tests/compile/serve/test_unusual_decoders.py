@@ -74,16 +74,6 @@ def test_iterations_are_timed_where_sequences_are_shorter_than_the_largest_bucke
     assert all(len(each.token_ids) >= 1 and each.start + len(each.token_ids) <= 20 for each in slices)
 
 
-def cast_table(model: onnx.ModelProto) -> int:
-    """The table of positions is stored in float16."""
-    (table,) = (each for each in model.graph.initializer if each.name == "model.embed_positions")
-    stored = numpy_helper.from_array(numpy_helper.to_array(table).astype(np.float16), "stored")
-    model.graph.initializer.remove(table)
-    model.graph.initializer.append(stored)
-    insert(model, helper.make_node("Cast", ["stored"], ["model.embed_positions"], to=TensorProto.FLOAT))
-    return 256
-
-
 def from_two(model: onnx.ModelProto) -> int:
     """Positions begin at 2, and something else adds more to them."""
     for name, number in (("two", 2), ("many", 4096)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -126,40 +125,27 @@ def test_wrong_bodies_are_explained(server: Served, body: bytes, words: str) -> 
 
 
 def test_browsers_let_pages_of_chosen_origins_use_the_server(server: Served, folder: Path) -> None:
-    page = {"Origin": "http://localhost:3000"}
-    preflight = {
-        **page,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
-    }
-    stream = json.dumps({**ASK, "max_tokens": 1}).encode()
+    page, other = "http://localhost:3000", "http://evil"
 
-    def asked(
-        where: Served, method: str, headers: dict[str, str], body: bytes | None = None
-    ) -> tuple[int, Any]:
+    def allowed(where: Served, origin: str, method: str = "OPTIONS") -> str | None:
+        """The origin that the server allows, for a page of this one."""
+        headers = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
         with closing(where.connect()) as connection:
-            connection.request(method, "/v1/completions", body, headers)
+            connection.request(method, "/v1/completions", b"{", headers)
             response = connection.getresponse()
             response.read()
-            return response.status, response.headers
+            return response.headers["access-control-allow-origin"]
 
-    status, headers = asked(server, "OPTIONS", preflight)
-    assert (status, headers["access-control-allow-origin"]) == (405, None)
+    assert allowed(server, page) is None
     with served(
         folder, "--allow-origin", "HTTP://localhost:3000/", "--allow-origin", "https://x.org"
-    ) as other:
-        status, headers = asked(other, "OPTIONS", preflight)
-        assert (status, headers["access-control-allow-origin"]) == (200, page["Origin"])
-        assert "POST" in headers["access-control-allow-methods"]
-        assert "authorization" in headers["access-control-allow-headers"]
-        for body, expected in ((stream, 200), (b"{", 400)):
-            status, headers = asked(other, "POST", page, body)
-            assert (status, headers["access-control-allow-origin"]) == (expected, page["Origin"])
-            assert "x-request-id" in headers["access-control-expose-headers"]
-        assert (
-            asked(other, "POST", {"Origin": "http://evil"}, stream)[1]["access-control-allow-origin"] is None
-        )
-        assert asked(other, "OPTIONS", {**preflight, "Origin": "http://evil"})[0] == 400
+    ) as some:
+        assert [allowed(some, page, method) for method in ("OPTIONS", "POST")] == [page, page]
+        assert [allowed(some, other, method) for method in ("OPTIONS", "POST")] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -191,20 +177,6 @@ def test_a_request_keeps_the_id_that_it_has(server: Served) -> None:
     assert all(len(each) == 32 for each in (ids[0], ids[1], ids[3]))
 
 
-def test_fuzzed_requests_are_no_faults(server: Served) -> None:
-    from scripts.lib.serve_soak import fuzzed_body
-
-    draw = random.Random(0)
-    found = [server.ask("POST", *fuzzed_body(draw, CONFIG.vocabulary)) for _ in range(150)]
-    statuses = [each[0] for each in found]
-    assert not [text for status, _, text in found if status == 400 and "nput should" in str(text)]
-    assert all(status < 500 for status in statuses)
-    assert 200 in statuses
-    assert 400 in statuses
-    server.wait_for("cache_blocks_used", 0)
-    assert server.ask("GET", "/health")[0] == 200
-
-
 def test_a_small_cache_bounds_requests(tight: Served) -> None:
     most = 128
     assert tight.ask("GET", "/v1/models/m")[2]["max_model_len"] == most
@@ -227,22 +199,6 @@ def test_answers_that_were_driven_out_are_those_of_the_model_alone(tight: Served
     assert [each["token_ids"] for each in found["choices"]] == [
         list(greedy(CONFIG, tuple(each), 70, None)) for each in prompts
     ]
-
-
-def test_the_policy_of_orca(folder: Path) -> None:
-    asked = {
-        "model": "m",
-        "prompt": [[7] * 40, [7] * 40],
-        "max_tokens": 5,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    with served(folder, "--policy", "orca") as server:
-        for _ in range(2):  # it keeps no prefixes
-            found = server.ask("POST", "/v1/completions", asked)[2]
-            expected = list(greedy(CONFIG, (7,) * 40, 5, None))
-            assert [each["token_ids"] for each in found["choices"]] == [expected, expected]
-            assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_clients_that_leave_free_their_blocks(slow: Path) -> None:
@@ -354,17 +310,6 @@ def test_a_killed_engine_is_started_again(slow: Path) -> None:
         assert server.ask("POST", "/v1/completions", {**ASK, "max_tokens": 3, "stream": False})[0] == 200
         assert server.metric("engine_restarts_total") == 1
         assert server.metric("cache_blocks_used") == 0
-
-
-def test_restarts_of_the_engine_leave_no_sockets(slow: Path) -> None:
-    with served(slow) as server:
-        before = len(psutil.Process(server.process.pid).net_connections("unix"))
-        assert before
-        for restarts in (1, 2):
-            server.engine.kill()
-            server.wait_for("engine_restarts_total", restarts)
-            server.wait_for("engine_up", 1, 60.0)
-        assert len(psutil.Process(server.process.pid).net_connections("unix")) == before
 
 
 def test_a_killed_server_takes_its_engine_along(slow: Path) -> None:
