@@ -179,17 +179,6 @@ def test_files_beside_a_tokenizer_are_utf_8_whatever_the_locale(tmp_path: Path) 
     assert done.stdout == "(7,)\n", done.stderr
 
 
-def test_of_tokens_with_the_same_name_the_likeliest_is_told(of_llama: FileTokenizer) -> None:
-    answer = Answer(of_llama, Sampling(max_tokens=9, logprobs=2), 2, (BEGIN, HELLO))
-    byte = FIRST_BYTE + ord(" ")
-    assert of_llama.name(BLANK) == of_llama.name(byte) == " "
-    delta = answer.add(Event(0, BLANK, Logprobs(-1.0, ((BLANK, -1.0), (ER, -2.0), (byte, -3.0)))))
-    assert delta is not None
-    service, job = SimpleNamespace(tokenizer=of_llama, name="m"), SimpleNamespace(id="1", created=0)
-    (found,) = CompletionShape(service).chunk(job, 0, delta)["choices"][0]["logprobs"]["top_logprobs"]
-    assert list(found.items()) == [(" ", -1.0), ("er", -2.0)]
-
-
 def test_log_probabilities_tell_where_tokens_are_and_their_bytes(of_llama: FileTokenizer) -> None:
     answer = Answer(of_llama, Sampling(max_tokens=9, logprobs=1), 2, (BEGIN, HELLO))
     tokens = [WORLD, *YOU, ER]

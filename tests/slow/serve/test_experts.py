@@ -12,10 +12,7 @@ from onnx import helper, numpy_helper
 
 from collage.api import default_registry
 from collage.errors import ModelError
-from collage.frontend.read import apart
-from collage.frontend.read.weights import WeightFiles
 from collage.serve import Engine, EngineOptions, Sampling
-from collage.serve.decoder import compile as compile_module
 from collage.serve.decoder.build import compile_decoder, compile_divided
 from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
@@ -23,7 +20,6 @@ from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.onnx_graph import PROBE, is_product
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, PAST, PLAIN
 from tests.serve.mixtures import (
@@ -268,27 +264,6 @@ def test_the_engine_gives_the_tokens_of_onnx_runtime(compiled: CompiledDecoder) 
     for prompt, tokens in zip(prompts, found, strict=True):
         logits = original.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         assert tokens == tuple(logits.argmax(-1))
-
-
-def test_weights_of_large_decoders_are_in_files_meanwhile(
-    database: Path, compiled: CompiledDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Segments refer to them, and the compiled decoder does not."""
-    seen: list[bool] = []
-
-    def watched(model: onnx.ModelProto, files: WeightFiles) -> onnx.ModelProto:
-        found = apart.moved_out(model, files)
-        seen.append(apart.has_files(found))
-        return found
-
-    monkeypatch.setattr(apart, "LARGE_MODEL", 1)
-    monkeypatch.setattr(compile_module, "moved_out", watched)
-    options = DecoderOptions((1, 8, 32), threads=2, db=database, quick=True)
-    found = compile_decoder(decoder(MOE), options, default_registry(), lambda progress: None)
-    assert seen == [True]
-    step = Slice((3, 1, 4), 0, (0,), True)
-    first, second = (DecoderRunner(each, default_registry(), 8).step([step]) for each in (compiled, found))
-    np.testing.assert_allclose(first, second, rtol=0, atol=1e-4)
 
 
 def test_experts_are_divided_among_processes(database: Path) -> None:

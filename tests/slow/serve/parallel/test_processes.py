@@ -20,9 +20,7 @@ from collage.serve.parallel import pipeline_rank
 from collage.serve.parallel.crew import own_cpus
 from collage.serve.parallel.options import Parallelism
 from collage.serve.runner import RunnerLostError, Slice
-from scripts.lib.parallel.traffic import cache_bytes
 from tests.serve.parallel.fixtures import Ready
-from tests.serve.parallel.mixes import Mix
 from tests.serve.parallel.running import BLOCKS, alive, answers, running, wait_until_gone
 from tests.serve.served import ROOT, served
 from tests.slow.serve.test_server import open_stream, rest_of
@@ -64,20 +62,6 @@ def test_other_values_than_rows_of_floats_do_not_cross_borders(
     monkeypatch.setattr(pipeline_rank, "_type", lambda *_: TensorType((8, 64), "int64"))
     with pytest.raises(UsageError, match=r"is int64 \[.*\] and is read by several layers"):
         pipeline_rank.stage_of(qwen.compiled, 1, 2)
-
-
-def test_cache_parallelism_sends_the_bytes_of_the_formula(qwen: Ready) -> None:
-    compiled, processes = qwen.compiled, 3
-    mix = Mix(3, 100, BLOCKS, processes)
-    wanted = 0
-    with running(qwen.path, "cache", processes) as runner:
-        for counts in ([8, 0, 0], [0, 7, 1], [0, 0, 8], [1, 1, 1], [1, 0, 1], [8, 8, 8]):
-            slices = mix.slices(counts, runner.max_tokens)
-            runner.step(slices)
-            wanted += cache_bytes(
-                slices, compiled.heads, len(compiled.decoder.layers), processes, runner.vocabulary
-            )
-            assert sum(runner.sent_bytes()) == wanted
 
 
 @pytest.mark.parametrize("kind", ["cache", "pipeline"])
