@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from collage.core.child_process import signal_name
+from collage.core.child_process import command_for, signal_name
 from collage.errors import CollageError
 from collage.serve.http.messages import (
     HEADER,
@@ -27,7 +27,6 @@ from collage.serve.http.messages import (
     Submit,
     packed,
 )
-from collage.serve.http.worker import command
 from collage.serve.request import Event, Finish, RefusedError, Request, Stats
 
 logger = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class Link:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                command(theirs.fileno()),
+                command_for("collage.serve.http.worker", theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -32,10 +32,11 @@ from collage.serve.runner import Runner
 from collage.serve.tokenizer import open_tokenizer
 
 
-def main(descriptor: int) -> None:
+def main() -> None:
+    """Serve the requests that come over the socket whose descriptor the command line has."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server says when to end
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as connection:
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
         setup = _read(connection)
         assert isinstance(setup, EngineSetup)
         if setup.cpus:
@@ -156,10 +157,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError
         data += chunk
     return bytes(data)
-
-
-BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from collage.serve.http.worker import main; main(int(sys.argv[1]))"
-
-
-def command(descriptor: int) -> list[str]:
-    return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(each or "." for each in sys.path)]

@@ -22,12 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.core.child_process import ChannelError, read_message, signal_name, write_message
+from collage.core.child_process import ChannelError, command_for, read_message, signal_name, write_message
 from collage.errors import CollageError
 from collage.native.team import one_of_each_core_first
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.tensors import GlooTensors, PeerLostError, Tensors, check_torch, load_torch
-from collage.serve.parallel.worker import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop, command
+from collage.serve.parallel.worker import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop
 from collage.serve.runner import RunnerLostError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Crew:
         with theirs:
             self._processes.append(
                 subprocess.Popen(
-                    command(theirs.fileno()),
+                    command_for("collage.serve.parallel.worker", theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,

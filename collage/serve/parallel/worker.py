@@ -79,7 +79,9 @@ _MEETING_S = 60.0
 _PEER_S = 5.0
 
 
-def main(descriptor: int) -> None:
+def main() -> None:
+    """Compute what the process asks for that is at the other end of the socket on the command line."""
+    descriptor = int(sys.argv[1])
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -148,13 +150,3 @@ def _serve(setup: RankSetup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> 
             rank.step(message.slices)
     rank.close()
     tensors.close()
-
-
-BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from collage.serve.parallel.worker import main; main(int(sys.argv[1]))"
-)
-
-
-def command(descriptor: int) -> list[str]:
-    return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(os.path.abspath(each) for each in sys.path)]

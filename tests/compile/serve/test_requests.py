@@ -316,10 +316,10 @@ def engine(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[str]:
     left = list(scripts)
     head = "import socket, sys, time; connection = socket.socket(fileno=int(sys.argv[1])); "
 
-    def command(descriptor: int) -> list[str]:
+    def command(module: str, descriptor: int) -> list[str]:
         return [sys.executable, "-S", "-E", "-c", head + left.pop(0), str(descriptor)]
 
-    monkeypatch.setattr(link_module, "command", command)
+    monkeypatch.setattr(link_module, "command_for", command)
     return left
 
 
