@@ -302,7 +302,7 @@ class Merge:
 
 
 def attention_problem() -> str:
-    """The reason why the native attention cannot be used, or "" where it can."""
+    """The reason why the native attention cannot be used, or "" if it can."""
     if _sizes() == tuple(map(ctypes.sizeof, (_Shape, _Batch, _Partials))):
         return kernels_problem() if platform.machine() in ("x86_64", "AMD64") else ""
     return NOT_BUILT

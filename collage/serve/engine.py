@@ -76,7 +76,7 @@ class Stream:
 class Engine:
     """Runs requests on a runner, many at a time, in a thread of its own.
 
-    A prompt is a text, where there is a tokenizer, or token ids. Use it in a ``with`` block, or close it.
+    A prompt is a text, if there is a tokenizer, or token ids. Use it in a ``with`` block, or close it.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class BucketCosts:
     """The time of an iteration for each bucket: ``ms[i]`` for one of up to ``buckets[i]`` tokens, ascending.
 
     Each of the tokens is a stream's with a row of logits, as in an iteration that decodes. ``body_ms`` are the times
-    of a chunk of one prompt without logits; it is empty where they are not known.
+    of a chunk of one prompt without logits; it is empty if they are not known.
     """
 
     buckets: tuple[int, ...]

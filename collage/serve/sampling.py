@@ -192,7 +192,7 @@ class Sampler:
         return HOW.pack(*self._numbers, self._random.random(), self._top_k)
 
     def adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A row of logits with penalties and biases, or the row itself where there are none."""
+        """A row of logits with penalties and biases, or the row itself if there are none."""
         asked = self.sampling
         if not (asked.logit_bias or self._counts or self._repeated or self._left):
             return logits
@@ -242,7 +242,7 @@ def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> Lo
 def choose_all(
     chooser: Chooser, samplers: Sequence[Sampler], logits: NDArray[np.float32]
 ) -> list[tuple[int, Logprobs | None] | None]:
-    """The choices for all rows of an iteration, None where the logits are not numbers.
+    """The choices for all rows of an iteration, None if the logits are not numbers.
 
     Log probabilities are those of the model's own logits, before biases, penalties and temperature.
     """

@@ -34,7 +34,7 @@ class OriginalDecoder:
     """The model as its author wrote it. It runs one sequence at a time, with its own cache where it has one."""
 
     def __init__(self, source: ModelSource, threads: int) -> None:
-        """Raises ModelError where ONNX Runtime cannot load the model."""
+        """Raises ModelError if ONNX Runtime cannot load the model."""
         options = session_options()
         options.intra_op_num_threads = threads
         try:
@@ -55,7 +55,7 @@ class OriginalDecoder:
         return found
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The logits [token, vocabulary] of a whole sequence. Raises ModelError where it fails."""
+        """The logits [token, vocabulary] of a whole sequence. Raises ModelError if it fails."""
         return self.step(tokens, 0, self.empty_cache())[0]
 
     def step(
@@ -98,7 +98,7 @@ _CHUNKS = (1, 5, 32, 3)
 
 
 def check(runner: Runner, original: OriginalDecoder, name: str) -> float:
-    """The largest error of the logits. Raises ModelError where it is beyond what float32 has.
+    """The largest error of the logits. Raises ModelError if it is beyond what float32 has.
 
     This finds what recognition cannot see: masks that are not causal, windows and biases of attention.
     """

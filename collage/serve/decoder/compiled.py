@@ -86,7 +86,7 @@ class Layer:
 class Decoder:
     """A decoder: its layers in order, the value of its logits, and the vocabulary.
 
-    ``max_length`` is the longest sequence that its tables of positions hold, or None where nothing limits it.
+    ``max_length`` is the longest sequence that its tables of positions hold, or None if nothing limits it.
     """
 
     layers: tuple[Layer, ...]

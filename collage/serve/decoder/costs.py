@@ -58,7 +58,7 @@ def fastest_buckets(buckets: Sequence[int], costs_ms: Mapping[int, float]) -> di
 
 
 def bucket_for(buckets: Sequence[int], tokens: int) -> int:
-    """The smallest bucket that holds so many tokens. Raises UsageError where none does."""
+    """The smallest bucket that holds so many tokens. Raises UsageError if none does."""
     place = bisect_left(buckets, tokens)
     if place == len(buckets):
         raise UsageError(f"an iteration of {tokens} tokens is larger than the largest bucket, {buckets[-1]}.")

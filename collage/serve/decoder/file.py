@@ -34,7 +34,7 @@ DECODER_FORMAT = 4
 def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[CompiledDecoder] = ()) -> None:
     """Write one file that ``load_decoder`` reads. Weights of kernels that share them are stored once.
 
-    ``others`` are the parts of the processes after the first one, where there are several. Raises OSError when the file
+    ``others`` are the parts of the processes after the first one, if there are several. Raises OSError when the file
     cannot be written.
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
@@ -201,7 +201,7 @@ class DecoderSummary:
 
 
 def is_decoder(path: Path) -> bool:
-    """Whether the module file is that of a decoder. Raises ModuleFileError where it is none at all."""
+    """Whether the module file is that of a decoder. Raises ModuleFileError if it is none at all."""
     return "decoder" in open_archive(path).manifest
 
 

@@ -346,7 +346,7 @@ class _Reader:
 
 
 def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: int = _FEW) -> Array | None:
-    """A value computed from others, where at most so many nodes lie between; None where it cannot be."""
+    """A value computed from others, where at most so many nodes lie between; None if it cannot be."""
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, onnx.TensorProto] = {}
     waiting, seen = [wanted], set(feeds)
@@ -426,7 +426,7 @@ def read_decoder(
 
 
 def _cut_axis(graph: OnnxGraph, node: onnx.NodeProto, whole: int) -> int | None:
-    """The axis of which the node takes the first ``whole`` elements; None where it does another thing."""
+    """The axis of which the node takes the first ``whole`` elements; None if it does another thing."""
     before, after = graph.shapes.get(node.input[0]), graph.shapes.get(node.output[0])
     bounds = [graph.scalar(name) for name in (*node.input[1:3], *node.input[4:5])]
     if before is None or after is None or bounds[:2] != [0, whole] or bounds[2:] not in ([], [1]):

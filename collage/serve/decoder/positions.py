@@ -118,7 +118,7 @@ def _first_rotated(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
 
 
 def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | None:
-    """A table of a value of each position [length, elements], or None where it depends on more than positions.
+    """A table of a value of each position [length, elements], or None if it depends on more than positions.
 
     ``tokens`` are those that the graph is for.
     """
@@ -132,7 +132,7 @@ def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | Non
 
 
 def refuse_mixed_angles(graph: OnnxGraph, name: str, table: Array, tokens: int) -> None:
-    """Raise ModelError where the rows of a table from ``angles`` depend on what other positions there are, too.
+    """Raise ModelError if the rows of a table from ``angles`` depend on what other positions there are, too.
 
     Positions from all over the table are evaluated together here, where ``angles`` takes neighbours.
     """
@@ -164,7 +164,7 @@ def same_angles(graph: OnnxGraph, one: Rotation, other: Rotation, length: int, t
 
 
 def _angles_of(graph: OnnxGraph, name: str, places: NDArray[np.int64]) -> Array | None:
-    """A value [tokens, elements] for the positions of tokens, or None where it depends on more than these."""
+    """A value [tokens, elements] for the positions of tokens, or None if it depends on more than these."""
     feeds: dict[str, Array] = {POSITIONS: places[None]}
     for each in graph.places:
         dtype = helper.tensor_dtype_to_np_dtype(graph.dtypes[each])
@@ -181,7 +181,7 @@ _LOOKUPS = frozenset("Gather GatherND GatherElements".split())
 def check_angles(
     graph: OnnxGraph, layer: Layer, rotation: Rotation | None, length: int | None, tokens: int
 ) -> None:
-    """Raise ModelError where a layer's k has another rotation than its q.
+    """Raise ModelError if a layer's k has another rotation than its q.
 
     ``rotation`` is that of k, ``length`` the longest sequence, where a table ends, and ``tokens`` are those that the
     graph is for.
@@ -200,7 +200,7 @@ def check_angles(
 
 
 def learned_positions(graph: OnnxGraph, tokens: int, wanted: int | None = None) -> int | None:
-    """The positions that the shortest table has a row for, or None where there is none.
+    """The positions that the shortest table has a row for, or None if there is none.
 
     ``tokens`` are those that the graph is for, and ``wanted`` is the longest sequence that is asked for. Raises
     ModelError where positions are looked up in what has an unknown number of rows, or by what cannot be computed.
@@ -282,7 +282,7 @@ def _indexed(graph: OnnxGraph, node: onnx.NodeProto, shape: tuple[int, ...]) -> 
 
 
 def _offset(graph: OnnxGraph, node: onnx.NodeProto) -> int | None:
-    """What a node adds to the last of its inputs that are positions; None where it does something else with them."""
+    """What a node adds to the last of its inputs that are positions; None if it does something else with them."""
     if node.op_type == "Where":
         condition = graph.producers.get(node.input[0])
         if condition is None or condition.op_type != "Less" or condition.input[0] != node.input[2]:

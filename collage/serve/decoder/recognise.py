@@ -100,9 +100,9 @@ class Scores:
 
 
 def scores_of(graph: OnnxGraph, value: str) -> Scores | None:
-    """What scaled and masked scores are made of; None where there is not just one product of q and k.
+    """What scaled and masked scores are made of; None if there is not just one product of q and k.
 
-    Raises ModelError where the token ids decide about a mask or a bias: attention is served without these.
+    Raises ModelError if the token ids decide about a mask or a bias: attention is served without these.
     """
     value, sinks = before_sinks(graph, value)
     found = _followed(graph, value)
@@ -113,7 +113,7 @@ def scores_of(graph: OnnxGraph, value: str) -> Scores | None:
 
 
 def refuse_from_tokens(graph: OnnxGraph, node: onnx.NodeProto, mask: str) -> None:
-    """Raise ModelError where the mask or bias that a node gives to attention depends on the token ids."""
+    """Raise ModelError if the mask or bias that a node gives to attention depends on the token ids."""
     if mask in graph.from_tokens:
         raise ModelError(
             f"{described(node)} masks or biases attention by what depends on the token ids, and only masks that follow "
@@ -367,7 +367,7 @@ def _dtype_name(dtype: int) -> str:
 
 
 def _refuse_other_floats(graph: OnnxGraph, value: str, node: onnx.NodeProto) -> None:
-    """Raise ModelError where a value that is read or made by attention at a node is not float32."""
+    """Raise ModelError if a value that is read or made by attention at a node is not float32."""
     dtype = graph.dtypes.get(value, TensorProto.FLOAT)
     if dtype != TensorProto.FLOAT:
         raise ModelError(
@@ -377,7 +377,7 @@ def _refuse_other_floats(graph: OnnxGraph, value: str, node: onnx.NodeProto) -> 
 
 
 def _attention(graph: OnnxGraph, node: onnx.NodeProto) -> _Attention | None:
-    """The attention around a node, or None where it is no Softmax of scores and no Attention."""
+    """The attention around a node, or None if it is no Softmax of scores and no Attention."""
     if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
         return _operator(graph, node)
     if node.op_type != "Softmax" or node.output[0] not in graph.from_tokens or not _over_tokens(graph, node):
@@ -510,7 +510,7 @@ def _head_sizes(graph: OnnxGraph, core: _Attention, q: Origin) -> tuple[int, int
 
 
 def _value_dim(graph: OnnxGraph, core: _Attention, v: Origin, kv_heads: int) -> int:
-    """The elements of a head of v, of which ``kv_heads`` are beside each other where its shape does not tell."""
+    """The elements of a head of v, of which ``kv_heads`` are beside each other if its shape does not tell."""
     shape = graph.shapes.get(core.v)
     if shape is not None and (len(shape) == 4 or core.node.op_type == "Softmax"):
         return shape[-1]

@@ -42,7 +42,7 @@ class DecoderRunner:
         In bfloat16 the cache has half the size, and keys and values are rounded to 8 bits of precision. In int8 it has
         little more than a quarter; they are multiples of the largest one of each token and head, divided by 127.
 
-        Raises UsageError where memory does not suffice, with the largest number of blocks that fits, and for another
+        Raises UsageError if memory does not suffice, with the largest number of blocks that fits, and for another
         type of the cache, and CollageError for kernels that cannot be loaded.
         """
         if compiled.processes > 1:
@@ -103,7 +103,7 @@ class DecoderRunner:
         return self._compiled.body_ms.get(bucket, self.cost_ms(tokens))
 
     def set_costs(self, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]) -> None:
-        """Have other times of iterations, by bucket, with rows of logits and without; {} where they are not known.
+        """Have other times of iterations, by bucket, with rows of logits and without; {} if they are not known.
 
         An iteration is run in the bucket that is fastest by them.
         """

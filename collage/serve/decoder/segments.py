@@ -40,7 +40,7 @@ class Segment:
 def cut(graph: OnnxGraph, decoder: Decoder) -> list[Segment]:
     """The segments of a graph, for the number of tokens that it was read for.
 
-    Raises ModelError where something other than attention looks at other tokens.
+    Raises ModelError if something other than attention looks at other tokens.
     """
     return _Cutter(graph, decoder).cut()
 
@@ -94,7 +94,7 @@ class _Cutter:
         return [by_token(source) for source in (layer.q, layer.k, layer.v)]
 
     def _refuse_hidden(self, name: str) -> None:
-        """Raise ModelError where a value depends on what only attention may read, and name who brings it in."""
+        """Raise ModelError if a value depends on what only attention may read, and name who brings it in."""
         while self._levels.get(name) is None:
             node = self._graph.producers[name]
             name = next(each for each in node.input if self._levels.get(each) is None)
@@ -259,7 +259,7 @@ _OF_EXPERTS = (
 
 
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
-    """Raise ModelError where a segment's operator mixes tokens or their positions.
+    """Raise ModelError if a segment's operator mixes tokens or their positions.
 
     ``tokens`` tells their axis from all others.
     """

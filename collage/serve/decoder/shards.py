@@ -94,7 +94,7 @@ def find_splits(
     """The splits of a segment's nodes. ``given`` are split values that it reads, and ``wanted`` what it gives: the
     groups of columns that are divided, or none for a value that has to be whole.
 
-    As many products are split as can be. Raises ModelError where what is given has to be whole.
+    As many products are split as can be. Raises ModelError if what is given has to be whole.
     """
     search = _Search()
     while True:
@@ -204,7 +204,7 @@ class Shards:
 def shard(
     graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, processes: int
 ) -> Shards:
-    """The part of process ``rank``. Raises UsageError and ModelError where a decoder cannot be divided like that."""
+    """The part of process ``rank``. Raises UsageError and ModelError if a decoder cannot be divided like that."""
     first = decoder.layers[0]
     if first.heads % processes or first.kv_heads % processes:
         raise UsageError(
@@ -245,7 +245,7 @@ def _groups(layer: Layer) -> dict[str, tuple[int, ...]]:
 
 
 def _local(layer: Layer, splits: Splits, rank: int, processes: int) -> Layer:
-    """A layer with this process's heads. Raises ModelError where q, k or v is not split."""
+    """A layer with this process's heads. Raises ModelError if q, k or v is not split."""
     q, k, v = (_local_source(layer, each, splits, processes) for each in _sources(layer))
     heads, kv_heads = layer.heads // processes, layer.kv_heads // processes
     slopes, sinks = (each[heads * rank : heads * (rank + 1)] for each in (layer.slopes, layer.sinks))

@@ -87,7 +87,7 @@ def _refuse(message: Any) -> NoReturn:
 
 
 def open_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template in ``chat_template.jinja`` or ``tokenizer_config.json``, None where neither has one.
+    """The template in ``chat_template.jinja`` or ``tokenizer_config.json``, None if neither has one.
 
     Special tokens are those of ``special_tokens_map.json`` and ``tokenizer_config.json``, where the latter counts.
     Raises CollageError for files that cannot be read.

@@ -23,7 +23,7 @@ _LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizer
 
 
 def check_libraries() -> None:
-    """Raise CollageError where libraries are missing that a server needs."""
+    """Raise CollageError if libraries are missing that a server needs."""
     missing = [each for each in _LIBRARIES if not _installed(each)]
     if missing:
         raise CollageError(f"the server needs {', '.join(missing)}: {EXTRA}.")

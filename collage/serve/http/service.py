@@ -59,7 +59,7 @@ class Service:
         return self.link.sizes
 
     async def chat_prompt(self, messages: Sequence[Message]) -> str:
-        """The text that asks for the next message. Raises ApiError where there is no template, or it refuses."""
+        """The text that asks for the next message. Raises ApiError if there is no template, or it refuses."""
         if self.template is None:
             raise bad_request(
                 "this model has no chat template; use /v1/completions.", code="no_chat_template"
@@ -121,7 +121,7 @@ class Service:
         return answers_to(first, body.answers, self.link.new_id)
 
     def _check_number(self, body: CommonBody, prompts: int) -> None:
-        """Raise ApiError where these are more answers than the engine takes at a time."""
+        """Raise ApiError if these are more answers than the engine takes at a time."""
         answers, most = body.answers, self._sizes.most_open
         if prompts * answers > most:
             raise bad_request(
@@ -133,7 +133,7 @@ class Service:
     async def _encoded(
         self, body: CommonBody, given: Sequence[str | tuple[int, ...]], special: bool
     ) -> list[tuple[int, ...]]:
-        """The tokens of prompts. Raises ApiError where one is none for this model, or far too long for it."""
+        """The tokens of prompts. Raises ApiError if one is none for this model, or far too long for it."""
         for each in given:
             text = isinstance(each, str)
             most = self.max_length * (_MOST_CHARACTERS if text else 1)

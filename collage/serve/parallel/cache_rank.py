@@ -195,7 +195,7 @@ class CacheAttention:
         self.partials[:, : division.tokens, :, 0] = -np.inf  # of those that hold nothing, nothing comes
 
     def run(self, layer: int, own: Operands | None) -> None:
-        """Compute a layer's attention. ``own`` are the rows of this process's tokens, None where it has none.
+        """Compute a layer's attention. ``own`` are the rows of this process's tokens, None if it has none.
 
         Afterwards ``partials`` has what belongs to these tokens. Raises PeerLostError.
         """

@@ -102,7 +102,7 @@ class Crew:
         self._watcher.start()
 
     def tell(self, message: object) -> None:
-        """Send a control message to all. Raises RunnerLostError where one is gone."""
+        """Send a control message to all. Raises RunnerLostError if one is gone."""
         if self._lost:
             raise RunnerLostError(self._lost)
         for each in self._sockets:
@@ -150,7 +150,7 @@ class Crew:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _await(self, kind: type[DecoderLoaded] | type[RankReady]) -> None:
-        """Wait for a message from each. Raises CollageError where one sends another one, or none."""
+        """Wait for a message from each. Raises CollageError if one sends another one, or none."""
         for rank, each in enumerate(self._sockets, 1):
             try:
                 message = read_message(each.fileno(), _LOADING_S)
@@ -212,7 +212,7 @@ class Crew:
 
 
 def own_cpus(rank: int, threads: int, parallelism: Parallelism) -> tuple[int, ...]:
-    """Processors of its own for a process, where there are as many; teams of threads pin theirs to them.
+    """Processors of its own for a process, if there are as many; teams of threads pin theirs to them.
 
     The team of process 0, which may run on all, takes the first ones in this order.
     """

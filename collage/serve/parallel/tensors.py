@@ -118,7 +118,7 @@ _LOOPBACK = "lo"
 
 
 def check_torch() -> None:
-    """Raise CollageError where torch is not installed."""
+    """Raise CollageError if torch is not installed."""
     if find_spec("torch") is None:
         raise CollageError("several processes need torch: pip install '.[parallel]' in Collage's checkout.")
 

@@ -24,14 +24,14 @@ _END_S = 3.0
 
 
 def client_of(serve: ModuleType) -> Any:
-    """Ray's client of the instance, None where there is none yet. Ray Serve itself does not tell where it listens."""
+    """Ray's client of the instance, None if there is none yet. Ray Serve itself does not tell where it listens."""
     return serve.context._get_global_client(raise_if_no_controller_running=False)
 
 
 def door_of(client: Any, host: str, port: int) -> tuple[str, int]:
     """Host and port of the proxies of an instance that is there already. A ``port`` of 0 is whichever they have.
 
-    Raises ClusterError where they listen elsewhere than is wanted: they stay there as long as the instance does.
+    Raises ClusterError if they listen elsewhere than is wanted: they stay there as long as the instance does.
     """
     found = str(client.http_config.host), int(client.http_config.port)
     if found != (host, port or found[1]):
@@ -100,7 +100,7 @@ def run_replicas(
 
 
 def _free_port(options: ServerOptions) -> int:
-    """The port for the proxies, which is free now; they take it in a moment. Raises CollageError where it is not."""
+    """The port for the proxies, which is free now; they take it in a moment. Raises CollageError if it is not."""
     with bound(options.host, options.port) as listener:
         return int(listener.getsockname()[1])
 
@@ -130,7 +130,7 @@ def _reason(text: str) -> str:
 
 
 def _check(serve: ModuleType, name: str) -> None:
-    """Raise ClusterError where the application or the cluster is gone."""
+    """Raise ClusterError if the application or the cluster is gone."""
     try:
         there = name in serve.status().applications
     except Exception as error:

@@ -27,7 +27,7 @@ _ATTEMPTS = 2
 
 
 def import_serve() -> ModuleType:
-    """Import Ray Serve. Raises ClusterError where it or Ray is not installed."""
+    """Import Ray Serve. Raises ClusterError if it or Ray is not installed."""
     try:
         from ray import serve
     except ImportError as error:
@@ -71,7 +71,7 @@ class Replica:
         return self._front.app
 
     async def check_health(self) -> None:
-        """Raise ClusterError where the engine cannot be started again, so that Ray makes another replica."""
+        """Raise ClusterError if the engine cannot be started again, so that Ray makes another replica."""
         if problem := self._front.service.link.problem:
             raise ClusterError(problem)
 
@@ -92,7 +92,7 @@ def own_cpus(usable: Sequence[int], count: int, place: int) -> tuple[int, ...]:
     """The processors of the replica that has this place on its node.
 
     Teams of threads pin theirs, so replicas beside each other must not choose the same ones. It is empty, for all that
-    are usable, where there is one thread, which is not pinned, and where there are not enough.
+    are usable, if there is one thread, which is not pinned, and where there are not enough.
     """
     last = (place + 1) * count
     return tuple(usable[last - count : last]) if count > 1 and last <= len(usable) else ()
@@ -122,7 +122,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
     """An application for ``ray.serve.run``, with so many replicas. Host and port are those of Ray's proxies.
 
     Each replica reserves as many processors of the cluster as it uses, and reads the model from the same path.
-    Raises CollageError where the model or the options are of no use.
+    Raises CollageError if the model or the options are of no use.
     """
     check_libraries()
     if replicas < 1:
@@ -166,7 +166,7 @@ def _absolute(options: ServerOptions) -> ServerOptions:
 
 
 def check_room(nodes: Sequence[dict[str, Any]], replicas: int, cpus: int) -> None:
-    """Raise ClusterError where the nodes of a cluster, as Ray describes them, have no room for the replicas."""
+    """Raise ClusterError if the nodes of a cluster, as Ray describes them, have no room for the replicas."""
     sizes = [math.floor(each["Resources"].get("CPU", 0)) for each in nodes if each["Alive"]]
     fit = sum(size // cpus for size in sizes)
     if fit < replicas:

@@ -54,7 +54,7 @@ class _Reader:
         self.steps = ExpertSteps(self.graph)
 
     def read(self, scores: str) -> Mixture | None:
-        """The mixture, from its scores [tokens, experts] on. None where it is something else."""
+        """The mixture, from its scores [tokens, experts] on. None if it is something else."""
         weighted = self._weighted(scores)
         if weighted is None:
             return None
@@ -100,7 +100,7 @@ class _Reader:
         return None if attribute(users[0], "keepdims", 1) else str(users[0].output[0])
 
     def _rows(self, name: str) -> Operand | None:
-        """What a value [experts, tokens, features] is for one expert's rows, or None where it is something else."""
+        """What a value [experts, tokens, features] is for one expert's rows, or None if it is something else."""
         if name not in self.known:
             self.known[name] = self._made(name)
         return self.known[name]

@@ -74,7 +74,7 @@ def is_zero(graph: OnnxGraph, name: str) -> bool:
 
 
 def filling(graph: OnnxGraph, name: str) -> float | None:
-    """The number that all elements of a value are, whatever its shape, or None where they differ or are not known."""
+    """The number that all elements of a value are, whatever its shape, or None if they differ or are not known."""
     found = graph.constants.get(name)
     node = graph.producers.get(name)
     if found is None and node is not None and node.op_type == "ConstantOfShape":

@@ -27,7 +27,7 @@ class Written:
 
 
 def write(mixture: Mixture, graph: OnnxGraph) -> Written | None:
-    """The mixture in that form, or None where its experts do not compute the same of other weights."""
+    """The mixture in that form, or None if its experts do not compute the same of other weights."""
     bodies = [
         Body.of(steps, part.made)
         for steps, part in zip(
