@@ -86,15 +86,13 @@ def _make_room(
     one is never driven out; where blocks of iterations in flight are missing, it waits for them.
     """
 
-    def grows(each: Sequence) -> bool:
-        return limits.blocks_for(each.computed + 1) > len(each.blocks)
-
+    size = limits.block_tokens
     kept, preempted = list(idle), []
-    wanted = sum(map(grows, kept))
+    wanted = sum([each.computed // size >= len(each.blocks) for each in kept])
     while wanted > free and len(kept) > 1:
         victim = kept.pop()
         preempted.append(victim)
-        wanted -= grows(victim)
+        wanted -= victim.computed // size >= len(victim.blocks)
         free += pool.blocks.sole(victim.blocks)
     if wanted > free:
         return [], preempted, 0

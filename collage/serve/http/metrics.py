@@ -37,6 +37,9 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"collage_{name}", text, registry=self.registry)
 
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"collage_{name}", text, labels, registry=self.registry)
+
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _LATENCIES_S) -> Histogram:
             return Histogram(f"collage_{name}", text, buckets=buckets, registry=self.registry)
 
@@ -46,27 +49,12 @@ class Metrics:
         self._blocks = gauge("cache_blocks", "Blocks of the cache.")
         self._usage = gauge("cache_usage_ratio", "The share of the cache's blocks that sequences use.")
         self._up = gauge("engine_up", "1 while the engine's process takes requests.")
-        self._totals = {
-            name: Counter(f"collage_{name}", text, registry=self.registry) for name, text in _TOTALS.items()
-        }
-        self._scheduler = Counter(
-            "collage_scheduler_seconds", "Time spent between iterations.", registry=self.registry
-        )
-        self._busy = Counter("collage_model_seconds", "Time spent in iterations.", registry=self.registry)
-        self._restarts = Counter(
-            "collage_engine_restarts",
-            "Times that the engine's process was started again.",
-            registry=self.registry,
-        )
-        self._ended = Counter(
-            "collage_requests", "Sequences that have ended.", ["finish"], registry=self.registry
-        )
-        self._refused = Counter(
-            "collage_http_errors",
-            "Answers other than 200, and streams that failed.",
-            ["status"],
-            registry=self.registry,
-        )
+        self._totals = {name: counter(name, text) for name, text in _TOTALS.items()}
+        self._scheduler = counter("scheduler_seconds", "Time spent between iterations.")
+        self._busy = counter("model_seconds", "Time spent in iterations.")
+        self._restarts = counter("engine_restarts", "Times that the engine's process was started again.")
+        self._ended = counter("requests", "Sequences that have ended.", "finish")
+        self._refused = counter("http_errors", "Answers other than 200, and streams that failed.", "status")
         self._first = histogram("time_to_first_token_seconds", "From a request to its first token.")
         self._between = histogram("time_between_tokens_seconds", "From a token to the next one.")
         self._whole = histogram("request_seconds", "From a request to the end of its answer.")
