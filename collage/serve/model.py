@@ -43,10 +43,9 @@ def open_runner(
         return open_reference(model, block_count)
     file = _decoder_file(model)
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it
-    from collage.serve.decoder.costs import use_todays_costs
     from collage.serve.decoder.file import load_decoder
     from collage.serve.decoder.memory import free_bytes, has_room_for_own
-    from collage.serve.decoder.runner import DecoderRunner
+    from collage.serve.decoder.runner import DecoderRunner, use_todays_costs
 
     registry = default_registry()
     if parallelism is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -13,7 +14,7 @@ from collage.backends.registry import Registry
 from collage.errors import CollageError, InputError, UsageError
 from collage.serve.attention import BLOCK_TOKENS, AttentionBatch, make_cache
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.costs import bucket_for, fastest_buckets
+from collage.serve.decoder.costs import bucket_for, fastest_buckets, measured_ms, streams_ms
 from collage.serve.decoder.iteration import (
     Iteration,
     LastSegments,
@@ -25,6 +26,14 @@ from collage.serve.decoder.iteration import (
 )
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.runner import Runner, Slice
+
+logger = logging.getLogger(__name__)
+
+_FASTER, _FASTER_MS = 1.5, 1.0
+"""So many times as fast, and so many milliseconds less, are more than a machine's noise."""
+_LOOKS, _SAMPLES = 3, 5
+_MOST_LOOKED_AT = 32
+"""A look takes iterations of the smallest bucket, and of the largest one up to so many tokens."""
 
 
 class DecoderRunner:
@@ -72,7 +81,7 @@ class DecoderRunner:
         }
         """What computes iterations, by its bucket of tokens."""
         self._fastest = fastest_buckets(compiled.buckets, compiled.costs_ms)
-        self._ends = LastSegments(compiled, registry, arena)
+        self._ends: LastSegments | None = LastSegments(compiled, registry, arena)
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """One row of logits [wanted, vocabulary] for each slice that wants them, in order.
@@ -80,7 +89,7 @@ class DecoderRunner:
         The next iteration overwrites them. Raises InputError for slices that do not fit the decoder; nothing is
         computed then.
         """
-        if not self.iterations:
+        if self._ends is None:
             raise CollageError("the runner is closed.")
         ids, positions = checked_tokens(self, slices)
         iteration = self.iterations[self._fastest[bucket_for(self.buckets, len(ids))]]
@@ -111,8 +120,7 @@ class DecoderRunner:
         self._fastest = fastest_buckets(self.buckets, costs_ms)
 
     def close(self) -> None:
-        self.iterations = {}
-        del self._ends
+        self.iterations, self._ends = {}, None
 
 
 def checked_tokens(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -133,3 +141,28 @@ def checked_tokens(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.
     if blocks.min() < 0 or blocks.max() >= runner.block_count:
         raise InputError(f"blocks are numbers from 0 to {runner.block_count - 1}.")
     return ids, positions
+
+
+def use_todays_costs(runner: DecoderRunner) -> bool:
+    """Measure the times of iterations again if a look shows shorter ones. Returns whether that was done.
+
+    Else prompts would be computed in small pieces for as long as a file is used that was compiled beside other work. If
+    iterations are slower now, other work may be the reason, and the file's times are the better ones. The runner must
+    be idle, and its cache empty.
+    """
+    few = [each for each in runner.buckets if each <= _MOST_LOOKED_AT]
+    known_ms = {each: runner.cost_ms(each) for each in {runner.buckets[0], *few[-1:]}}
+    now_ms = {each: streams_ms(runner, each, _LOOKS) for each in sorted(known_ms)}
+    gains = [known_ms[each] > max(_FASTER * ms, ms + _FASTER_MS) for each, ms in now_ms.items()]
+    if not any(gains):
+        return False
+    found = " and ".join(f"{ms:.1f} ms for {each} tokens" for each, ms in now_ms.items())
+    before = " and ".join(f"{known_ms[each]:.1f}" for each in now_ms)
+    logger.warning(
+        "iterations take %s, and took %s when the decoder was compiled, perhaps beside other work: "
+        "they are measured again for this server. Compile it once more on a quiet machine to spare that.",
+        *(found, before),
+    )
+    runner.set_costs({}, {})
+    runner.set_costs(*measured_ms(runner, runner.buckets, _SAMPLES))
+    return True

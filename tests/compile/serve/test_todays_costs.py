@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from collage.api import default_registry
-from collage.serve.decoder import costs
+from collage.serve.decoder import runner as runner_module
 from collage.serve.decoder.build import compile_decoder
 from collage.serve.decoder.compile import DecoderOptions, with_costs
-from collage.serve.decoder.costs import use_todays_costs
 from collage.serve.decoder.file import save_decoder
+from collage.serve.decoder.runner import use_todays_costs
 from collage.serve.model import open_runner
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
@@ -50,8 +50,8 @@ def test_only_much_faster_iterations_are_measured_again(
     known: dict[int, float], again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner: Any = Timed(known)
-    monkeypatch.setattr(costs, "streams_ms", lambda _, tokens, __: NOW[tokens])
-    monkeypatch.setattr(costs, "measured_ms", lambda *_: (NOW, NOW))
+    monkeypatch.setattr(runner_module, "streams_ms", lambda _, tokens, __: NOW[tokens])
+    monkeypatch.setattr(runner_module, "measured_ms", lambda *_: (NOW, NOW))
     assert use_todays_costs(runner) == again
     assert runner.known_ms == (NOW if again else known)
     assert ("measured again" in caplog.text) == again
