@@ -50,6 +50,7 @@ def within(
 ) -> tuple[CompiledDecoder, ...]:
     """The parts of a decoder whose logits are within ``options.tolerance``, with the error that they have.
 
+    If segments within some error give logits with too much, they are compiled again within less, at last in float32.
     ``compile_at`` gets options whose tolerance is the largest error of each segment. ``error_of`` measures that of the
     logits; it gets whether that has to be explained by float32, and raises ModelError where it is not.
     """

@@ -303,18 +303,9 @@ class _Reader:
 
     def _evaluate(self, node: onnx.NodeProto) -> list[Array]:
         feeds = {name: self._constants[name] for name in node.input if name}
-        graph = helper.make_graph(
-            [node],
-            "fold",
-            [
-                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-                for name, value in feeds.items()
-            ],
-            [onnx.ValueInfoProto(name=name) for name in node.output if name],
-        )
-        one = helper.make_model(graph, opset_imports=list(self._model.opset_import))
-        found = ReferenceEvaluator(one).run(None, feeds)
-        return [np.asarray(value) for value in found]
+        made = [name for name in node.output if name]
+        one = _part([node], feeds, made, [], self._model.opset_import)
+        return [np.asarray(value) for value in ReferenceEvaluator(one).run(None, feeds)]
 
     def _add_constant(self, name: str, value: Array) -> None:
         self._constants[name] = value
@@ -367,17 +358,8 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: i
         if len(nodes) > most:
             return None
     unique = {id(node): node for node in nodes}
-    body = helper.make_graph(
-        sorted(unique.values(), key=lambda node: graph.order[id(node)]),
-        "part",
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-            for name, value in feeds.items()
-        ],
-        [onnx.ValueInfoProto(name=wanted)],
-        list(constants.values()),
-    )
-    model = helper.make_model(body, opset_imports=list(graph.opset), ir_version=10)
+    ordered = sorted(unique.values(), key=lambda node: graph.order[id(node)])
+    model = _part(ordered, feeds, [wanted], list(constants.values()), graph.opset)
     # ONNX's evaluator begins faster; ONNX Runtime takes models that do not follow the standard to the letter.
     for run in (_in_evaluator, _in_onnx_runtime):
         try:
@@ -387,6 +369,23 @@ def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: i
         result: Array = np.asarray(found)
         return result
     return None
+
+
+def _part(
+    nodes: Sequence[onnx.NodeProto],
+    feeds: Mapping[str, Array],
+    wanted: Sequence[str],
+    constants: Sequence[onnx.TensorProto],
+    opset: Sequence[onnx.OperatorSetIdProto],
+) -> onnx.ModelProto:
+    """A model of some nodes, which computes values from others."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
+    body = helper.make_graph(nodes, "part", inputs, outputs, constants)
+    return helper.make_model(body, opset_imports=list(opset), ir_version=10)
 
 
 def _in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
@@ -403,7 +402,11 @@ _KEEPING = frozenset("Cast Identity Squeeze Unsqueeze".split())
 def read_decoder(
     model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None
 ) -> OnnxGraph:
-    """The model's graph without such cuts; sizes, places and errors are those of ``read_graph``."""
+    """The model's graph, with tables of positions whole that the model cuts to the sequence's length.
+
+    A position is always below that length, so the cut changes nothing; with it, a graph for some tokens would have a
+    table for only so many. Sizes, places and errors are those of ``read_graph``.
+    """
     graph = read_graph(model, sizes, places)
     whole = sizes.tokens + (sizes.past if set(graph.inputs) - {IDS, POSITIONS, MASK} else 0)
     made = {name: node for node in model.graph.node for name in node.output}

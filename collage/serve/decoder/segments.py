@@ -259,7 +259,7 @@ _OF_EXPERTS = (
 
 
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
-    """Raise ModelError if a segment's operator mixes tokens or their positions.
+    """Raise ModelError if a segment's operator mixes tokens or positions: it would see other requests, and padding.
 
     ``tokens`` tells their axis from all others.
     """

@@ -1,4 +1,9 @@
-"""The segments of a decoder for one of several processes, each of which has some heads and columns of the products."""
+"""The segments of a decoder for one of several processes, each of which has some heads and columns of the products.
+
+Columns of a product with a weight are columns of the weight, and what is computed of each element by itself stays
+split. A product of a split value takes the rows of its weight that belong to the columns, and gives a part of a sum. So
+the parts are added up (an all-reduce), and what follows is computed by all processes. Heads are columns, too.
+"""
 
 from __future__ import annotations
 

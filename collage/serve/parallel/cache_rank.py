@@ -1,4 +1,9 @@
-"""One process of Cache Parallelism: its share of the cache, and all but attention for its share of the tokens."""
+"""One process of Cache Parallelism: its share of the cache, and all but attention for its share of the tokens.
+
+Process b % N holds block b, as its block b // N. Tokens are divided evenly, whichever sequence they are of. A token's q
+goes to all processes that hold a block which the token sees, its k and v go to the holder of its block, and partial
+results come back.
+"""
 
 from __future__ import annotations
 
