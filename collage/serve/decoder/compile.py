@@ -27,7 +27,7 @@ from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.runtime.parts import Parts
-from collage.serve.attention import attention_problem
+from collage.serve.attention import Rotations, attention_problem
 from collage.serve.decoder.compiled import CompiledDecoder, Decoder, Wiring
 from collage.serve.decoder.config import DecoderConfig
 from collage.serve.decoder.costs import BUCKETS, checked_buckets, row_buckets
@@ -122,63 +122,22 @@ def compile_parts(
         raise CollageError(problem)
     name, config = name_of(source) or name, config or DecoderConfig()
     buckets = checked_buckets(options.buckets)
+    ends = row_buckets(buckets)
     progress(Progress("recognise", 0, 1, name))
     with ExitStack() as stack:
         files = stack.enter_context(WeightFiles())  # segments refer to them, and are copied often
         model = moved_out(with_fixed_shapes(as_written(source), PROBE), files)
-        known = None if config.positions is None else min(config.positions, DEFAULT_LENGTH)
-        decoder, graph = recognise(model, name, options.max_length or known)
-        refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
-        length = longest_sequence(decoder, options.max_length, name, config.positions)
-        rotations = tables_of_angles(graph, decoder, length, name)
-        decoder = with_masks(model, graph, decoder, length)
-        threads = options.threads or host().threads
-        usable = registry.availability()
-        compile_options = CompileOptions(
-            backends=[name for name in _OWN if usable.get(name)],
-            threads=threads,
-            db=options.db,
-            effort=QUICK if options.quick else FULL,
-            streams=False,
-            strict=True,
-            exact=True,
-            tolerance=options.tolerance,
-            eight_bits=options.eight_bits,
-        )
-        ends = row_buckets(buckets)
-        weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
-        parts: dict[tuple[int, int], Parts] = {}
-        ranks: list[Shards] = []
-        database = stack.enter_context(Database(options.db))
-        workers = stack.enter_context(Workers())
-        shop = Shop(registry, compile_options, database, workers, progress)
-        more = [name for name in _MORE if usable.get(name)]
-        maker = _Segments(shop, more, SharedArrays(), name, weights)
-        memory_gbs = shop.context().speeds.levels[-1].team_read_gbs
-        iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
-        for bucket in sorted({*buckets, *ends}):
-            sized = read_decoder(model, GraphSizes(bucket, PROBE.past), graph.places)
-            segments = cut(sized, decoder)
-            ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
-            count = len(ranks[0].segments)
-            all_segments = [segment for each in ranks for segment in each.segments]
-            wanted = [
-                place
-                for place in range(len(all_segments))
-                if bucket in (ends if place % count == count - 1 else buckets)
-            ]
-            found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
-            parts.update({(bucket, place): each for place, each in found.items()})
-            # One of more tokens takes longer.
-            iteration_us = max(iteration_us, measured_us / options.processes)
+        known = _recognised(model, options.max_length, name, config.positions)
+        maker = _segments_of(model, options, registry, progress, name, stack)
+        ranks, parts = _compiled(known, options, buckets, ends, maker)
     last = len(ranks[0].segments) - 1
     return tuple(
         CompiledDecoder(
             name,
             each.decoder,
-            tuple(map(attention_of, each.decoder.layers, rotations)),
-            length,
-            threads,
+            tuple(map(attention_of, each.decoder.layers, known.rotations)),
+            known.length,
+            maker.threads,
             tuple(Wiring(segment.reads, segment.writes) for segment in each.segments),
             {bucket: tuple(parts[bucket, first + i] for i in range(last)) for bucket in buckets},
             {bucket: parts[bucket, first + last] for bucket in ends},
@@ -188,6 +147,90 @@ def compile_parts(
         )
         for first, each in zip(range(0, len(ranks) * (last + 1), last + 1), ranks, strict=True)
     )
+
+
+@dataclass(frozen=True)
+class _Recognised:
+    """A decoder, and its model and graph as it was recognised; ``length`` is the longest sequence."""
+
+    decoder: Decoder
+    model: onnx.ModelProto
+    graph: OnnxGraph
+    rotations: tuple[Rotations, ...]
+    length: int
+
+
+def _recognised(
+    model: onnx.ModelProto, max_length: int | None, name: str, positions: int | None
+) -> _Recognised:
+    """The decoder, with its masks and angles read for its longest sequence. Raises ModelError and UsageError."""
+    at_most = None if positions is None else min(positions, DEFAULT_LENGTH)
+    decoder, graph = recognise(model, name, max_length or at_most)
+    refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
+    length = longest_sequence(decoder, max_length, name, positions)
+    rotations = tables_of_angles(graph, decoder, length, name)
+    return _Recognised(with_masks(model, graph, decoder, length), model, graph, rotations, length)
+
+
+def _segments_of(
+    model: onnx.ModelProto,
+    options: DecoderOptions,
+    registry: Registry,
+    progress: Callable[[Progress], None],
+    name: str,
+    stack: ExitStack,
+) -> _Segments:
+    """What compiles the segments, with a database and workers that end with the stack."""
+    usable, threads = registry.availability(), options.threads or host().threads
+    compile_options = CompileOptions(
+        backends=[each for each in _OWN if usable.get(each)],
+        threads=threads,
+        db=options.db,
+        effort=QUICK if options.quick else FULL,
+        streams=False,
+        strict=True,
+        exact=True,
+        tolerance=options.tolerance,
+        eight_bits=options.eight_bits,
+    )
+    database = stack.enter_context(Database(options.db))
+    workers = stack.enter_context(Workers())
+    shop = Shop(registry, compile_options, database, workers, progress)
+    more = [each for each in _MORE if usable.get(each)]
+    weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
+    return _Segments(shop, more, SharedArrays(), name, weights, threads)
+
+
+def _compiled(
+    known: _Recognised,
+    options: DecoderOptions,
+    buckets: Sequence[int],
+    ends: Sequence[int],
+    maker: _Segments,
+) -> tuple[list[Shards], dict[tuple[int, int], Parts]]:
+    """The shards of each process, and the parts by bucket and by the place of a segment among those of all processes.
+
+    The last segment of each process is compiled for the buckets ``ends``.
+    """
+    parts: dict[tuple[int, int], Parts] = {}
+    ranks: list[Shards] = []
+    memory_gbs = maker.shop.context().speeds.levels[-1].team_read_gbs
+    iteration_us = maker.weights / (memory_gbs * 1e3)  # an iteration reads each of them
+    for bucket in sorted({*buckets, *ends}):
+        sized = read_decoder(known.model, GraphSizes(bucket, PROBE.past), known.graph.places)
+        segments = cut(sized, known.decoder)
+        ranks = [_shards(sized, segments, known.decoder, rank, options) for rank in range(options.processes)]
+        count = len(ranks[0].segments)
+        all_segments = [segment for each in ranks for segment in each.segments]
+        wanted = [
+            place
+            for place in range(len(all_segments))
+            if bucket in (ends if place % count == count - 1 else buckets)
+        ]
+        found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
+        parts.update({(bucket, place): each for place, each in found.items()})
+        iteration_us = max(iteration_us, measured_us / options.processes)  # one of more tokens takes longer
+    return ranks, parts
 
 
 def name_of(source: ModelSource) -> str:
@@ -214,6 +257,7 @@ class _Segments:
     shared: SharedArrays
     name: str
     weights: int
+    threads: int
 
     def compiled(
         self, segments: Sequence[Segment], wanted: Sequence[int], tokens: int, iteration_us: float
