@@ -354,7 +354,9 @@ def test_a_process_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
 
 def test_a_process_that_does_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = f"connection.sendall({packed(SIZES)!r}); "
-    left = engine(monkeypatch, ready + "time.sleep(600)", ready + "connection.recv(1 << 20); time.sleep(600)")
+    left = engine(
+        monkeypatch, ready + "time.sleep(600)", ready + "connection.recv(1 << 20); connection.recv(1 << 20)"
+    )
 
     async def run() -> None:
         link = new_link()
