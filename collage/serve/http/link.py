@@ -141,6 +141,8 @@ class Link:
             if not done:
                 self._task.cancel()
         self._kill()
+        if self._writer is not None:
+            self._writer.close()
 
     async def _begin(self) -> tuple[asyncio.StreamReader, ModelReady]:
         ours, theirs = socket.socketpair()

@@ -323,6 +323,9 @@ def engine(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[str]:
     return left
 
 
+UNTIL_STOP = "\nwhile b'Stop' not in connection.recv(1 << 20): pass"
+
+
 def new_link() -> Link:
     return Link(EngineSetup(Path("m"), EngineOptions(), Path(".")), lambda batch: None, stall_s=0.1)
 
@@ -333,7 +336,7 @@ def test_a_process_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
         monkeypatch,
         ready + "connection.recv(1 << 20)",
         "time.sleep(600)",
-        ready + "connection.recv(1 << 20); connection.recv(1 << 20)",
+        ready + UNTIL_STOP,
     )
 
     async def run() -> None:
@@ -354,9 +357,7 @@ def test_a_process_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
 
 def test_a_process_that_does_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = f"connection.sendall({packed(SIZES)!r}); "
-    left = engine(
-        monkeypatch, ready + "time.sleep(600)", ready + "connection.recv(1 << 20); connection.recv(1 << 20)"
-    )
+    left = engine(monkeypatch, ready + "time.sleep(600)", ready + UNTIL_STOP)
 
     async def run() -> None:
         link = new_link()

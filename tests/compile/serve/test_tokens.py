@@ -58,7 +58,7 @@ OPTIONS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(OPTIONS, st.integers(1, 2), st.integers(0, 10**6))
 def test_any_mix_gives_the_tokens_of_the_model_alone(options: EngineOptions, workers: int, seed: int) -> None:
     draw = random.Random(seed)
