@@ -56,7 +56,7 @@ class Core:
         # The team of a runner with several iterations in flight is computing others meanwhile.
         self._chooser = Chooser(runner.vocabulary, threads_of(runner) if workers_of(runner) == 1 else 1)
         self._end_tokens = frozenset(self._tokenizer.end_tokens or end_tokens_of(runner))
-        self.blocks = BlockPool(runner.block_count, keep=options.keeps_prefixes, shares=shares_of(runner))
+        self.blocks = BlockPool(runner.block_count, keep=options.policy != "orca", shares=shares_of(runner))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._known: dict[int, Sequence] = {}

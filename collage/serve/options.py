@@ -40,7 +40,3 @@ class EngineOptions:
             raise UsageError(f"itl_target_ms is {target}; it must be a number of milliseconds above 0.")
         if self.policy == "orca" and target is not None:
             raise UsageError('the policy "orca" has no target for the time between tokens.')
-
-    @property
-    def keeps_prefixes(self) -> bool:
-        return self.policy != "orca"

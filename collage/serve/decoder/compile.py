@@ -46,10 +46,6 @@ class SharedArrays:
     def __init__(self) -> None:
         self._arrays: dict[bytes, memoryview] = {}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(len(each) for each in self._arrays.values())
-
     def adopt(self, parts: Parts) -> Parts:
         return replace(parts, artifacts=[self._adopted(each) for each in parts.artifacts])
 

@@ -105,20 +105,18 @@ def median_ms(runner: Runner, iterations: Mapping[K, Sequence[Slice]], samples: 
     return {each: statistics.median(taken) * 1000 for each, taken in times.items()}
 
 
-def iteration_of(
-    runner: Runner, tokens: int, requests: int = MOST_REQUESTS, context: int = CONTEXT
-) -> list[Slice]:
-    """Slices with that many tokens, of that many requests or fewer, which share blocks where the cache has few.
+def iteration_of(runner: Runner, tokens: int, requests: int = MOST_REQUESTS) -> list[Slice]:
+    """Slices with that many tokens, of that many requests or fewer, behind other tokens if there is room for them.
 
-    Sharing them changes no time. There are more requests where the longest sequence is shorter than that. ``context``
-    tokens are before the new ones, where the longest sequence has room for them.
+    There are more requests if the longest sequence is shorter than that. They share blocks if the cache has few, which
+    changes no time.
     """
     requests = min(tokens, max(requests, -(-tokens // runner.max_length)))
     random = np.random.default_rng(0)
     slices = []
     for number in range(requests):
         count = tokens * (number + 1) // requests - tokens * number // requests
-        start = max(0, min(context, runner.max_length - count))
+        start = max(0, min(CONTEXT, runner.max_length - count))
         needed = -(-(start + count) // BLOCK_TOKENS)
         blocks = tuple((number * needed + i) % runner.block_count for i in range(needed))
         ids = tuple(random.integers(0, runner.vocabulary, count).tolist())

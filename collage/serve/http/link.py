@@ -92,10 +92,6 @@ class Link:
     def up(self) -> bool:
         return self._writer is not None
 
-    @property
-    def open(self) -> int:
-        return len(self._sinks)
-
     def new_id(self) -> int:
         return next(self._ids)
 
