@@ -159,6 +159,11 @@ def described(node: onnx.NodeProto) -> str:
     return f"node {printable(node.name or node.output[0])} ({printable(node.op_type)})"
 
 
+def unserved(node: onnx.NodeProto, what: str) -> ModelError:
+    """The error for a node that does something which cannot be served."""
+    return ModelError(f"{described(node)} {what}, which cannot be served.")
+
+
 def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
     for each in node.attribute:
         if each.name == name:

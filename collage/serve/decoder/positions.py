@@ -16,7 +16,7 @@ from collage.errors import ModelError
 from collage.graph.dataflow import Array
 from collage.serve.attention import MOST_DIM, Heads, LayerAttention, Rotations
 from collage.serve.decoder.compiled import MASK, POSITIONS, Decoder, Layer, Rotation
-from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph, attribute, described, evaluated
+from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph, attribute, described, evaluated, unserved
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,7 @@ def _limits(
     """The positions that a lookup has rows for, where they end; ``offsets`` are what is added to positions."""
     shape, index = graph.shapes.get(node.input[0]), node.input[1]
     if shape is None:
-        raise ModelError(
-            f"{described(node)} looks positions up in a table of unknown length, which cannot be served."
-        )
+        raise unserved(node, "looks positions up in a table of unknown length")
     sizes = _indexed(graph, node, shape)
     if index in offsets and len(sizes) == 1:
         return [sizes[0] - offsets[index]]

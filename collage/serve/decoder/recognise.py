@@ -12,7 +12,15 @@ from onnx import TensorProto
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.serve.decoder.compiled import IDS, MASK, POSITIONS, Decoder, Layer, Rotation, Source
-from collage.serve.decoder.onnx_graph import PROBE, OnnxGraph, attribute, described, evaluated, read_decoder
+from collage.serve.decoder.onnx_graph import (
+    PROBE,
+    OnnxGraph,
+    attribute,
+    described,
+    evaluated,
+    read_decoder,
+    unserved,
+)
 from collage.serve.decoder.positions import check_angles, learned_positions, read_rotation
 
 
@@ -431,9 +439,9 @@ def _operator(graph: OnnxGraph, node: onnx.NodeProto) -> _Attention:
     softcap, mode = attribute(node, "softcap", 0.0), attribute(node, "qk_matmul_output_mode", 0)
     assert isinstance(softcap, float)
     if (len(node.output) > 3 and node.output[3]) or mode:
-        raise ModelError(f"{described(node)} gives its scores, which cannot be served.")
+        raise unserved(node, "gives its scores")
     if len(node.input) > 6 and node.input[6]:
-        raise ModelError(f"{described(node)} is told the lengths of sequences, which cannot be served.")
+        raise unserved(node, "is told the lengths of sequences")
     if len(node.input) > 3:
         refuse_from_tokens(graph, node, node.input[3])
     scale = attribute(node, "scale")
@@ -446,11 +454,9 @@ def _layer(graph: OnnxGraph, core: _Attention) -> tuple[Layer, list[Origin]]:
     tokens, node = PROBE.tokens, core.node
     q, k, v = origins = [origin_of(graph, name, node, tokens) for name in (core.q, core.k, core.v)]
     if v.rotation is not None or v.factor != 1:
-        raise ModelError(f"{described(node)} scales or rotates v, which cannot be served.")
+        raise unserved(node, "scales or rotates v")
     if q.past or bool(k.past) != bool(v.past):
-        raise ModelError(
-            f"{described(node)} has a cache for q, or only one for k and v, which cannot be served."
-        )
+        raise unserved(node, "has a cache for q, or only one for k and v")
     dim, heads = _head_sizes(graph, core, q)
     kv_heads = max(k.source.width // dim, 1)
     value_dim = _value_dim(graph, core, v, kv_heads)
@@ -487,10 +493,9 @@ def _layer(graph: OnnxGraph, core: _Attention) -> tuple[Layer, list[Origin]]:
         scale,
         rotation,
         core.softcap,
+        sinks=read_sinks(graph, node, core.sinks, heads) if core.sinks else (),
         value_dim=value_dim,
     )
-    if core.sinks:
-        layer = replace(layer, sinks=read_sinks(graph, node, core.sinks, heads))
     _add_operator_caches(graph, core, origins)
     return layer, origins
 
