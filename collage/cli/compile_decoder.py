@@ -18,7 +18,6 @@ from collage.cli.options import (
     THREADS_OPTION,
     Count,
     Number,
-    parse_names,
 )
 from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
@@ -60,12 +59,6 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     "the positions that config.json names.",
 )
 @click.option(
-    "--backends",
-    type=parse_names,
-    metavar="A,B",
-    help="Use only these. Default: those whose kernels share their weights between buckets.",
-)
-@click.option(
     "--tensor-parallel",
     "processes",
     type=Count(min=1),
@@ -96,7 +89,6 @@ def compile_decoder(
     output: Path,
     buckets: tuple[int, ...] | None,
     max_length: int | None,
-    backends: tuple[str, ...] | None,
     processes: int,
     tolerance: float,
     no_8_bits: bool,
@@ -134,7 +126,7 @@ def compile_decoder(
     with measurements_survive(writes=True):
         from collage.api import default_registry
         from collage.report.progress_display import display
-        from collage.serve.decoder.buckets import BUCKETS
+        from collage.serve.decoder.costs import BUCKETS
 
         with lean_imports():
             from collage.serve.decoder.build import compile_decoder as compile_it
@@ -143,7 +135,7 @@ def compile_decoder(
         from collage.serve.decoder.file import save_decoder
 
         options = DecoderOptions(
-            buckets or BUCKETS, max_length, backends, threads, db, quick, processes, tolerance, not no_8_bits
+            buckets or BUCKETS, max_length, threads, db, quick, processes, tolerance, not no_8_bits
         )
         others: Sequence[CompiledDecoder] = ()
         with display(not quiet) as progress:
@@ -153,7 +145,7 @@ def compile_decoder(
                 found = compile_it(file, options, default_registry(), progress)
         save_decoder(found, output, others)
     from collage.cli.decoder_view import decoder_object, say_times
-    from collage.serve.decoder.summary import read_decoder_summary
+    from collage.serve.decoder.file import read_decoder_summary
 
     summary = read_decoder_summary(output)
     if as_json:

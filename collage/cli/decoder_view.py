@@ -10,7 +10,7 @@ from collage.cli.console import print_rich, say
 
 if TYPE_CHECKING:
     from collage.schedule.region import Region
-    from collage.serve.decoder.summary import DecoderSummary
+    from collage.serve.decoder.file import DecoderSummary
 
 
 def decoder_object(found: DecoderSummary, *, kernels: bool = False) -> dict[str, Any]:

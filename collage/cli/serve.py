@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from collage.cli.console import say
-from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import Count, Number, Seconds
 from collage.cli.unused import refuse_unused
 
@@ -93,37 +92,12 @@ def parse_origin(text: str) -> str:
     "round keys and values.",
 )
 @click.option(
-    "--own-weights/--share-weights",
-    default=None,
-    help="Read the weights into memory of this process, in huge pages where the system has them: few streams get their "
-    "tokens up to a tenth faster. Or share them with all processes that serve this file. Default: own ones where they "
-    "take at most a quarter of the free memory, and shared ones with --parallel and --replicas.",
-)
-@click.option(
-    "--prefix-caching/--no-prefix-caching",
-    default=None,
-    help="Keep blocks for prompts that begin alike. Default: keep them, unless --policy is orca, which cannot.",
-)
-@click.option(
-    "--preemption",
-    is_flag=True,
-    help="Admit requests when their prompt fits, and compute the last ones again where blocks run out.",
-)
-@click.option(
     "--drain-seconds",
     type=Seconds(finite=True, zero=True),
     default=30.0,
     show_default=True,
     metavar="S",
     help="Time that open requests get after SIGTERM.",
-)
-@click.option(
-    "--stall-seconds",
-    type=Seconds(),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Start the engine again when it has done nothing for so long though there are requests.",
 )
 @click.option(
     "--parallel",
@@ -140,14 +114,6 @@ def parse_origin(text: str) -> str:
     help="Processes of --parallel.",
 )
 @click.option(
-    "--answer-seconds",
-    type=Seconds(finite=True),
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Start the processes of --parallel again when one has not answered for so long.",
-)
-@click.option(
     "--replicas",
     type=Count(min=1),
     metavar="N",
@@ -159,12 +125,6 @@ def parse_origin(text: str) -> str:
     default="local",
     show_default=True,
     help="The Ray cluster of --replicas: auto, HOST:PORT, or local for this machine alone.",
-)
-@click.option(
-    "--trace",
-    metavar="FILE.json",
-    type=click.Path(path_type=Path),
-    help="Write a time line of the latest 10,000 iterations there at the end; open it at ui.perfetto.dev.",
 )
 def serve(
     model: Path,
@@ -179,17 +139,11 @@ def serve(
     itl_target: float | None,
     cache_blocks: int | None,
     cache: str,
-    own_weights: bool | None,
-    prefix_caching: bool | None,
-    preemption: bool,
     drain_seconds: float,
-    stall_seconds: float,
     parallel: str | None,
     processes: int,
-    answer_seconds: float,
     replicas: int | None,
     cluster: str,
-    trace: Path | None,
 ) -> None:
     """Serve a compiled decoder to many clients at a time, by OpenAI's API.
 
@@ -201,8 +155,8 @@ def serve(
     \b
     Examples:
       collage serve model.collage --port 8000
-      collage serve folder --itl-target 100 --cache-blocks 2000 --preemption
-      collage serve model.collage --policy orca --trace trace.json
+      collage serve folder --itl-target 100 --cache-blocks 2000
+      collage serve model.collage --policy orca
       collage serve model.collage --parallel cache --processes 2
       collage serve model.collage --replicas 4 --cluster auto --host 0.0.0.0
 
@@ -218,21 +172,13 @@ def serve(
 
     if parallel is None:
         refuse_unused("--processes", "--parallel")
-        refuse_unused("--answer-seconds", "--parallel")
     if replicas is None:
         refuse_unused("--cluster", "--replicas")
-    if trace is not None:
-        for each in (model, *model.glob("*.collage")):
-            refuse_same(each, trace, "--trace", ".json")
-        check_writable(trace)
     engine = EngineOptions(
         policy=policy,
         max_running=max_running,
         max_waiting=max_waiting,
         itl_target_ms=itl_target,
-        prefix_caching=prefix_caching,
-        preemption=preemption,
-        trace_iterations=10_000 if trace is not None else 0,
     )
     options = ServerOptions(
         model,
@@ -244,10 +190,7 @@ def serve(
         cache_blocks,
         cache,
         drain_seconds,
-        stall_seconds,
-        trace,
-        None if parallel is None else Parallelism(parallel, processes, answer_seconds),
-        own_weights,
+        None if parallel is None else Parallelism(parallel, processes),
         allow_origins,
     )
     if replicas is None:

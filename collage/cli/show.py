@@ -73,7 +73,7 @@ def show(
     from collage.module.file import read_summary
     from collage.module.shaped import summarise
     from collage.runtime.inputs import shapes_text
-    from collage.serve.decoder.summary import is_decoder
+    from collage.serve.decoder.file import is_decoder
 
     if html is not None:
         refuse_same(file, html, "--html", ".html")
@@ -109,7 +109,7 @@ def show(
 def _show_decoder(file: Path, as_json: bool, refused: bool) -> None:
     """Show a decoder that was compiled for serving. Raises UsageError where options for modules are given."""
     from collage.cli.decoder_view import decoder_object, show_decoder
-    from collage.serve.decoder.summary import read_decoder_summary
+    from collage.serve.decoder.file import read_decoder_summary
 
     if refused:
         raise UsageError(

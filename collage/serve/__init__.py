@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collage.serve.engine import Completion, Engine, Output, Stream
+from collage.serve.engine import Completion, Engine, Stream
 from collage.serve.options import EngineOptions
 from collage.serve.runner import Runner, Slice
 from collage.serve.sampling import Sampling
+from collage.serve.text import Output
 
 __all__ = ["Completion", "Engine", "EngineOptions", "Output", "Runner", "Sampling", "Slice", "Stream"]

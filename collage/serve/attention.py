@@ -87,7 +87,6 @@ class Heads:
         )
 
     def block_bytes(self, dtype: str = "float32") -> int:
-        """The bytes of a block of one layer's cache."""
         tokens = self.kv_heads * BLOCK_TOKENS
         elements = tokens * (self.dim + _whole_vectors(self.value_dim))
         return elements * np_dtype(dtype).itemsize + (2 * 4 * tokens if dtype == _SCALED else 0)
@@ -103,7 +102,6 @@ class Rows:
 
     @property
     def address(self) -> int:
-        """The address of the first row."""
         return int(self.array.ctypes.data) + 4 * self.offset
 
 
@@ -152,7 +150,6 @@ class AttentionBatch:
 
     @property
     def address(self) -> int:
-        """The address of the C struct, which stays the same."""
         return ctypes.addressof(self._struct)
 
     def fill(self, slices: Sequence[Slice]) -> None:
@@ -305,7 +302,7 @@ class Merge:
 
 
 def attention_problem() -> str:
-    """The reason why the native attention cannot be used, or "" where it can."""
+    """The reason why the native attention cannot be used, or "" if it can."""
     if _sizes() == tuple(map(ctypes.sizeof, (_Shape, _Batch, _Partials))):
         return kernels_problem() if platform.machine() in ("x86_64", "AMD64") else ""
     return NOT_BUILT
@@ -330,12 +327,10 @@ def _function(name: str) -> int:
 
 
 def _whole_vectors(elements: int) -> int:
-    """The number of elements, filled up to whole vectors."""
     return -(-elements // _LANES) * _LANES
 
 
 def _address(array: Array) -> int | None:
-    """Where an array is, or None for an empty one."""
     return int(array.ctypes.data) if array.size else None
 
 
@@ -360,8 +355,6 @@ _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _Shape(ctypes.Structure):
-    """The C struct ``collage_attention_shape``."""
-
     _fields_ = (
         *((name, ctypes.c_int64) for name in "heads kv_heads dim value_dim rotary interleaved".split()),
         *((name, ctypes.c_int64) for name in "q_row k_row v_row out_row threads cells".split()),
@@ -373,8 +366,6 @@ class _Shape(ctypes.Structure):
 
 
 class _Batch(ctypes.Structure):
-    """The C struct ``collage_attention_batch``."""
-
     _fields_ = (
         ("requests", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in "first start table tables items merges partials".split()),
@@ -387,8 +378,6 @@ class _Batch(ctypes.Structure):
 
 
 class _Partials(ctypes.Structure):
-    """The C struct ``collage_attention_partials``."""
-
     _fields_ = (
         ("partials", ctypes.c_void_p),
         ("out", ctypes.c_void_p),

@@ -63,7 +63,6 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """The number of blocks that sequences use."""
         return self.count - self.free
 
     def lookup(self, keys: Iterable[bytes]) -> tuple[tuple[int, ...], int]:

@@ -6,9 +6,7 @@ from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collage.serve.costs import BucketCosts
-from collage.serve.plan import Admission, IterationPlan, Limits, RequestPool, expired
-from collage.serve.sequence import Sequence
+from collage.serve.plan import Admission, BucketCosts, IterationPlan, Limits, RequestPool, Sequence, expired
 
 _USUAL_SLOWDOWN = 2.0
 """Without a target, an iteration with a chunk may take this many times what the streams take alone, unless many wait.
@@ -28,8 +26,6 @@ smaller share it would happen at usual loads, too, and every large chunk is a lo
 
 @dataclass(frozen=True)
 class _Work:
-    """A prompt of which some tokens are to be computed."""
-
     sequence: Sequence
     tokens: int
     admission: Admission | None = None
@@ -51,8 +47,7 @@ def plan_chunked(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Li
     preempted: list[Sequence] = []
     released = sum(pool.blocks.sole(each.blocks) for each in late)
     free = pool.blocks.free + released
-    if limits.preemption:
-        idle, preempted, free = _make_room(idle, free, pool, limits)
+    idle, preempted, free = _make_room(idle, free, pool, limits)
     streams = [each for each in idle if len(each.tokens) - each.computed == 1]  # ``remaining`` without a call
     work: list[_Work] = []
     if len(streams) < len(idle):
@@ -70,8 +65,6 @@ def plan_chunked(pool: RequestPool, now_s: float, costs: BucketCosts, limits: Li
     wanted = room - sum(each.tokens for each in work)
     if wanted > 0 and not preempted:  # else a sequence that was just driven out would drive out the next one
         free -= released  # an admitted prompt may find its beginning in these, and no other one can have them then
-        if not limits.preemption:
-            free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
         work += _admissible(waiting, wanted, places, free, pool, limits)
     work = work[: limits.max_running - len(streams)]
     chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
@@ -93,15 +86,13 @@ def _make_room(
     one is never driven out; where blocks of iterations in flight are missing, it waits for them.
     """
 
-    def grows(each: Sequence) -> bool:
-        return limits.blocks_for(each.computed + 1) > len(each.blocks)
-
+    size = limits.block_tokens
     kept, preempted = list(idle), []
-    wanted = sum(map(grows, kept))
+    wanted = sum([each.computed // size >= len(each.blocks) for each in kept])
     while wanted > free and len(kept) > 1:
         victim = kept.pop()
         preempted.append(victim)
-        wanted -= grows(victim)
+        wanted -= victim.computed // size >= len(victim.blocks)
         free += pool.blocks.sole(victim.blocks)
     if wanted > free:
         return [], preempted, 0
@@ -131,15 +122,14 @@ def _admissible(
     waiting: abc.Sequence[Sequence], wanted: int, places: int, free: int, pool: RequestPool, limits: Limits
 ) -> Iterator[_Work]:
     """The waiting sequences that may begin, until they have the tokens that are wanted."""
-    margin = len(pool.running) if limits.preemption else 0  # each running stream may need a block soon
+    margin = len(pool.running)  # each running stream may need a block soon
     for each in waiting:
         if wanted <= 0 or places <= 0:
             return
         if each.waits_for_leader:
             continue
         cached, kept = _cached(each, pool, limits)
-        length = len(each.tokens) if limits.preemption else each.max_length - 1
-        need = limits.blocks_for(length) - len(cached) + kept
+        need = limits.blocks_for(len(each.tokens)) - len(cached) + kept
         if need + margin > free:
             return
         tokens = len(each.tokens) - len(cached) * limits.block_tokens
@@ -184,7 +174,6 @@ def _in_two(streams: int, first: int, wanted: int, costs: BucketCosts) -> float:
 
 
 def _fill(work: abc.Sequence[_Work], tokens: int) -> list[tuple[_Work, int]]:
-    """The tokens of each prompt, first come, first served, until none are left."""
     chunks = []
     for each in work:
         if tokens <= 0:

@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.serve.blocks import BlockPool, root_key
-from collage.serve.choice import Chooser
-from collage.serve.costs import costs_of, rewarding_streams
 from collage.serve.options import POLICIES, EngineOptions
-from collage.serve.plan import IterationPlan, Limits, RequestPool
+from collage.serve.plan import IterationPlan, Limits, RequestPool, Sequence, costs_of, rewarding_streams
 from collage.serve.request import Event, Finish, Request, Stats
 from collage.serve.runner import Runner, Slice, end_tokens_of, shares_of, threads_of, workers_of
-from collage.serve.sampler import Sampler, choose_all
-from collage.serve.sequence import Sequence
+from collage.serve.sampling import Chooser, Sampler, choose_all
 from collage.serve.text import StopWatch
 from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
 
@@ -36,18 +33,13 @@ NOT_NUMBERS = "the model has returned logits that are not numbers"
 
 @dataclass(slots=True)
 class _Answer:
-    """What belongs to a sequence and that the scheduler does not read."""
-
     sampler: Sampler
     ends: frozenset[int]
     watch: StopWatch | None
 
 
 class Core:
-    """The state of an engine: waiting and running sequences, blocks, samplers. It is used by one thread.
-
-    ``left`` has the sequences that have left the engine; whoever reads it empties it.
-    """
+    """The state of an engine: waiting and running sequences, blocks, samplers. It is used by one thread."""
 
     def __init__(self, runner: Runner, options: EngineOptions, tokenizer: Tokenizer | None = None) -> None:
         """Begin with nothing to do. Without a tokenizer, texts are ids in decimal, and there are no end tokens."""
@@ -58,21 +50,19 @@ class Core:
             min(options.max_running or rewarding_streams(self._costs), runner.max_tokens),
             runner.block_tokens,
             options.itl_target_ms,
-            options.preemption,
             workers_of(runner),
         )
         self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
         # The team of a runner with several iterations in flight is computing others meanwhile.
         self._chooser = Chooser(runner.vocabulary, threads_of(runner) if workers_of(runner) == 1 else 1)
         self._end_tokens = frozenset(self._tokenizer.end_tokens or end_tokens_of(runner))
-        self.blocks = BlockPool(runner.block_count, keep=options.keeps_prefixes, shares=shares_of(runner))
+        self.blocks = BlockPool(runner.block_count, keep=options.policy != "orca", shares=shares_of(runner))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._known: dict[int, Sequence] = {}
         self._answers: dict[int, _Answer] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._arrivals = 0
-        self.left: list[Sequence] = []
         self._totals: dict[str, Any] = dict.fromkeys(
             "iterations prompt_tokens cached_tokens generated_tokens preemptions expired cancelled failed".split(),
             0,
@@ -80,11 +70,9 @@ class Core:
 
     @property
     def max_running(self) -> int:
-        """The most sequences of an iteration."""
         return self._limits.max_running
 
     def add(self, request: Request, now_s: float) -> None:
-        """Let a request wait, which ``check_request`` has accepted."""
         sampling = request.sampling
         deadline = float("inf") if request.timeout_s is None else now_s + request.timeout_s
         sequence = Sequence(
@@ -123,7 +111,6 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
         return bool(self._known)
 
     @property
@@ -138,7 +125,7 @@ class Core:
         pool = RequestPool(self._running, self._waiting, self.blocks, self.next_deadline_s)
         return self._policy(pool, now_s, self._costs, self._limits)
 
-    def begin(self, plan: IterationPlan, now_s: float) -> tuple[list[list[Slice]], list[Event]]:
+    def begin(self, plan: IterationPlan) -> tuple[list[list[Slice]], list[Event]]:
         """Carry a plan out up to the model: the steps to run, and the events of requests that have expired.
 
         A plan has one step, unless its tokens are more than the runner takes, as prompts are in Orca's policy.
@@ -151,7 +138,7 @@ class Core:
             self.blocks.acquire(admission.cached)
             admission.sequence.blocks += admission.cached
         for admission in plan.admitted:
-            self._admit(admission.sequence, now_s)
+            self._admit(admission.sequence)
         slices: list[Slice] = []
         block_tokens = self._limits.block_tokens
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
@@ -178,7 +165,7 @@ class Core:
         """
         return run_steps(self._runner, steps, between)
 
-    def finish(self, plan: IterationPlan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
+    def finish(self, plan: IterationPlan, logits: NDArray[np.float32]) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
         events: list[Event] = []
         wanted: list[Sequence] = []
@@ -211,7 +198,6 @@ class Core:
                 continue
             token, logprobs = choice
             generated += 1
-            sequence.token_s = now_s
             tokens = sequence.tokens
             tokens.append(token)
             finish, cut = None, False
@@ -234,11 +220,9 @@ class Core:
         return [self._end(sequence, Finish.FAILED, message) for sequence in plan.sequences]
 
     def end_all(self, finish: Finish, message: str = "") -> list[Event]:
-        """Let all requests go that are not in flight."""
         return [self._end(each, finish, message) for each in list(self._known.values()) if not each.in_flight]
 
     def stats(self) -> Stats:
-        """The state and the totals."""
         return Stats(
             len(self._running),
             len(self._waiting),
@@ -255,13 +239,13 @@ class Core:
         ids = [each.id for each in (*self._running, *self._waiting)]
         assert sorted(ids) == sorted(self._known) == sorted(self._answers)
 
-    def _admit(self, sequence: Sequence, now_s: float) -> None:
+    def _admit(self, sequence: Sequence) -> None:
         del self._waiting[_position(self._waiting, sequence)]
         insort(self._running, sequence, key=_order)
         sequence.registered = len(sequence.blocks)
         sequence.computed = len(sequence.blocks) * self._limits.block_tokens
-        if sequence.started_s is None:
-            sequence.started_s = now_s
+        if not sequence.started:
+            sequence.started = True
             sequence.cached = sequence.computed
             self._totals["prompt_tokens"] += sequence.prompt_length
             self._totals["cached_tokens"] += sequence.computed
@@ -273,7 +257,6 @@ class Core:
             sequence.blocks += tuple(self.blocks.allocate(missing, sequence.blocks))
 
     def _register(self, sequence: Sequence) -> None:
-        """Let the blocks be found that have become full."""
         full = sequence.computed // self._limits.block_tokens
         sequence.extend_keys(self._limits.block_tokens, full)
         for at in range(sequence.registered, full):
@@ -294,13 +277,11 @@ class Core:
         return Event(sequence.id, finish=finish, cached=sequence.cached, error=error)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of the engine and release its blocks."""
         home = self._running if sequence.blocks else self._waiting
         del home[_position(home, sequence)]
         self.blocks.release(sequence.blocks)
         sequence.blocks = ()
         sequence.done = True
-        self.left.append(sequence)
         sequence.leader = None
         del self._known[sequence.id], self._answers[sequence.id]
 

@@ -8,27 +8,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from collage.errors import CollageError, InputError
-from collage.serve.answer import Answer
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, answers_to
 from collage.serve.runner import Runner
-from collage.serve.sampler import Logprobs
-from collage.serve.sampling import Sampling
+from collage.serve.sampling import Logprobs, Sampling
+from collage.serve.text import Answer, Output
 from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
-
-
-@dataclass(frozen=True)
-class Output:
-    """New tokens of an answer, and the text that they complete."""
-
-    tokens: tuple[int, ...]
-    text: str
-    logprobs: tuple[Logprobs, ...]
-    finish: Finish | None
 
 
 @dataclass(frozen=True)
@@ -59,12 +47,12 @@ class Stream:
     def __iter__(self) -> Iterator[Output]:
         """Yield outputs until the answer ends. Raises CollageError when the request fails."""
         while self._answer.finish is None:
-            delta = self._answer.add(self._events.get())
-            if delta is None:
+            output = self._answer.add(self._events.get())
+            if output is None:
                 continue
-            if delta.finish is Finish.FAILED:
-                raise CollageError(f"{delta.error}.")
-            yield Output(delta.tokens, delta.text, delta.logprobs, delta.finish)
+            if output.finish is Finish.FAILED:
+                raise CollageError(f"{output.error}.")
+            yield output
 
     def result(self) -> Completion:
         """Wait for the rest of the answer, and return what was not read yet together with it."""
@@ -88,7 +76,7 @@ class Stream:
 class Engine:
     """Runs requests on a runner, many at a time, in a thread of its own.
 
-    A prompt is a text, where there is a tokenizer, or token ids. Use it in a ``with`` block, or close it.
+    A prompt is a text, if there is a tokenizer, or token ids. Use it in a ``with`` block, or close it.
     """
 
     def __init__(
@@ -147,19 +135,13 @@ class Engine:
         return self._submit(*answers_to(first, n, lambda: next(self._ids)))
 
     def stats(self) -> Stats:
-        """The state and the totals after the last iteration."""
         return self._loop.stats()
-
-    def trace(self) -> dict[str, Any]:
-        """The latest iterations and requests for ui.perfetto.dev, as an object for JSON."""
-        return self._loop.trace()
 
     def close(self, *, drain: bool = True) -> None:
         """Finish all requests, or cancel them, and end the thread. The runner is not closed."""
         self._loop.close(drain=drain)
 
     def check(self) -> None:
-        """Assert that no block has leaked; only while nothing runs."""
         self._loop.check()
 
     def _request(

@@ -12,14 +12,12 @@ from enum import Enum
 from typing import Any
 
 from collage.core.library_text import library_text
-from collage.serve.admission import check_request
 from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.plan import IterationPlan
-from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats
+from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request, Stats, check_request
 from collage.serve.runner import Runner, RunnerLostError, watch, workers_of
 from collage.serve.tokenizer import Tokenizer
-from collage.serve.trace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ class _End(Enum):
 
 
 class ClosedError(Exception):
-    """The engine takes no more requests."""
+    pass
 
 
 class Loop:
@@ -61,10 +59,8 @@ class Loop:
         self._core = Core(runner, options, tokenizer)
         self._workers = workers_of(runner)
         self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
-        self._flying: deque[tuple[IterationPlan, IterationRecord, Future[Any]]] = deque()
+        self._flying: deque[tuple[IterationPlan, float, Future[Any]]] = deque()
         self.most_open = options.max_waiting + self._core.max_running * self._workers
-        self._trace = Trace(options.trace_iterations)
-        self._traces = bool(options.trace_iterations)
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Request | int, float]] = deque()
         self._open: set[int] = set()
@@ -100,12 +96,7 @@ class Loop:
             self._changed.notify()
 
     def stats(self) -> Stats:
-        """The state and the totals after the last iteration."""
         return self._stats
-
-    def trace(self) -> dict[str, Any]:
-        """The trace so far, as an object for JSON."""
-        return self._trace.events()
 
     def close(self, *, drain: bool) -> None:
         """Take no more requests, finish (``drain``) or cancel those that there are, and end the thread."""
@@ -157,18 +148,17 @@ class Loop:
             return ends is None
         start = time.monotonic()
         plan = core.plan(start)
-        steps, ended = core.begin(plan, start)
+        steps, ended = core.begin(plan)
         now = time.monotonic()
         self._scheduler_s += now - start
         events += ended
-        before = self._iteration(plan, start, now)
         if plan.sequences and self._pool is None:
             events += self._finished(plan, lambda: core.run(steps, self._tell))
-            self._send(events, before._replace(end_s=time.monotonic()))
+            self._send(events, IterationRecord(plan.tokens, time.monotonic() - now))
             return True
         self._send(events, None)
         if plan.sequences and self._pool is not None:
-            self._flying.append((plan, before, self._pool.submit(core.run, steps)))
+            self._flying.append((plan, now, self._pool.submit(core.run, steps)))
         if self._flying and (len(self._flying) == self._workers or not plan.sequences):
             self._land()
         elif not plan.sequences and not ended:
@@ -176,10 +166,9 @@ class Loop:
         return True
 
     def _land(self) -> None:
-        """Wait for the oldest iteration in flight, and send what it has made."""
-        plan, before, future = self._flying.popleft()
+        plan, start, future = self._flying.popleft()
         events = self._finished(plan, future.result)
-        self._send(events, before._replace(end_s=time.monotonic()))
+        self._send(events, IterationRecord(plan.tokens, time.monotonic() - start))
 
     def _finished(self, plan: IterationPlan, result: Callable[[], Any]) -> list[Event]:
         start = time.monotonic()
@@ -194,23 +183,9 @@ class Loop:
             )
         end = time.monotonic()
         self._busy_s += end - start
-        events = self._core.finish(plan, logits, end)
+        events = self._core.finish(plan, logits)
         self._scheduler_s += time.monotonic() - end
         return events
-
-    def _iteration(self, plan: IterationPlan, start_s: float, planned_s: float) -> IterationRecord:
-        state = self._core.stats()
-        return IterationRecord(
-            start_s,
-            planned_s,
-            planned_s,
-            plan.counts.count(1),
-            plan.tokens,
-            state.running,
-            state.waiting,
-            state.blocks_used,
-            len(plan.preempted),
-        )
 
     def _commands(self) -> tuple[list[Event], _End | None]:
         """Take in what has been sent; wait for it where there is nothing else to do.
@@ -235,24 +210,12 @@ class Loop:
 
     def _send(self, events: list[Event], iteration: IterationRecord | None) -> None:
         self._stats = self._core.stats()._replace(scheduler_s=self._scheduler_s, busy_s=self._busy_s)
-        ended = {each.id: each.finish for each in events if each.finish is not None}
-        if ended:
+        if ended := [each.id for each in events if each.finish is not None]:
             with self._changed:
                 self._open.difference_update(ended)
-        if self._traces:
-            self._note(iteration, ended)
-        self._core.left.clear()
         if events or iteration is not None:
             self._deliver(events, iteration, self._stats)
 
     def _tell(self) -> None:
         """Tell whoever watches that the engine is at work, in an iteration of several steps, which may take minutes."""
         self._deliver([], None, self._stats)
-
-    def _note(self, iteration: IterationRecord | None, ended: dict[int, Finish]) -> None:
-        if iteration is not None:
-            self._trace.add(iteration)
-        now = time.monotonic()
-        for each in self._core.left:
-            started = now if each.started_s is None else each.started_s
-            self._trace.add_request(each.id, each.arrival_s, started, now, ended[each.id].value)

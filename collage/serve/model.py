@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collage.errors import CollageError, UsageError, to_paste
+from collage.errors import CollageError, to_paste
 from collage.serve.parallel.options import Parallelism
 from collage.serve.reference import REFERENCE_FILE, open_reference
 from collage.serve.runner import Runner
@@ -13,7 +13,6 @@ _SUFFIX = ".collage"
 
 
 def folder_of(model: Path) -> Path:
-    """The folder in which a model's tokenizer and chat template are looked for."""
     return model if model.is_dir() else model.parent
 
 
@@ -22,15 +21,14 @@ def open_runner(
     block_count: int | None = None,
     cache: str = "float32",
     parallelism: Parallelism | None = None,
-    own_weights: bool | None = None,
+    share_weights: bool = False,
 ) -> Runner:
     """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
 
     ``cache`` is the type of its elements: "float32", or "bfloat16" or "int8", which a reference decoder does not have.
     With ``parallelism``, several processes compute it, which the runner starts.
-    ``own_weights`` tells whether the weights are read into memory of this process, in huge pages where the system has
-    them, or shared with all that map the file. None leaves it to the memory that is free. Processes of ``parallelism``
-    share them.
+    Weights are read into memory of this process, in huge pages if the system has them, if that takes little of the
+    free memory. With ``share_weights`` or ``parallelism`` they stay in the file, which all processes map.
     Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
     """
     if block_count is not None and block_count < 1:
@@ -47,17 +45,14 @@ def open_runner(
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it
     from collage.serve.decoder.file import load_decoder
     from collage.serve.decoder.memory import free_bytes, has_room_for_own
-    from collage.serve.decoder.runner import DecoderRunner
-    from collage.serve.decoder.todays_costs import use_todays_costs
+    from collage.serve.decoder.runner import DecoderRunner, use_todays_costs
 
     registry = default_registry()
     if parallelism is not None:
-        if own_weights:
-            raise UsageError("the processes of --parallel share the weights: leave --own-weights out.")
         from collage.serve.parallel.runner import ParallelRunner
 
         return ParallelRunner(file, registry, parallelism, block_count, cache)
-    own = has_room_for_own(file.stat().st_size, free_bytes()) if own_weights is None else own_weights
+    own = not share_weights and has_room_for_own(file.stat().st_size, free_bytes())
     compiled = load_decoder(file, registry, share=not own)
     runner = DecoderRunner(compiled, registry, block_count, cache)
     use_todays_costs(runner)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collage.serve.costs import BucketCosts
-from collage.serve.plan import Admission, IterationPlan, Limits, RequestPool, expired
-from collage.serve.sequence import Sequence
+from collage.serve.plan import Admission, BucketCosts, IterationPlan, Limits, RequestPool, Sequence, expired
 
 
 def select(

@@ -85,7 +85,6 @@ class ReferenceRunner:
         self._costs: dict[int, float] = {}
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
-        """Run one iteration."""
         with self._lock:
             logits = self._step(slices)
         if self.config.step_ms:
@@ -110,7 +109,7 @@ class ReferenceRunner:
         return self._costs[tokens]
 
     def close(self) -> None:
-        """Free nothing: numpy's arrays go by themselves."""
+        pass
 
     def _check_memory(self, narrow: int) -> None:
         block = 2 * self.config.layers * self.block_tokens * narrow * _BYTES
@@ -148,7 +147,6 @@ class ReferenceRunner:
         assert all(0 <= block < self.block_count for block in each.blocks)
 
     def _slots(self, each: Slice) -> NDArray[np.intp]:
-        """Where the cache holds each token of the sequence so far."""
         base = np.array(each.blocks)[:, None] * self.block_tokens + np.arange(self.block_tokens)
         return base.reshape(-1)[: each.start + len(each.token_ids)]
 

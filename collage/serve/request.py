@@ -1,14 +1,14 @@
-"""What is sent to an engine, and what it sends back."""
+"""What is sent to an engine, what can never be served, and what comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from collage.serve.sampler import Logprobs
-from collage.serve.sampling import Sampling
+from collage.errors import InputError
+from collage.serve.sampling import Logprobs, Sampling
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,6 @@ class RefusedError(Exception):
 
 
 class Stats(NamedTuple):
-    """The state and the totals of an engine."""
-
     running: int = 0
     waiting: int = 0
     blocks_used: int = 0
@@ -92,14 +90,64 @@ class Stats(NamedTuple):
 
 
 class IterationRecord(NamedTuple):
-    """One iteration, for metrics and traces. Times are in seconds of the engine's clock."""
+    """The tokens of an iteration, and the seconds that it took."""
 
-    start_s: float
-    planned_s: float
-    end_s: float
-    streams: int
     tokens: int
-    running: int
-    waiting: int
-    blocks_used: int
-    preempted: int
+    seconds: float
+
+
+MAX_PRIORITY = 100
+
+
+class Sizes(Protocol):
+    """The sizes of a model and its cache; a runner has them."""
+
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+
+def check_request(request: Request, runner: Sizes) -> None:
+    """Raise InputError when the request does not fit the model or its cache, or names tokens that there are not.
+
+    This closes the first hole of Orca's Algorithm 1: a request with more slots than there are would block it for ever.
+    """
+    prompt, sampling = request.prompt, request.sampling
+    if not prompt:
+        raise InputError("the prompt is empty; give at least one token.")
+    if not 0 <= min(prompt) <= max(prompt) < runner.vocabulary:
+        wrong = next(each for each in prompt if not 0 <= each < runner.vocabulary)
+        raise InputError(f"the prompt has the token {wrong}; the vocabulary is 0 to {runner.vocabulary - 1}.")
+    named = {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+    }
+    for field, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < runner.vocabulary:
+                raise InputError(
+                    f"{field}: there is no token {token}; the vocabulary is 0 to {runner.vocabulary - 1}."
+                )
+    length = len(prompt) + sampling.max_tokens
+    if length > runner.max_length:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together {length}; "
+            f"this model's most is {runner.max_length}."
+        )
+    slots = runner.block_count * runner.block_tokens
+    if length > slots:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together {length}; the "
+            f"cache has room for {slots}. Give the server more blocks, or ask for less."
+        )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise InputError(
+            f"priority is {request.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}."
+        )
+    if request.timeout_s is not None and not request.timeout_s > 0:
+        raise InputError(f"the timeout is {request.timeout_s} s; it must be above 0.")

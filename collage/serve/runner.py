@@ -63,9 +63,7 @@ class Runner(Protocol):
         """The measured time of an iteration with that many tokens, each of which has a row of logits."""
         ...
 
-    def close(self) -> None:
-        """Free what the runner holds."""
-        ...
+    def close(self) -> None: ...
 
 
 def watch(runner: Runner, lost: Callable[[], None]) -> None:
@@ -81,20 +79,16 @@ def buckets_of(runner: Runner) -> tuple[int, ...]:
 
 
 def shares_of(runner: Runner) -> int:
-    """The number of processes that share the blocks of the cache."""
     return int(getattr(runner, "shares", 1))
 
 
 def threads_of(runner: Runner) -> int:
-    """The number of threads that the runner computes with."""
     return int(getattr(runner, "threads", 1))
 
 
 def workers_of(runner: Runner) -> int:
-    """The number of iterations that the runner can have in flight."""
     return int(getattr(runner, "workers", 1))
 
 
 def end_tokens_of(runner: Runner) -> tuple[int, ...]:
-    """The tokens that end an answer, as far as the runner knows them."""
     return tuple(getattr(runner, "end_tokens", ()))

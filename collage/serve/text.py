@@ -1,9 +1,12 @@
-"""The text of an answer while its tokens come: whole characters only, and nothing that a stop text may begin with."""
+"""An answer as its reader sees it: tokens become whole characters, and stop texts end it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from collage.serve.request import Event, Finish
+from collage.serve.sampling import Logprobs, Sampling
 from collage.serve.tokenizer import BROKEN, Tokenizer
 
 _MOST_HELD = 6
@@ -28,7 +31,6 @@ class Detokenizer:
         self._shown = len(self._tokens)
 
     def add(self, token: int) -> str:
-        """The text that this token completes, perhaps empty."""
         if not self._tokenizer.has_text(token):
             return ""
         self._tokens.append(token)
@@ -38,7 +40,6 @@ class Detokenizer:
         return self._show(text, begins)
 
     def flush(self) -> str:
-        """The text of tokens that were held back."""
         return self._show(*self._new_text())
 
     def _new_text(self) -> tuple[str, bool]:
@@ -71,8 +72,6 @@ def _context(tokenizer: Tokenizer, before: Sequence[int]) -> list[int]:
 
 
 class StopFinder:
-    """Finds the first of several texts in a text that comes in pieces."""
-
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
@@ -118,6 +117,72 @@ class StopWatch:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that the stop text begins with."""
     most = min(len(text), len(stop) - 1)
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is new in an answer: tokens, and the text that they complete. ``finish`` is set in the last one.
+
+    ``error`` says why the answer has failed. If there are ``logprobs``, ``offsets`` has for each token the characters
+    of the answer before it; parts of one character have the same.
+    """
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[Logprobs, ...] = ()
+    finish: Finish | None = None
+    error: str = ""
+    offsets: tuple[int, ...] = ()
+
+
+class Answer:
+    """Collects the events of one request. It knows its text so far and what it has used."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: Sampling, prompt_tokens: int, before: Sequence[int] = ()
+    ) -> None:
+        """``before`` are the tokens before the answer, or the last of them: they shape its first text."""
+        self._watch = StopWatch(tokenizer, sampling.stop, before)
+        self._pending: list[int] = []
+        self._pending_logprobs: list[Logprobs] = []
+        self._pending_offsets: list[int] = []
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish: Finish | None = None
+
+    def add(self, event: Event) -> Output | None:
+        """Take an event in. Returns None when it shows nothing, or the answer has ended before it."""
+        if self.finish is not None:
+            return None
+        self.cached_tokens = event.cached
+        text, found, ends = "", False, event.finish is not None
+        if event.token is not None:
+            self.completion_tokens += 1
+            self._pending.append(event.token)
+            if event.logprobs is not None:
+                self._pending_logprobs.append(event.logprobs)
+                self._pending_offsets.append(self._watch.length)
+            if event.cut or event.finish is not Finish.STOP:
+                text, found = self._watch.add(event.token)
+            # Otherwise this is a token that ends the answer, and no part of its text.
+        if ends and not found:
+            rest, found = self._watch.flush()
+            text += rest
+        self.finish = Finish.STOP if found else event.finish
+        if not text and self.finish is None:
+            return None
+        output = Output(
+            tuple(self._pending),
+            text,
+            tuple(self._pending_logprobs),
+            self.finish,
+            event.error,
+            tuple(self._pending_offsets),
+        )
+        self._pending.clear()
+        self._pending_logprobs.clear()
+        self._pending_offsets.clear()
+        return output

@@ -66,25 +66,19 @@ class DecimalTokenizer:
         return [int(each) for each in words]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The ids, each with a blank behind it."""
         return "".join(f"{each} " for each in tokens)
 
     def has_text(self, token: int) -> bool:
-        """All have one."""
         return True
 
     def name(self, token: int) -> str:
-        """The id and a blank."""
         return f"{token} "
 
     def raw(self, token: int) -> bytes:
-        """The bytes of these."""
         return self.name(token).encode()
 
 
 class FileTokenizer:
-    """The tokenizer of a file ``tokenizer.json``."""
-
     def __init__(self, file: Path, end_tokens: tuple[int, ...] = ()) -> None:
         """Read the file. Raises CollageError when it cannot be used or the library is missing."""
         try:
@@ -119,26 +113,21 @@ class FileTokenizer:
             raise InputError(f"the tokenizer has no tokens for this text: {library_text(error)}.") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
         return str(self._library.decode(list(tokens), skip_special_tokens=True))
 
     def has_text(self, token: int) -> bool:
-        """Whether the token is in the vocabulary, and no special one."""
         return token not in self._special and self._library.id_to_token(token) is not None
 
     def name(self, token: int) -> str:
-        """The text of one token, which for a special one is its name."""
         text = self._behind(token)
         # Part of a character has no text of its own, and all such parts would have the same name.
         return self._piece(token) if BROKEN in text else text
 
     def raw(self, token: int) -> bytes:
-        """The bytes of one token, which for a special one are those of its name."""
         text = self._behind(token)
         return _piece_bytes(self._piece(token)) if BROKEN in text else text.encode()
 
     def _piece(self, token: int) -> str:
-        """What the vocabulary calls a token."""
         return str(self._library.id_to_token(token) or "")
 
     def _behind(self, token: int) -> str:
@@ -149,7 +138,6 @@ class FileTokenizer:
         return str(self._library.decode(list(tokens), skip_special_tokens=False))
 
     def token(self, name: str) -> int | None:
-        """The id of a token by its name, None if there is none."""
         found = self._library.token_to_id(name)
         return None if found is None else int(found)
 

@@ -27,10 +27,10 @@ from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.parallel.options import Parallelism
 from collage.serve.parallel.ranks import Held, fill_caches
 from collage.serve.parallel.runner import ParallelRunner
-from collage.serve.parallel.traffic import cache_bytes, tensor_bytes
 from collage.serve.runner import Runner, Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import LLAMA, NAMED, DecoderShape, small
+from scripts.lib.traffic import cache_bytes, tensor_bytes
 
 LONGEST = 102_400
 """The most cached tokens of the study."""

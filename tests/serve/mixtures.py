@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from collage.serve.decoder.experts.product import DOMAIN, in_operators
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
-from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.original import OriginalDecoder
-from collage.serve.decoder.recognise import PROBE, recognise
-from collage.serve.decoder.segments import cut
+from collage.serve.decoder.onnx_graph import DOMAIN, PROBE, in_operators
+from collage.serve.decoder.recognise import recognise
+from collage.serve.decoder.segments import cut, refuse_mixing
 from scripts.lib.decoders.shape import NAMED, small
 
 MOE = small(NAMED["moe_like"], 2)

@@ -46,6 +46,11 @@ class NullRunner:
         pass
 
 
+def parts(plan: IterationPlan) -> list[tuple[int, int]]:
+    """The requests of an iteration, and the tokens of each."""
+    return [(each.id, count) for each, count in zip(plan.sequences, plan.counts, strict=True)]
+
+
 @dataclass(frozen=True)
 class Job:
     """A request of a simulation. Times are in seconds; ``cancel_s`` is when its client leaves."""
@@ -112,21 +117,21 @@ class Simulation:
         plan = self.core.plan(self._now)
         again = self.core.plan(self._now)
         assert plan == again, "planning changed the pool"
-        steps, events = self.core.begin(plan, self._now)
+        steps, events = self.core.begin(plan)
         self._take(events)
         self._check_blocks(steps)
         moved = bool(events or plan.preempted)
-        if plan.parts:
+        if plan.sequences:
             self.iterations.append(plan)
-            assert len(plan.parts) <= self.core._limits.max_running
+            assert len(plan.sequences) <= self.core._limits.max_running
             cost = sum(self.runner.cost_ms(sum(len(s.token_ids) for s in step)) for step in steps)
-            self.iteration_ms.append((sum(part.tokens == 1 for part in plan.parts), cost))
+            self.iteration_ms.append((plan.counts.count(1), cost))
             begin = self._flying[-1][1] if self._flying else self._now
             self._flying.append((plan, max(begin, self._now) + cost / 1e3, self.core.run(steps)))
             moved = True
-        if self._flying and (len(self._flying) == self.runner.workers or not plan.parts):
+        if self._flying and (len(self._flying) == self.runner.workers or not plan.sequences):
             done, self._now, logits = self._flying.popleft()
-            self._take(self.core.finish(done, logits, self._now))
+            self._take(self.core.finish(done, logits))
             moved = True
         return moved
 

@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from collage.backends.registry import Registry
+from collage.compiler.metrics import check_tolerance
 from collage.core.progress import Progress
+from collage.errors import UsageError
 from collage.frontend.read.load import ModelSource
 from collage.serve.attention import BLOCK_TOKENS
-from collage.serve.decoder.buckets import MOST_REQUESTS
-from collage.serve.decoder.check import check, error_of
+from collage.serve.decoder.check import OriginalDecoder, check, error_of
 from collage.serve.decoder.compile import DecoderOptions, compile_parts, name_of, with_costs
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.config import DecoderConfig, decoder_file, read_config
-from collage.serve.decoder.costs import measured_ms
+from collage.serve.decoder.costs import MOST_REQUESTS, measured_ms
 from collage.serve.decoder.normal_form import in_normal_form
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.decoder.within import check_options, within
-from collage.serve.parallel.thread_runner import ThreadRunner
+from collage.serve.parallel.tensor_rank import ThreadRunner
 from collage.serve.runner import Runner
+
+log = logging.getLogger(__name__)
+
+Parts = Sequence[CompiledDecoder]
+
+_ROUNDS = 3
+_AIM = 0.85
+"""The share of the tolerance that is aimed at, because other tokens have somewhat larger errors."""
+_LEAST = 1e-4
+"""An error of a segment below which bfloat16 has no use."""
+
+
+def check_options(options: DecoderOptions) -> None:
+    """Raise UsageError for a tolerance that cannot be kept."""
+    if check_tolerance(options.tolerance) and options.quick:
+        raise UsageError(
+            "a quick compile measures no errors: leave out either quick or tolerance (--quick or --tolerance)."
+        )
+
+
+def within(
+    options: DecoderOptions,
+    compile_at: Callable[[DecoderOptions], Parts],
+    error_of: Callable[[Parts, bool], float],
+) -> tuple[CompiledDecoder, ...]:
+    """The parts of a decoder whose logits are within ``options.tolerance``, with the error that they have.
+
+    If segments within some error give logits with too much, they are compiled again within less, at last in float32.
+    ``compile_at`` gets options whose tolerance is the largest error of each segment. ``error_of`` measures that of the
+    logits; it gets whether that has to be explained by float32, and raises ModelError where it is not.
+    """
+    tolerance = options.tolerance
+    share, rounds = tolerance, 0
+    while rounds < _ROUNDS and share >= _LEAST:
+        rounds += 1
+        parts = compile_at(replace(options, tolerance=share))
+        reduced = any(each.reduced for each in parts)
+        error = error_of(parts, not reduced)
+        if error <= tolerance or not reduced:
+            return _told(parts, error, tolerance)
+        log.warning(
+            "segments within %.2g give logits with an error of %.2g: again, within less", share, error
+        )
+        share *= _AIM * tolerance / error
+    if rounds:
+        log.warning("no placement in reduced precision is within %g; float32 remains", tolerance)
+    parts = compile_at(replace(options, tolerance=0.0))
+    return _told(parts, error_of(parts, True), tolerance)
+
+
+def _told(parts: Parts, error: float, tolerance: float) -> tuple[CompiledDecoder, ...]:
+    return tuple(replace(each, error=error, tolerance=tolerance) for each in parts)
+
 
 _SAMPLES, _QUICK_SAMPLES = 9, 2
 _CHECK_BLOCKS = 8 * MOST_REQUESTS
@@ -70,7 +123,6 @@ def _checked(
     progress: Callable[[Progress], None],
     runner_of: Callable[[Sequence[CompiledDecoder]], Runner],
 ) -> tuple[CompiledDecoder, ...]:
-    """The parts of a decoder, whose logits were compared with ONNX Runtime's."""
     check_options(options)
     config = DecoderConfig()
     if isinstance(source, (str, Path)):
@@ -92,5 +144,4 @@ def _checked(
 
 
 def _check_blocks(compiled: CompiledDecoder) -> int:
-    """The blocks of the cache with which a decoder is checked and measured."""
     return min(_CHECK_BLOCKS, -(-compiled.max_length // BLOCK_TOKENS) * MOST_REQUESTS)

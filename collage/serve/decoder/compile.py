@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from collage.backends.base import BackendKind
 from collage.backends.registry import Registry
 from collage.compiler.options import CompileOptions
 from collage.compiler.siblings import Family, Shop, compile_family
@@ -19,27 +20,57 @@ from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.read.apart import moved_out
 from collage.frontend.read.load import ModelSource, as_written
 from collage.frontend.read.weights import WeightFiles
+from collage.kernel.buffers import aligned_bytes
+from collage.kernel.frames import Artifact, Framed, is_framed, parts_of
 from collage.kernel.target import host
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.runtime.parts import Parts
-from collage.serve.attention import attention_problem
-from collage.serve.decoder.angles import attention_of, tables_of_angles
-from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
-from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.attention import Rotations, attention_problem
+from collage.serve.decoder.compiled import CompiledDecoder, Decoder, Wiring
 from collage.serve.decoder.config import DecoderConfig
-from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.costs import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.masks import with_masks
-from collage.serve.decoder.mixing import refuse_mixing
-from collage.serve.decoder.onnx_graph import GraphSizes, OnnxGraph
-from collage.serve.decoder.recognise import PROBE, recognise
-from collage.serve.decoder.segments import Segment, cut, model_of, structure
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph, read_decoder
+from collage.serve.decoder.positions import attention_of, tables_of_angles
+from collage.serve.decoder.recognise import recognise
+from collage.serve.decoder.segments import Segment, cut, model_of, refuse_mixing, structure
 from collage.serve.decoder.shards import Shards, shard
-from collage.serve.decoder.shared import SharedArrays
-from collage.serve.decoder.sliced_tables import read_decoder
 
+
+class SharedArrays:
+    """Arrays by their digest. Kernels of one decoder that have the same weights, in the same order, share them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[bytes, memoryview] = {}
+
+    def adopt(self, parts: Parts) -> Parts:
+        return replace(parts, artifacts=[self._adopted(each) for each in parts.artifacts])
+
+    def _adopted(self, artifact: Artifact) -> Artifact:
+        if not is_framed(artifact):
+            return artifact
+        framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
+        arrays = tuple(self._shared(np.frombuffer(each, np.uint8)) for each in framed.arrays)
+        return Framed(bytes(framed.head), arrays, mapped=True)  # they are aligned, and so read where they are
+
+    def _shared(self, content: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> memoryview:
+        digest = hashlib.sha256(content.data).digest()
+        if digest not in self._arrays:
+            copy = aligned_bytes(content.nbytes)
+            copy[:] = content
+            copy.flags.writeable = False
+            self._arrays[digest] = copy.data
+        return self._arrays[digest]
+
+
+_OWN = ("native", "tvm")
+"""Backends whose kernels read weights in the mapped file, so that buckets share them.
+
+MKL and the engines keep weights of their own for each kernel, and oneDNN's order depends on the number of tokens.
+"""
 _MORE = ("onednn", "onnxruntime")
 """Backends that take part where those that share their weights have no kernels for a segment."""
 DEFAULT_LENGTH = 4096
@@ -50,10 +81,9 @@ DEFAULT_LENGTH = 4096
 class DecoderOptions:
     """How a decoder is compiled.
 
-    ``backends`` are names; by default the operator libraries and compilers that read their weights where the module
-    file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
-    sequence (see ``longest_sequence``). ``threads``, ``db`` and ``quick`` are those of
-    ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
+    ``buckets`` are numbers of tokens, and ``max_length`` is the longest sequence (see ``longest_sequence``).
+    ``threads``, ``db`` and ``quick`` are those of ``collage.compile``. With ``processes``, the heads and the columns of
+    products are divided among as many.
 
     ``tolerance`` is the largest error of a logit, as a share of the largest one of its row, for which weights may be
     in bfloat16, or with ``eight_bits`` in 8 bits; with 0 they are float32.
@@ -61,7 +91,6 @@ class DecoderOptions:
 
     buckets: Sequence[int] = BUCKETS
     max_length: int | None = None
-    backends: Sequence[str] | None = None
     threads: int | None = None
     db: Path | None = None
     quick: bool = False
@@ -89,62 +118,22 @@ def compile_parts(
         raise CollageError(problem)
     name, config = name_of(source) or name, config or DecoderConfig()
     buckets = checked_buckets(options.buckets)
+    ends = row_buckets(buckets)
     progress(Progress("recognise", 0, 1, name))
     with ExitStack() as stack:
         files = stack.enter_context(WeightFiles())  # segments refer to them, and are copied often
         model = moved_out(with_fixed_shapes(as_written(source), PROBE), files)
-        known = None if config.positions is None else min(config.positions, DEFAULT_LENGTH)
-        decoder, graph = recognise(model, name, options.max_length or known)
-        refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
-        length = longest_sequence(decoder, options.max_length, name, config.positions)
-        rotations = tables_of_angles(graph, decoder, length, name)
-        decoder = with_masks(model, graph, decoder, length)
-        threads = options.threads or host().threads
-        compile_options = CompileOptions(
-            backends=options.backends or default_backends(registry),
-            threads=threads,
-            db=options.db,
-            effort=QUICK if options.quick else FULL,
-            streams=False,
-            strict=True,
-            exact=True,
-            tolerance=options.tolerance,
-            eight_bits=options.eight_bits,
-        )
-        ends = row_buckets(buckets)
-        weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
-        parts: dict[tuple[int, int], Parts] = {}
-        ranks: list[Shards] = []
-        database = stack.enter_context(Database(options.db))
-        workers = stack.enter_context(Workers())
-        shop = Shop(registry, compile_options, database, workers, progress)
-        more = () if options.backends else _more_backends(registry)
-        maker = _Segments(shop, more, SharedArrays(), name, weights)
-        memory_gbs = shop.context().speeds.team_memory_gbs
-        iteration_us = weights / (memory_gbs * 1e3)  # an iteration reads each of them
-        for bucket in sorted({*buckets, *ends}):
-            sized = read_decoder(model, GraphSizes(bucket, PROBE.past), graph.places)
-            segments = cut(sized, decoder)
-            ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
-            count = len(ranks[0].segments)
-            all_segments = [segment for each in ranks for segment in each.segments]
-            wanted = [
-                place
-                for place in range(len(all_segments))
-                if bucket in (ends if place % count == count - 1 else buckets)
-            ]
-            found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
-            parts.update({(bucket, place): each for place, each in found.items()})
-            # One of more tokens takes longer.
-            iteration_us = max(iteration_us, measured_us / options.processes)
+        known = _recognised(model, options.max_length, name, config.positions)
+        maker = _segments_of(model, options, registry, progress, name, stack)
+        ranks, parts = _compiled(known, options, buckets, ends, maker)
     last = len(ranks[0].segments) - 1
     return tuple(
         CompiledDecoder(
             name,
             each.decoder,
-            tuple(map(attention_of, each.decoder.layers, rotations)),
-            length,
-            threads,
+            tuple(map(attention_of, each.decoder.layers, known.rotations)),
+            known.length,
+            maker.threads,
             tuple(Wiring(segment.reads, segment.writes) for segment in each.segments),
             {bucket: tuple(parts[bucket, first + i] for i in range(last)) for bucket in buckets},
             {bucket: parts[bucket, first + last] for bucket in ends},
@@ -156,36 +145,100 @@ def compile_parts(
     )
 
 
+@dataclass(frozen=True)
+class _Recognised:
+    """A decoder, and its model and graph as it was recognised; ``length`` is the longest sequence."""
+
+    decoder: Decoder
+    model: onnx.ModelProto
+    graph: OnnxGraph
+    rotations: tuple[Rotations, ...]
+    length: int
+
+
+def _recognised(
+    model: onnx.ModelProto, max_length: int | None, name: str, positions: int | None
+) -> _Recognised:
+    """The decoder, with its masks and angles read for its longest sequence. Raises ModelError and UsageError."""
+    at_most = None if positions is None else min(positions, DEFAULT_LENGTH)
+    decoder, graph = recognise(model, name, max_length or at_most)
+    refuse_mixing(graph, cut(graph, decoder), PROBE.tokens)
+    length = longest_sequence(decoder, max_length, name, positions)
+    rotations = tables_of_angles(graph, decoder, length, name)
+    return _Recognised(with_masks(model, graph, decoder, length), model, graph, rotations, length)
+
+
+def _segments_of(
+    model: onnx.ModelProto,
+    options: DecoderOptions,
+    registry: Registry,
+    progress: Callable[[Progress], None],
+    name: str,
+    stack: ExitStack,
+) -> _Segments:
+    """What compiles the segments, with a database and workers that end with the stack."""
+    usable, threads = registry.availability(), options.threads or host().threads
+    compile_options = CompileOptions(
+        backends=[each for each in _OWN if usable.get(each)],
+        threads=threads,
+        db=options.db,
+        effort=QUICK if options.quick else FULL,
+        streams=False,
+        strict=True,
+        exact=True,
+        tolerance=options.tolerance,
+        eight_bits=options.eight_bits,
+    )
+    database = stack.enter_context(Database(options.db))
+    workers = stack.enter_context(Workers())
+    shop = Shop(registry, compile_options, database, workers, progress)
+    more = [each for each in _MORE if usable.get(each)]
+    weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
+    return _Segments(shop, more, SharedArrays(), name, weights, threads)
+
+
+def _compiled(
+    known: _Recognised,
+    options: DecoderOptions,
+    buckets: Sequence[int],
+    ends: Sequence[int],
+    maker: _Segments,
+) -> tuple[list[Shards], dict[tuple[int, int], Parts]]:
+    """The shards of each process, and the parts by bucket and by the place of a segment among those of all processes.
+
+    The last segment of each process is compiled for the buckets ``ends``.
+    """
+    parts: dict[tuple[int, int], Parts] = {}
+    ranks: list[Shards] = []
+    memory_gbs = maker.shop.context().speeds.team_memory_gbs
+    iteration_us = maker.weights / (memory_gbs * 1e3)  # an iteration reads each of them
+    for bucket in sorted({*buckets, *ends}):
+        sized = read_decoder(known.model, GraphSizes(bucket, PROBE.past), known.graph.places)
+        segments = cut(sized, known.decoder)
+        ranks = [_shards(sized, segments, known.decoder, rank, options) for rank in range(options.processes)]
+        count = len(ranks[0].segments)
+        all_segments = [segment for each in ranks for segment in each.segments]
+        wanted = [
+            place
+            for place in range(len(all_segments))
+            if bucket in (ends if place % count == count - 1 else buckets)
+        ]
+        found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
+        parts.update({(bucket, place): each for place, each in found.items()})
+        iteration_us = max(iteration_us, measured_us / options.processes)  # one of more tokens takes longer
+    return ranks, parts
+
+
 def name_of(source: ModelSource) -> str:
-    """The name of a decoder in a file, or "" for one that is in no file."""
     return Path(source).stem if isinstance(source, (str, Path)) else ""
 
 
 def _shards(
     graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, options: DecoderOptions
 ) -> Shards:
-    """The part of a process: all segments where there is one."""
     if options.processes > 1:
         return shard(graph, segments, decoder, rank, options.processes)
     return Shards(tuple(segments), (), decoder)
-
-
-def default_backends(registry: Registry) -> list[str]:
-    """Names of the backends whose kernels share their weights between buckets, as far as they are here.
-
-    Our own products have two orders of the weights, and TVM's one. MKL and the engines keep weights of their own for
-    each kernel, and oneDNN's order depends on the number of tokens; these can be named.
-    """
-    usable = {name for name, found in registry.availability().items() if found}
-    if "native" in usable:
-        return [name for name in usable if name in ("native", "tvm")]
-    return [name for name in usable if registry[name].kind is not BackendKind.ENGINE]
-
-
-def _more_backends(registry: Registry) -> list[str]:
-    """Names of the backends that may take part where the default ones lack kernels."""
-    usable, own = registry.availability(), default_backends(registry)
-    return [name for name in _MORE if usable.get(name) and name not in own]
 
 
 @dataclass(frozen=True)
@@ -200,6 +253,7 @@ class _Segments:
     shared: SharedArrays
     name: str
     weights: int
+    threads: int
 
     def compiled(
         self, segments: Sequence[Segment], wanted: Sequence[int], tokens: int, iteration_us: float
@@ -237,7 +291,6 @@ class _Segments:
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """The bytes of a tensor, wherever its content is."""
     count: int = math.prod(tensor.dims)
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
@@ -258,5 +311,4 @@ def longest_sequence(decoder: Decoder, wanted: int | None, name: str, positions:
 def with_costs(
     compiled: CompiledDecoder, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]
 ) -> CompiledDecoder:
-    """The decoder with the measured times of iterations with logits and without, by bucket."""
     return replace(compiled, costs_ms=dict(costs_ms), body_ms=dict(body_ms))

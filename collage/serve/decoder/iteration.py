@@ -4,21 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from collage.graph.dataflow import Array, TensorType
+from collage.backends.registry import Registry
+from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.kernel.buffers import aligned_bytes, aligned_empty
 from collage.kernel.kernel import Call
 from collage.native import LaunchList, team_of
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.executor import Executor
+from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import AttentionBatch, LayerCache, Operands, Rows, attention_steps
-from collage.serve.decoder.buffers import allocate
-from collage.serve.decoder.compiled import CompiledDecoder, Wiring
-from collage.serve.decoder.description import Layer, Source
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS
-from collage.serve.decoder.segments import by_token
+from collage.serve.decoder.compiled import IDS, POSITIONS, CompiledDecoder, Layer, Source, Wiring, by_token
+from collage.serve.decoder.costs import bucket_for
+from collage.serve.runner import Slice
+
+
+def allocate(
+    types: Mapping[str, TensorType], writes: Sequence[Sequence[str]], reads: Sequence[Sequence[str]]
+) -> dict[str, Array]:
+    """An array for each value. Step i writes ``writes[i]`` and reads ``reads[i]``, and may not do both in one memory.
+
+    All bytes begin as zeros, since rows that no token has are computed, too.
+    """
+    last = {name: step for step, names in enumerate(reads) for name in names}
+    free: dict[int, list[Array]] = {}
+    found: dict[str, Array] = {}
+    memory: dict[str, Array] = {}
+    for step, names in enumerate(writes):
+        for name in names:
+            kind = types[name]
+            spare = free.get(kind.nbytes)
+            memory[name] = spare.pop() if spare else _zeros(kind.nbytes)
+            found[name] = memory[name].view(np_dtype(kind.dtype)).reshape(kind.shape)
+        for name in list(memory):
+            if last.get(name, len(reads)) <= step:
+                raw = memory.pop(name)
+                free.setdefault(raw.nbytes, []).append(raw)
+    return found
+
+
+def _zeros(size: int) -> Array:
+    found = aligned_bytes(size)
+    found.fill(0)
+    return found
 
 
 @dataclass(frozen=True)
@@ -61,11 +93,9 @@ class Values:
                 row[count:] = 0
 
     def rows(self, name: str) -> Array:
-        """A value, one row for each token."""
         return self._values[name].reshape(self.tokens, -1)
 
     def operands(self, layer: Layer, cache: LayerCache) -> Operands:
-        """What a layer's attention reads and writes."""
         q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
         return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.value_dim), cache)
 
@@ -97,7 +127,6 @@ class Iteration(Values):
         """The calls of a run. It is one, which native code runs without the GIL, where all kernels run on the team."""
 
     def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        """Run it on these tokens, one after another."""
         self.set_tokens(ids, positions)
         for call in self.calls:
             call()
@@ -125,6 +154,51 @@ class End:
         return self._values[self._logits].reshape(self._rows, -1)[: len(rows)].view(np.float32)
 
 
+class LastSegments:
+    def __init__(self, compiled: CompiledDecoder, registry: Registry, arena: Array) -> None:
+        self._vocabulary = compiled.decoder.vocabulary
+        self._buckets = tuple(sorted(compiled.ends))
+        self._ends = {
+            rows: End(compiled.wiring[-1], rows, executor_of(parts, registry), arena)
+            for rows, parts in compiled.ends.items()
+        }
+
+    def run(self, values: Values, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits [rows, vocabulary] of these rows. The next run may overwrite them."""
+        most = self._buckets[-1]
+        if 0 < len(rows) <= most:
+            return self._ends[bucket_for(self._buckets, len(rows))].run(values, rows)
+        found = np.empty((len(rows), self._vocabulary), np.float32)
+        for at in range(0, len(rows), most):
+            part = rows[at : at + most]
+            found[at : at + most] = self._ends[bucket_for(self._buckets, len(part))].run(values, part)
+        return found
+
+
+def executor_of(parts: Parts, registry: Registry) -> Executor:
+    found = load_parts(parts, registry)
+    assert isinstance(found, Executor)  # a segment is compiled strictly, without an engine's suffix
+    return found
+
+
+def arena_for(compiled: CompiledDecoder) -> Array:
+    parts = chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values())
+    return aligned_empty((max(max(each.program.memory.nbytes, 1) for each in parts),), "uint8")
+
+
+def wanted_rows(slices: Sequence[Slice]) -> npt.NDArray[np.int64]:
+    ends = np.cumsum([len(each.token_ids) for each in slices])
+    return np.asarray(ends[[each.wants_logits for each in slices]] - 1, np.int64)
+
+
+def tokens_of(slices: Sequence[Slice]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The tokens of all slices, one after another, and their positions."""
+    ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+    counts = np.array([len(each.token_ids) for each in slices])
+    starts = np.array([each.start for each in slices])
+    return ids, np.arange(len(ids)) + np.repeat(starts + counts - np.cumsum(counts), counts)
+
+
 def joined(calls: Sequence[BoundCall | LaunchList]) -> list[Call]:
     """The calls, of which those on the team that follow each other are one launch list."""
     found: list[Call] = []
@@ -145,7 +219,6 @@ def _in_one(lists: Sequence[LaunchList]) -> LaunchList:
 
 
 def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> BoundCall:
-    """A segment's call on the values."""
     program = executor.program
     inputs = {port.name: values[name] for port, name in zip(program.model_inputs, wiring.reads, strict=True)}
     outputs = {

@@ -18,11 +18,17 @@ from onnx import helper
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.description import Decoder, Layer
-from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS, GraphSizes, OnnxGraph, attribute, described
-from collage.serve.decoder.rotary import evaluated
-from collage.serve.decoder.scores import Masking, scores_of
-from collage.serve.decoder.sliced_tables import read_decoder
+from collage.serve.decoder.compiled import IDS, MASK, POSITIONS, Decoder, Layer
+from collage.serve.decoder.onnx_graph import (
+    GraphSizes,
+    OnnxGraph,
+    attribute,
+    described,
+    evaluated,
+    read_decoder,
+    unserved,
+)
+from collage.serve.decoder.recognise import Masking, scores_of
 
 _MANY = 400
 """The most nodes that a mask is computed by."""
@@ -85,7 +91,6 @@ class _Masks:
         self._known: dict[str, Array | None] = {}
 
     def of(self, layers: Sequence[Layer]) -> list[_Seen]:
-        """What the tokens of each layer see."""
         nodes = {
             node.name or node.output[0]: node
             for node in self._graph.nodes
@@ -117,7 +122,7 @@ class _Masks:
                 rows = rows + bias[head if len(bias) > 1 else 0]
             found.append(self._line(node, rows))
         if len({window for window, _ in found}) > 1:
-            raise ModelError(f"{described(node)} hides other tokens from each head, which cannot be served.")
+            raise unserved(node, "hides other tokens from each head")
         slopes = tuple(slope for _, slope in found)
         even = max(abs(slope) for slope in slopes) * self._total < _ERROR
         return _Seen(found[0][0], () if even else slopes * (layer.heads // heads))
@@ -130,18 +135,18 @@ class _Masks:
             hidden = others.pop(0) != (place == 1)
             (instead,) = others.values()
             if hidden.any() and not bool(np.all(np.asarray(instead, np.float64) * masking.factor <= -_NEVER)):
-                raise ModelError(f"{described(node)} replaces scores of attention, which cannot be served.")
+                raise unserved(node, "replaces scores of attention")
             return self._last_rows(layer, node, np.where(hidden, -np.inf, 0.0))
         if node.op_type in ("Max", "Min"):
             bounds = np.concatenate([each.reshape(-1) for each in others.values()])
             if np.all(bounds <= -_NEVER if node.op_type == "Max" else bounds >= _NEVER):
                 return None
-            raise ModelError(f"{described(node)} bounds scores of attention, which cannot be served.")
+            raise unserved(node, "bounds scores of attention")
         if not others:
             return None
         (value,) = others.values()
         if node.op_type == "Sub" and place == 1:
-            raise ModelError(f"{described(node)} takes scores of attention away, which cannot be served.")
+            raise unserved(node, "takes scores of attention away")
         if value.dtype == np.bool_:
             added = np.where(value, 0.0, -np.inf)
         else:
@@ -155,9 +160,8 @@ class _Masks:
             self._known[name] = evaluated(self._graph, name, self._feeds, _MANY)
         found = self._known[name]
         if found is None:
-            raise ModelError(
-                f"{described(node)} masks attention by what cannot be computed from positions and {MASK} alone, which "
-                "cannot be served."
+            raise unserved(
+                node, f"masks attention by what cannot be computed from positions and {MASK} alone"
             )
         return found
 
@@ -247,7 +251,6 @@ def _masking(graph: OnnxGraph, node: onnx.NodeProto) -> Sequence[Masking]:
 
 
 def _feeds(graph: OnnxGraph, rows: int, total: int) -> dict[str, Array]:
-    """What the graph is given for the last tokens of a sequence without padding."""
     values = {POSITIONS: np.arange(total - rows, total)[None], MASK: np.ones((1, total))}
     return {
         name: value.astype(helper.tensor_dtype_to_np_dtype(graph.dtypes[name]))

@@ -53,7 +53,7 @@ def chosen_blocks(wanted: int | None, bytes_each: int, max_length: int, free: in
     """The blocks of the cache: those that are wanted, or as many as make sense in the ``free`` bytes.
 
     Without a wish they hold at least one sequence of ``max_length`` tokens; those that are wanted may be fewer, and
-    longer requests are refused then. Raises UsageError, with the largest number that fits, where there is no memory for
+    longer requests are refused then. Raises UsageError, with the largest number that fits, if there is no memory for
     them.
     """
     fit = int(free * _MOST_SHARE) // bytes_each

@@ -20,7 +20,7 @@ _BRANCH = "use_cache_branch"
 
 
 def in_normal_form(source: ModelSource) -> ModelSource:
-    """The model in that form, or the source itself where it has it.
+    """The model in that form, or the source itself if it has it.
 
     A decoder in float16 or bfloat16 keeps its weights, and the one that is made rounds values to float32 only. Of a
     merged decoder the branch with a cache is taken, which may be empty. Where the order of the largest elements is left
@@ -78,7 +78,6 @@ def _without_branch(model: onnx.ModelProto) -> bool:
 
 
 def _inlined(branch: onnx.GraphProto, choice: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a branch, which make the outputs of the node that chooses it."""
     made = {name for node in branch.node for name in node.output}
     outputs = [info.name for info in branch.output]
     names = {

@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from collage.check.reference import PartSession
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.read.weights import array_of
 from collage.graph.dataflow import Array
-from collage.serve.decoder.experts.product import is_product, type_of_product
+from collage.serve.decoder.compiled import IDS, MASK, POSITIONS
 
-IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
+DOMAIN, OPERATOR = "collage.experts", "ExpertProduct"
+
+
+def product(rows: str, matrices: str, choice: str, result: str) -> onnx.NodeProto:
+    """The node whose result [rows, n] has each row [depth] times the matrix that it chooses.
+
+    ``rows`` [rows, depth] and ``matrices`` [experts, depth, n] are float32, and ``choice`` [rows] is int64.
+    """
+    return helper.make_node(OPERATOR, [rows, matrices, choice], [result], result, domain=DOMAIN)
+
+
+def is_product(node: onnx.NodeProto) -> bool:
+    return bool(node.domain == DOMAIN and node.op_type == OPERATOR)
+
+
+def type_of_product(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> onnx.TypeProto:
+    """The type of the product's result, where the types of its operands are known. Raises KeyError."""
+    rows, matrices = (types[name].tensor_type.shape.dim for name in node.input[:2])
+    shape = [rows[0].dim_value if rows[0].HasField("dim_value") else None, matrices[2].dim_value]
+    return helper.make_tensor_type_proto(TensorProto.FLOAT, shape)
+
+
+def in_operators(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes with each product as a ``Scan`` over its rows, which is what ONNX Runtime and backends read.
+
+    Gathering all rows' matrices at once would be shorter, and needs as much memory as all of them together.
+    """
+    return [_scan(node) if is_product(node) else node for node in nodes]
+
+
+def _scan(node: onnx.NodeProto) -> onnx.NodeProto:
+    rows, matrices, choice = node.input
+    inside = [f"{node.output[0]}/{name}" for name in ("row", "chosen", "matrix", "sums")]
+    row, chosen, matrix, sums = inside
+    body = helper.make_graph(
+        [
+            helper.make_node("Gather", [matrices, chosen], [matrix], axis=0),
+            helper.make_node("MatMul", [row, matrix], [sums]),
+        ],
+        "row times the matrix that it chooses",
+        [
+            helper.make_tensor_value_info(row, TensorProto.FLOAT, None),
+            helper.make_tensor_value_info(chosen, TensorProto.INT64, []),
+        ],
+        [helper.make_tensor_value_info(sums, TensorProto.FLOAT, None)],
+    )
+    return helper.make_node(
+        "Scan", [rows, choice], list(node.output), node.name, body=body, num_scan_inputs=2
+    )
+
+
 _NO_TYPES = (
     *(KeyError, RuntimeError, ValueError, onnx.checker.ValidationError),
     *(onnx.defs.SchemaError, onnx.shape_inference.InferenceError),
 )
 """What onnx raises where it cannot tell the types of what a node makes."""
+_FEW = 24
+"""The most nodes between values of which one is computed from the others."""
 _SMALL = 1 << 14
 """The most elements of a constant that is folded."""
 
@@ -33,6 +88,10 @@ class GraphSizes:
 
     tokens: int
     past: int
+
+
+PROBE = GraphSizes(tokens=29, past=5)
+"""The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +115,14 @@ class OnnxGraph:
 
     @cached_property
     def producers(self) -> Mapping[str, onnx.NodeProto]:
-        """The node that makes each value."""
         return {name: node for node in self.nodes for name in node.output if name}
 
     @cached_property
     def order(self) -> Mapping[int, int]:
-        """The place of each node, by id."""
         return {id(node): place for place, node in enumerate(self.nodes)}
 
     @cached_property
     def users(self) -> Mapping[str, list[onnx.NodeProto]]:
-        """The nodes that read each value."""
         found: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.input):
@@ -75,16 +131,13 @@ class OnnxGraph:
 
     @cached_property
     def from_tokens(self) -> frozenset[str]:
-        """The values that depend on the token ids."""
         return self.dependent({IDS})
 
     @cached_property
     def from_positions(self) -> frozenset[str]:
-        """The values that depend on the tokens' positions."""
         return self.dependent({POSITIONS, *self.places})
 
     def dependent(self, names: Collection[str]) -> frozenset[str]:
-        """These values, and all that depend on them."""
         found = set(names)
         for node in self.nodes:
             if found.intersection(node.input):
@@ -96,7 +149,6 @@ class OnnxGraph:
         return name in self.constants or name in self.weights
 
     def scalar(self, name: str) -> float | None:
-        """The value of a constant of one element, or None for another value."""
         array = self.constants.get(name)
         if array is None and name in self.weights and np.prod(self.weights[name].dims) == 1:
             array = array_of(self.weights[name])
@@ -104,12 +156,15 @@ class OnnxGraph:
 
 
 def described(node: onnx.NodeProto) -> str:
-    """A node in messages: its name, or that of its first output, and its operator."""
     return f"node {printable(node.name or node.output[0])} ({printable(node.op_type)})"
 
 
+def unserved(node: onnx.NodeProto, what: str) -> ModelError:
+    """The error for a node that does something which cannot be served."""
+    return ModelError(f"{described(node)} {what}, which cannot be served.")
+
+
 def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
-    """The value of a node's attribute, or the default."""
     for each in node.attribute:
         if each.name == name:
             return helper.get_attribute_value(each)
@@ -174,7 +229,6 @@ class _Reader:
         )
 
     def _fixed(self, info: onnx.ValueInfoProto) -> onnx.TypeProto:
-        """The input's type with the sizes of one sequence."""
         tokens, past = self._sizes.tokens, self._sizes.past
         kind = info.type.tensor_type
         dims = [each.dim_value if each.HasField("dim_value") else 0 for each in kind.shape.dim]
@@ -247,7 +301,6 @@ class _Reader:
         return True
 
     def _is_place(self, name: str, value: Array) -> bool:
-        """Whether a value that is folded holds the tokens' positions."""
         if self._known_places is not None:
             return name in self._known_places
         past, tokens = self._sizes.past, self._sizes.tokens
@@ -255,18 +308,9 @@ class _Reader:
 
     def _evaluate(self, node: onnx.NodeProto) -> list[Array]:
         feeds = {name: self._constants[name] for name in node.input if name}
-        graph = helper.make_graph(
-            [node],
-            "fold",
-            [
-                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-                for name, value in feeds.items()
-            ],
-            [onnx.ValueInfoProto(name=name) for name in node.output if name],
-        )
-        one = helper.make_model(graph, opset_imports=list(self._model.opset_import))
-        found = ReferenceEvaluator(one).run(None, feeds)
-        return [np.asarray(value) for value in found]
+        made = [name for name in node.output if name]
+        one = _part([node], feeds, made, [], self._model.opset_import)
+        return [np.asarray(value) for value in ReferenceEvaluator(one).run(None, feeds)]
 
     def _add_constant(self, name: str, value: Array) -> None:
         self._constants[name] = value
@@ -295,3 +339,162 @@ class _Reader:
             self._types.update(found)
             if found and all(kind.tensor_type.HasField("shape") for kind in found.values()):
                 return
+
+
+def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: int = _FEW) -> Array | None:
+    """A value computed from others, where at most so many nodes lie between; None if it cannot be."""
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, onnx.TensorProto] = {}
+    waiting, seen = [wanted], set(feeds)
+    while waiting:
+        name = waiting.pop()
+        if not name or name in seen:
+            continue
+        seen.add(name)
+        if name in graph.constants:
+            constants[name] = numpy_helper.from_array(np.asarray(graph.constants[name], order="C"), name)
+        elif name in graph.weights:
+            constants[name] = graph.weights[name]
+        elif name in graph.producers:
+            nodes.append(graph.producers[name])
+            waiting += graph.producers[name].input
+        else:
+            return None
+        if len(nodes) > most:
+            return None
+    unique = {id(node): node for node in nodes}
+    ordered = sorted(unique.values(), key=lambda node: graph.order[id(node)])
+    model = _part(ordered, feeds, [wanted], list(constants.values()), graph.opset)
+    # ONNX's evaluator begins faster; ONNX Runtime takes models that do not follow the standard to the letter.
+    for run in (_in_evaluator, _in_onnx_runtime):
+        try:
+            (found,) = run(model, feeds)
+        except Exception:  # both raise anything for what they lack
+            continue
+        result: Array = np.asarray(found)
+        return result
+    return None
+
+
+def _part(
+    nodes: Sequence[onnx.NodeProto],
+    feeds: Mapping[str, Array],
+    wanted: Sequence[str],
+    constants: Sequence[onnx.TensorProto],
+    opset: Sequence[onnx.OperatorSetIdProto],
+) -> onnx.ModelProto:
+    """A model of some nodes, which computes values from others."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feeds.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
+    body = helper.make_graph(nodes, "part", inputs, outputs, constants)
+    return helper.make_model(body, opset_imports=list(opset), ir_version=10)
+
+
+def _in_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+
+
+def _in_onnx_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    return PartSession(model).run(feeds)
+
+
+_KEEPING = frozenset("Cast Identity Squeeze Unsqueeze".split())
+
+
+def read_decoder(
+    model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None
+) -> OnnxGraph:
+    """The model's graph, with tables of positions whole that the model cuts to the sequence's length.
+
+    A position is always below that length, so the cut changes nothing; with it, a graph for some tokens would have a
+    table for only so many. Sizes, places and errors are those of ``read_graph``.
+    """
+    graph = read_graph(model, sizes, places)
+    whole = sizes.tokens + (sizes.past if set(graph.inputs) - {IDS, POSITIONS, MASK} else 0)
+    made = {name: node for node in model.graph.node for name in node.output}
+    shapes = dict(graph.shapes)
+    tables: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op_type == "Slice" and (axis := _cut_axis(graph, node, whole)) is not None:
+            before = math.prod(graph.shapes[node.input[0]][:axis])
+            values = _only_looked_up(graph, node.output[0], whole, before)
+            if values is not None and _follows_from_sizes(graph, made, node.input[2]):
+                tables[node.output[0]] = node.input[0]
+                for value in values:
+                    sizes_of = list(shapes[value])
+                    sizes_of[_axis_of_rows(shapes[value], whole, before)] = graph.shapes[node.input[0]][axis]
+                    shapes[value] = tuple(sizes_of)
+    if not tables:
+        return graph
+    kept = [node for node in graph.nodes if node.output[0] not in tables]
+    return replace(graph, nodes=tuple(_reading(node, tables) for node in kept), shapes=shapes)
+
+
+def _cut_axis(graph: OnnxGraph, node: onnx.NodeProto, whole: int) -> int | None:
+    """The axis of which the node takes the first ``whole`` elements; None if it does another thing."""
+    before, after = graph.shapes.get(node.input[0]), graph.shapes.get(node.output[0])
+    bounds = [graph.scalar(name) for name in (*node.input[1:3], *node.input[4:5])]
+    if before is None or after is None or bounds[:2] != [0, whole] or bounds[2:] not in ([], [1]):
+        return None
+    changed = [axis for axis, size in enumerate(before) if after[axis] != size]
+    return changed[0] if len(changed) == 1 and after[changed[0]] == whole else None
+
+
+def _axis_of_rows(shape: tuple[int, ...], whole: int, before: int) -> int:
+    """The axis of ``whole`` elements that has ``before`` rows in front of it, wherever axes of one element are."""
+    each = (axis for axis, size in enumerate(shape) if size == whole and math.prod(shape[:axis]) == before)
+    return next(each)
+
+
+def _only_looked_up(graph: OnnxGraph, value: str, whole: int, before: int) -> list[str] | None:
+    """The value and others that hold the same rows, where positions are looked up in them and nothing else is done."""
+    found = [value]
+    if value in graph.outputs or not graph.users.get(value):
+        return None
+    for user in graph.users[value]:
+        if user.op_type in _KEEPING and user.input[0] == value and user.output[0] in graph.shapes:
+            more = _only_looked_up(graph, user.output[0], whole, before)
+            if more is None:
+                return None
+            found += more
+        elif not _looks_up(graph, user, value, whole, before):
+            return None
+    return found
+
+
+def _looks_up(graph: OnnxGraph, node: onnx.NodeProto, table: str, whole: int, before: int) -> bool:
+    if node.op_type not in ("Gather", "GatherND") or node.input[0] != table:
+        return False
+    axis, shape = attribute(node, "axis", 0), graph.shapes[table]
+    assert isinstance(axis, int)
+    if node.input[1] not in graph.from_positions - graph.from_tokens or shape[axis] != whole:
+        return False
+    return math.prod(shape[: axis % len(shape)]) == before
+
+
+def _follows_from_sizes(graph: OnnxGraph, made: Mapping[str, onnx.NodeProto], name: str) -> bool:
+    """Whether a constant of the graph was computed from the shape of what is no weight."""
+    waiting, seen = [name], set()
+    while waiting:
+        node = made.get(waiting.pop())
+        if node is None or node.output[0] in seen:
+            continue
+        seen.add(node.output[0])
+        if node.op_type in ("Shape", "Size"):
+            if node.input[0] not in graph.weights:
+                return True
+        else:
+            waiting += node.input
+    return False
+
+
+def _reading(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    if not any(name in names for name in node.input):
+        return node
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    changed.input[:] = [names.get(name, name) for name in node.input]
+    return changed

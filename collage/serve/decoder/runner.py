@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -11,15 +12,28 @@ from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
 from collage.errors import CollageError, InputError, UsageError
-from collage.kernel.buffers import aligned_empty
-from collage.runtime.executor import Executor
-from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import BLOCK_TOKENS, AttentionBatch, make_cache
-from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.iteration import End, Iteration, Shared
+from collage.serve.decoder.costs import bucket_for, fastest_buckets, measured_ms, streams_ms
+from collage.serve.decoder.iteration import (
+    Iteration,
+    LastSegments,
+    Shared,
+    arena_for,
+    executor_of,
+    tokens_of,
+    wanted_rows,
+)
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
 from collage.serve.runner import Runner, Slice
+
+logger = logging.getLogger(__name__)
+
+_FASTER, _FASTER_MS = 1.5, 1.0
+"""So many times as fast, and so many milliseconds less, are more than a machine's noise."""
+_LOOKS, _SAMPLES = 3, 5
+_MOST_LOOKED_AT = 32
+"""A look takes iterations of the smallest bucket, and of the largest one up to so many tokens."""
 
 
 class DecoderRunner:
@@ -37,7 +51,7 @@ class DecoderRunner:
         In bfloat16 the cache has half the size, and keys and values are rounded to 8 bits of precision. In int8 it has
         little more than a quarter; they are multiples of the largest one of each token and head, divided by 127.
 
-        Raises UsageError where memory does not suffice, with the largest number of blocks that fits, and for another
+        Raises UsageError if memory does not suffice, with the largest number of blocks that fits, and for another
         type of the cache, and CollageError for kernels that cannot be loaded.
         """
         if compiled.processes > 1:
@@ -57,21 +71,17 @@ class DecoderRunner:
         self._batch = AttentionBatch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
         """The caches of the layers."""
-        arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")
+        arena = arena_for(compiled)
         shared = Shared(self._batch, self.caches, arena)
         self.buckets = compiled.buckets
         """The numbers of tokens that it was compiled for; an iteration of others is padded."""
         self.iterations = {
-            tokens: Iteration(compiled, tokens, [_executor(each, registry) for each in parts], shared)
+            tokens: Iteration(compiled, tokens, [executor_of(each, registry) for each in parts], shared)
             for tokens, parts in compiled.segments.items()
         }
         """What computes iterations, by its bucket of tokens."""
         self._fastest = fastest_buckets(compiled.buckets, compiled.costs_ms)
-        self._rows = tuple(sorted(compiled.ends))
-        self._ends = {
-            rows: End(compiled.wiring[-1], rows, _executor(parts, registry), arena)
-            for rows, parts in compiled.ends.items()
-        }
+        self._ends: LastSegments | None = LastSegments(compiled, registry, arena)
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """One row of logits [wanted, vocabulary] for each slice that wants them, in order.
@@ -79,26 +89,15 @@ class DecoderRunner:
         The next iteration overwrites them. Raises InputError for slices that do not fit the decoder; nothing is
         computed then.
         """
-        if not self.iterations:
+        if self._ends is None:
             raise CollageError("the runner is closed.")
-        ids, positions = tokens_of(self, slices)
+        ids, positions = checked_tokens(self, slices)
         iteration = self.iterations[self._fastest[bucket_for(self.buckets, len(ids))]]
         self._batch.fill(slices)
         iteration.run(ids, positions)
-        lengths = np.cumsum([len(each.token_ids) for each in slices])
-        rows = lengths[[each.wants_logits for each in slices]] - 1
-        if not len(rows):
-            return np.empty((0, self.vocabulary), np.float32)
-        most = self._rows[-1]
-        if len(rows) <= most:
-            return self._ends[bucket_for(self._rows, len(rows))].run(iteration, rows)
-        parts = (rows[at : at + most] for at in range(0, len(rows), most))
-        return np.concatenate(
-            [self._ends[bucket_for(self._rows, len(part))].run(iteration, part).copy() for part in parts]
-        )
+        return self._ends.run(iteration, wanted_rows(slices))
 
     def cost_ms(self, tokens: int) -> float:
-        """The measured time of an iteration with that many tokens, in milliseconds."""
         bucket = self._fastest[bucket_for(self.buckets, tokens)]
         if bucket not in self._compiled.costs_ms:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
@@ -113,7 +112,7 @@ class DecoderRunner:
         return self._compiled.body_ms.get(bucket, self.cost_ms(tokens))
 
     def set_costs(self, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]) -> None:
-        """Have other times of iterations, by bucket, with rows of logits and without; {} where they are not known.
+        """Have other times of iterations, by bucket, with rows of logits and without; {} if they are not known.
 
         An iteration is run in the bucket that is fastest by them.
         """
@@ -121,21 +120,19 @@ class DecoderRunner:
         self._fastest = fastest_buckets(self.buckets, costs_ms)
 
     def close(self) -> None:
-        """Free the cache and the kernels. The runner must not be used afterwards."""
-        self.iterations, self._ends = {}, {}
+        self.iterations, self._ends = {}, None
 
 
-def tokens_of(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def checked_tokens(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The tokens of all slices and their positions. Raises InputError for what the runner cannot run."""
-    ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
-    if not 0 < len(ids) <= runner.max_tokens:
-        raise InputError(f"an iteration has 1 to {runner.max_tokens} tokens, not {len(ids)}.")
+    count = sum(len(each.token_ids) for each in slices)
+    if not 0 < count <= runner.max_tokens:
+        raise InputError(f"an iteration has 1 to {runner.max_tokens} tokens, not {count}.")
+    ids, positions = tokens_of(slices)
     if ids.min() < 0 or ids.max() >= runner.vocabulary:
         raise InputError(f"token ids must be from 0 to {runner.vocabulary - 1}.")
-    counts = np.array([len(each.token_ids) for each in slices])
-    starts = np.array([each.start for each in slices])
-    ends = starts + counts
-    if counts.min() < 1 or starts.min() < 0 or ends.max() > runner.max_length:
+    ends = np.array([each.start + len(each.token_ids) for each in slices])
+    if not all(each.token_ids and each.start >= 0 for each in slices) or ends.max() > runner.max_length:
         raise InputError(f"a slice has at least one token, and ends within {runner.max_length} tokens.")
     held = np.array([len(each.blocks) for each in slices])
     if (short := np.flatnonzero(held * BLOCK_TOKENS < ends)).size:
@@ -143,16 +140,29 @@ def tokens_of(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.int64
     blocks = np.fromiter(chain.from_iterable(each.blocks for each in slices), np.int64)
     if blocks.min() < 0 or blocks.max() >= runner.block_count:
         raise InputError(f"blocks are numbers from 0 to {runner.block_count - 1}.")
-    shift = np.repeat(ends - np.cumsum(counts), counts)  # from a token's row to its position
-    return ids, np.arange(len(ids)) + shift
+    return ids, positions
 
 
-def _executor(parts: Parts, registry: Registry) -> Executor:
-    found = load_parts(parts, registry)
-    assert isinstance(found, Executor)  # a segment is compiled strictly, without an engine's suffix
-    return found
+def use_todays_costs(runner: DecoderRunner) -> bool:
+    """Measure the times of iterations again if a look shows shorter ones. Returns whether that was done.
 
-
-def _arena_sizes(compiled: CompiledDecoder) -> Iterator[int]:
-    for parts in (*chain.from_iterable(compiled.segments.values()), *compiled.ends.values()):
-        yield max(parts.program.memory.nbytes, 1)
+    Else prompts would be computed in small pieces for as long as a file is used that was compiled beside other work. If
+    iterations are slower now, other work may be the reason, and the file's times are the better ones. The runner must
+    be idle, and its cache empty.
+    """
+    few = [each for each in runner.buckets if each <= _MOST_LOOKED_AT]
+    known_ms = {each: runner.cost_ms(each) for each in {runner.buckets[0], *few[-1:]}}
+    now_ms = {each: streams_ms(runner, each, _LOOKS) for each in sorted(known_ms)}
+    gains = [known_ms[each] > max(_FASTER * ms, ms + _FASTER_MS) for each, ms in now_ms.items()]
+    if not any(gains):
+        return False
+    found = " and ".join(f"{ms:.1f} ms for {each} tokens" for each, ms in now_ms.items())
+    before = " and ".join(f"{known_ms[each]:.1f}" for each in now_ms)
+    logger.warning(
+        "iterations take %s, and took %s when the decoder was compiled, perhaps beside other work: "
+        "they are measured again for this server. Compile it once more on a quiet machine to spare that.",
+        *(found, before),
+    )
+    runner.set_costs({}, {})
+    runner.set_costs(*measured_ms(runner, runner.buckets, _SAMPLES))
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -18,12 +18,10 @@ from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.read.proto_size import note_network
 from collage.frontend.read.weights import array_of
-from collage.serve.decoder.description import Decoder, Layer, Source
-from collage.serve.decoder.experts.product import DOMAIN, in_operators
-from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
+from collage.serve.decoder.compiled import IDS, POSITIONS, TURNED, Decoder, Layer, Source, by_token
+from collage.serve.decoder.onnx_graph import DOMAIN, OnnxGraph, attribute, described, in_operators
 
 _CONSTANT = -1
-_TURNED = "{}.by_token"
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,10 @@ class Segment:
     writes: tuple[str, ...]
 
 
-def by_token(source: Source) -> str:
-    """The name of the value that has a source's rows, one for each token."""
-    return _TURNED.format(source.value) if source.by_head else source.value
-
-
 def cut(graph: OnnxGraph, decoder: Decoder) -> list[Segment]:
     """The segments of a graph, for the number of tokens that it was read for.
 
-    Raises ModelError where something other than attention looks at other tokens.
+    Raises ModelError if something other than attention looks at other tokens.
     """
     return _Cutter(graph, decoder).cut()
 
@@ -88,7 +81,7 @@ class _Cutter:
         self._refuse_hidden(self._decoder.logits)
         found = []
         for number in range(len(layers), -1, -1):
-            nodes, reads = self._gather(number, [name.removesuffix(".by_token") for name in wanted[number]])
+            nodes, reads = self._gather(number, [name.removesuffix(TURNED) for name in wanted[number]])
             for name in reads:
                 level = self._levels[name]
                 assert level is not None
@@ -101,7 +94,7 @@ class _Cutter:
         return [by_token(source) for source in (layer.q, layer.k, layer.v)]
 
     def _refuse_hidden(self, name: str) -> None:
-        """Raise ModelError where a value depends on what only attention may read, and name who brings it in."""
+        """Raise ModelError if a value depends on what only attention may read, and name who brings it in."""
         while self._levels.get(name) is None:
             node = self._graph.producers[name]
             name = next(each for each in node.input if self._levels.get(each) is None)
@@ -116,7 +109,6 @@ class _Cutter:
         )
 
     def _gather(self, number: int, targets: Sequence[str]) -> tuple[list[onnx.NodeProto], list[str]]:
-        """The nodes of a segment, in order, and the values that it reads from before."""
         nodes: dict[int, onnx.NodeProto] = {}
         reads: dict[str, None] = {}
         waiting, seen = list(targets), set()
@@ -161,8 +153,8 @@ class _Cutter:
             body.insert(0, helper.make_node("Cast", [whole], [place], to=graph.dtypes[place]))
             body.insert(0, helper.make_node("Reshape", [POSITIONS, sizes], [whole]))
         for name in writes:
-            if name.endswith(".by_token"):
-                source = name.removesuffix(".by_token")
+            if name.endswith(TURNED):
+                source = name.removesuffix(TURNED)
                 body.append(
                     helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3])
                 )
@@ -181,7 +173,7 @@ class _Cutter:
         graph = self._graph
         if name == POSITIONS and name not in graph.shapes:
             return helper.make_tensor_value_info(name, TensorProto.INT64, graph.shapes[IDS])
-        whole = name.removesuffix(".by_token")
+        whole = name.removesuffix(TURNED)
         if whole not in graph.shapes:
             raise ModelError(
                 f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served."
@@ -211,7 +203,6 @@ def model_of(segment: Segment, network_bytes: int) -> onnx.ModelProto:
 
 
 def _write_out_products(model: onnx.ModelProto) -> None:
-    """Put what backends read in the place of experts' products, in place."""
     nodes = in_operators(model.graph.node)
     versions = [each for each in model.opset_import if each.domain != DOMAIN]
     del model.graph.node[:], model.opset_import[:]
@@ -253,3 +244,79 @@ def _rename(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
             changed = [names.get(name, name) for name in values]
             del values[:]
             values.extend(changed)
+
+
+_ALWAYS = frozenset("DynamicQuantizeLinear CumSum LSTM GRU RNN Conv ConvTranspose".split())
+"""Operators that look at several tokens by what they are; ``DynamicQuantizeLinear`` has one scale for all."""
+_BY_DATA = frozenset("NonZero Compress Unique NonMaxSuppression".split())
+"""Operators that make as many rows as the data says."""
+_ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
+"""Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
+
+_OF_EXPERTS = (
+    "of mixtures of experts those can be served whose experts all compute the same with other weights"
+)
+
+
+def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
+    """Raise ModelError if a segment's operator mixes tokens or positions: it would see other requests, and padding.
+
+    ``tokens`` tells their axis from all others.
+    """
+    varying = graph.from_tokens | graph.from_positions
+    chosen = graph.dependent({node.output[1] for node in graph.nodes if node.op_type == "TopK"} - {""})
+    for segment in segments:
+        for node in segment.bare.graph.node:
+            if not varying.intersection(node.input):
+                continue
+            if node.op_type in _BY_DATA:
+                raise ModelError(
+                    f"{described(node)} makes as many rows as the tokens say, and segments have fixed shapes: "
+                    f"{_OF_EXPERTS}."
+                )
+            if _mixes(graph, node, tokens):
+                more = f" ({_OF_EXPERTS})" if chosen.intersection(node.input) else ""
+                raise ModelError(
+                    f"{described(node)} mixes tokens outside of attention, where every token must be computed by "
+                    f"itself: this decoder cannot be served{more}."
+                )
+
+
+def _mixes(graph: OnnxGraph, node: onnx.NodeProto, tokens: int) -> bool:
+    if node.op_type in _ALWAYS:
+        return True
+    shape = graph.shapes.get(node.input[0])
+    if node.op_type == "MatMul":
+        second = graph.shapes.get(node.input[1])
+        return tokens in (shape or (0,))[-1:] or (second is not None and tokens in second[-2:-1])
+    if node.op_type in ("Gather", "Slice") and node.input[0] not in graph.from_tokens | graph.from_positions:
+        return False  # of a table
+    return shape is not None and any(shape[axis] == tokens for axis in _axes(graph, node, len(shape)))
+
+
+def _axes(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
+    if node.op_type.startswith("Reduce"):
+        return _reduced(graph, node, rank)
+    if node.op_type == "Slice":
+        made = graph.shapes.get(node.output[0], graph.shapes[node.input[0]])
+        return [axis for axis, size in enumerate(graph.shapes[node.input[0]]) if made[axis] != size]
+    if node.op_type == "Gather":
+        axis = attribute(node, "axis", 0)
+        assert isinstance(axis, int)
+        return (axis,)
+    from_there = node.op_type in ("LayerNormalization", "RMSNormalization")
+    if node.op_type not in _ALONG and not from_there:
+        return ()
+    axis = attribute(node, "axis", 0 if node.op_type in ("ArgMax", "ArgMin") else -1)
+    assert isinstance(axis, int)
+    return range(axis % rank, rank) if from_there else (axis,)
+
+
+def _reduced(graph: OnnxGraph, node: onnx.NodeProto, rank: int) -> Sequence[int]:
+    axes = attribute(node, "axes")
+    if isinstance(axes, Sequence):
+        return axes
+    if len(node.input) > 1 and node.input[1]:
+        found = graph.constants.get(node.input[1])
+        return range(rank) if found is None else found.reshape(-1).tolist()
+    return () if attribute(node, "noop_with_empty_axes", 0) else range(rank)

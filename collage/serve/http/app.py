@@ -5,21 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from collage.serve.answer import Delta
-from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
-from collage.serve.http.errors import ApiError
-from collage.serve.http.request_id import HEADER, RequestIds
+from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.service import HttpJob, Service
 from collage.serve.http.shapes import AnswerShape, ChatShape, CompletionShape
+from collage.serve.text import Output
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+
+HEADER = "x-request-id"
+_LONGEST = 256
+
+
+class RequestIds:
+    """Gives each answer of an application the id that the client has given, or a new one."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
+        id = given if 0 < len(given) <= _LONGEST else uuid.uuid4().hex.encode()
+        scope[HEADER] = id.decode("latin-1")
+
+        async def named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (HEADER.encode(), id)]}
+            await send(message)
+
+        await self._app(scope, receive, named)
+
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +62,6 @@ _GONE = 499  # nobody reads it
 
 
 def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
-    """The application, with errors in OpenAI's form. Browsers let pages of ``allow_origins`` use it."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -148,7 +173,6 @@ async def _body(request: Request) -> bytes:
 async def _answer(
     service: Service, request: Request, job: HttpJob, shape: AnswerShape, body: CommonBody
 ) -> Response | _EventStream:
-    """Answer with one object, or with a stream of events."""
     from starlette.responses import JSONResponse
 
     usage = body.wants_usage
@@ -161,12 +185,12 @@ async def _answer(
     return JSONResponse(shape.whole(job, whole))
 
 
-async def _first(deltas: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta]:
+async def _first(deltas: AsyncIterator[tuple[int, Output]]) -> tuple[int, Output]:
     return await anext(deltas)
 
 
-async def _collected(job: HttpJob) -> list[list[Delta]]:
-    found: list[list[Delta]] = [[] for _ in job.answers]
+async def _collected(job: HttpJob) -> list[list[Output]]:
+    found: list[list[Output]] = [[] for _ in job.answers]
     async with aclosing(job.deltas()) as deltas:
         async for number, delta in deltas:
             found[number].append(delta)
@@ -177,8 +201,8 @@ async def _events(
     service: Service,
     job: HttpJob,
     shape: AnswerShape,
-    first: tuple[int, Delta],
-    deltas: AsyncGenerator[tuple[int, Delta], None],
+    first: tuple[int, Output],
+    deltas: AsyncGenerator[tuple[int, Output], None],
     usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream; one that fails ends with an error. With ``usage``, each has it, and one more tells it."""
@@ -210,7 +234,7 @@ class _EventStream:
     )
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Delta], None]
+        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Output], None]
     ) -> None:
         """``deltas`` are what the events are made of. They have begun, so they are closed even if no event was sent."""
         self._events = events

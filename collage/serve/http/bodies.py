@@ -1,18 +1,113 @@
-"""The bodies of requests, as values. Unknown fields and wrong types are refused."""
+"""The bodies of requests as values, and errors in OpenAI's form. Unknown fields and wrong types are refused."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from collage.errors import UsageError
-from collage.serve.http.errors import ApiError, bad_request
-from collage.serve.http.neutral import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, Neutral, check_neutral
+from collage.serve.request import Finish
 from collage.serve.sampling import Sampling
+
+_TYPES = {400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer other than 200. ``param`` is the field of the request that is wrong."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, code, param)
+
+
+def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, message, "unavailable", None, retry_after_s)
+
+
+def ended(finish: Finish, message: str) -> ApiError | None:
+    if finish is Finish.EXPIRED:
+        return ApiError(408, "the answer was not complete within timeout_s.", "timeout")
+    if finish is Finish.FAILED:
+        return ApiError(500, message, "engine_error")
+    if finish is Finish.CANCELLED:
+        return unavailable(message or "the server is shutting down.")
+    return None
+
+
+Neutral = Mapping[str, "Collection[object] | None"]
+"""The values of each field that are as good as null, which always is: it is as if the field were not there. None
+stands for all values."""
+
+_BODY: Neutral = {
+    "user": None,
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+}
+COMPLETION: Neutral = {**_BODY, "echo": (False,), "best_of": (1,), "suffix": ()}
+CHAT: Neutral = {
+    **_BODY,
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": None,
+    "store": (False,),
+    "metadata": None,
+    "service_tier": None,
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "verbosity": (),
+    "reasoning_effort": (),
+}
+STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+MESSAGE: Neutral = {
+    "refusal": ("",),
+    "tool_calls": ([],),
+    "function_call": ({},),
+    "audio": ({},),
+    "annotations": ([],),
+    "reasoning_content": ("",),
+}
+"""What answers have, and what clients therefore send back."""
+
+
+def check_neutral(path: str, name: str, value: object, neutral: Neutral, known: Collection[str]) -> None:
+    """Raise ApiError unless a field that is not ``known`` has a neutral value; ``path`` is where it is in the body."""
+    field = path.partition(".")[0]
+    if name not in neutral:
+        raise bad_request(f"unknown field {path}. Valid: {', '.join(sorted(known))}.", field, "unknown_field")
+    values = neutral[name]
+    if values is None or value is None or any(_same(value, each) for each in values):
+        return
+    shown = " or ".join([*(json.dumps(each) for each in values), "null"])
+    raise bad_request(f"{path} can only be {shown} on this server.", field, "unsupported_value")
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two values are equal in JSON, where true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
 
 Body = TypeVar("Body", bound="CommonBody")
 Item = TypeVar("Item")
@@ -62,8 +157,6 @@ class BodyObject:
 
 @dataclass(frozen=True)
 class StreamOptions(BodyObject):
-    """What a stream has besides the answer."""
-
     neutral = STREAM_OPTIONS
 
     include_usage: bool | None = None
@@ -116,7 +209,6 @@ class CommonBody(BodyObject):
 
     @property
     def answers(self) -> int:
-        """The number of answers to each prompt."""
         n = 1 if self.n is None else self.n
         if not 1 <= n <= _MAX_N:
             raise bad_request(f"n is {n}; it must be from 1 to {_MAX_N}.", "n")
@@ -124,7 +216,6 @@ class CommonBody(BodyObject):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
         if self.stream_options is None:
             return False
         if not self.stream:
@@ -133,7 +224,6 @@ class CommonBody(BodyObject):
 
     @property
     def checked_timeout_s(self) -> float | None:
-        """The timeout, which is a number of seconds, or none."""
         found = self.timeout_s
         if found is not None and not (math.isfinite(found) and found > 0):
             raise bad_request("timeout_s must be a number of seconds above 0.", "timeout_s")
@@ -172,8 +262,6 @@ class CommonBody(BodyObject):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionBody(CommonBody):
-    """The body of ``/v1/completions``."""
-
     neutral = COMPLETION
     prompt_field = "prompt"
     default_tokens = 16  # as in OpenAI's API
@@ -184,7 +272,6 @@ class CompletionBody(CommonBody):
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, each a text or token ids."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return (prompt,)
@@ -195,16 +282,12 @@ class CompletionBody(CommonBody):
 
 @dataclass(frozen=True)
 class TextPart(BodyObject):
-    """A part of a message; only text is understood."""
-
     type: Literal["text"]
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message(BodyObject):
-    """A message of a chat."""
-
     neutral = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -220,8 +303,6 @@ class Message(BodyObject):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatBody(CommonBody):
-    """The body of ``/v1/chat/completions``."""
-
     neutral = CHAT
     prompt_field = "messages"
     default_tokens = None
@@ -242,14 +323,12 @@ class ChatBody(CommonBody):
 
     @property
     def given_messages(self) -> tuple[Message, ...]:
-        """The messages, of which there is at least one."""
         if not self.messages:
             raise bad_request("messages is empty; give at least one message.", "messages")
         return self.messages
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of the answer, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -53,7 +53,6 @@ def _environment() -> Any:
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
-            """Read the block."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
@@ -88,7 +87,7 @@ def _refuse(message: Any) -> NoReturn:
 
 
 def open_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template in ``chat_template.jinja`` or ``tokenizer_config.json``, None where neither has one.
+    """The template in ``chat_template.jinja`` or ``tokenizer_config.json``, None if neither has one.
 
     Special tokens are those of ``special_tokens_map.json`` and ``tokenizer_config.json``, where the latter counts.
     Raises CollageError for files that cannot be read.
@@ -108,7 +107,6 @@ def open_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def _tokens(config: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """The special tokens in a file, by the names that templates know them by."""
     more = config.get(_NAMED_TOKENS)
     named = [
         *(more.items() if isinstance(more, dict) else ()),

@@ -23,7 +23,7 @@ _LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizer
 
 
 def check_libraries() -> None:
-    """Raise CollageError where libraries are missing that a server needs."""
+    """Raise CollageError if libraries are missing that a server needs."""
     missing = [each for each in _LIBRARIES if not _installed(each)]
     if missing:
         raise CollageError(f"the server needs {', '.join(missing)}: {EXTRA}.")
@@ -40,10 +40,12 @@ def _installed(library: str) -> bool:
 class Front:
     """The server's side of one engine. It belongs to one event loop.
 
-    With ``cpus``, the engine's process runs on these only.
+    With ``cpus``, the engine's process runs on these only, and with ``share_weights`` it maps the model's file.
     """
 
-    def __init__(self, options: ServerOptions, cpus: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, options: ServerOptions, cpus: tuple[int, ...] = (), *, share_weights: bool = False
+    ) -> None:
         """Open the tokenizer and the chat template. Raises CollageError."""
         if options.tokenizer is not None:
             refuse_without_tokenizer(options.tokenizer)
@@ -57,18 +59,16 @@ class Front:
             self._folder,
             options.block_count,
             options.cache,
-            options.trace,
             options.parallelism,
             cpus,
-            options.own_weights,
+            share_weights,
         )
-        link = Link(setup, metrics.batch, metrics.died, options.stall_s)
+        link = Link(setup, metrics.batch, metrics.died)
         template = open_chat_template(self._folder)
         self.service = Service(options.shown_name, self._tokenizer, template, link, metrics)
 
     @property
     def app(self) -> Starlette:
-        """Make the routes."""
         return make_app(self.service, self._options.allow_origins)
 
     async def start(self) -> ModelReady:
@@ -84,5 +84,4 @@ class Front:
         return ready
 
     async def stop(self) -> None:
-        """End the engine."""
         await self.service.link.stop()

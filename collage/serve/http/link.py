@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from collage.core.child_process import signal_name
+from collage.core.child_process import command_for, signal_name
 from collage.errors import CollageError
 from collage.serve.http.messages import (
     HEADER,
@@ -22,13 +22,11 @@ from collage.serve.http.messages import (
     Cancel,
     EngineSetup,
     ModelReady,
-    NoTrace,
     NotReady,
     Stop,
     Submit,
     packed,
 )
-from collage.serve.http.worker import command
 from collage.serve.request import Event, Finish, RefusedError, Request, Stats
 
 logger = logging.getLogger(__name__)
@@ -36,6 +34,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 5.0
 _END_S = 5.0
 _LONGEST_RETRY_S = 60
+_STALL_S = 300.0
 _SLOWEST_LOAD = 10
 """How many times as long as the first process one that is started again may take to load the model."""
 
@@ -57,7 +56,7 @@ class Link:
         setup: EngineSetup,
         observe: Callable[[Batch], None],
         died: Callable[[], None] = lambda: None,
-        stall_s: float = math.inf,
+        stall_s: float = _STALL_S,
     ) -> None:
         self._setup = setup
         self._observe = observe
@@ -77,9 +76,7 @@ class Link:
         self.sizes: ModelReady | None = None
         self.stats = Stats()
         self.problem = ""
-        """Why the engine cannot be started again at the moment, "" where nothing is known to be wrong."""
-        self.trace_problem = ""
-        """Why the latest engine that has ended has written no time line, "" where that is not so."""
+        """Why the engine cannot be started again at the moment, "" if nothing is known to be wrong."""
 
     async def start(self) -> ModelReady:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
@@ -93,16 +90,9 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether the engine takes requests."""
         return self._writer is not None
 
-    @property
-    def open(self) -> int:
-        """The number of requests that have not ended."""
-        return len(self._sinks)
-
     def new_id(self) -> int:
-        """An id for a request."""
         return next(self._ids)
 
     def submit(self, requests: list[Request], sink: asyncio.Queue[Event]) -> None:
@@ -131,7 +121,6 @@ class Link:
         return max(1, min(_LONGEST_RETRY_S, math.ceil(self.stats.waiting / per_s)))
 
     def fail_all(self, finish: Finish, message: str) -> None:
-        """Tell all open requests that there will be no answer."""
         for id, sink in self._sinks.items():
             sink.put_nowait(Event(id, finish=finish, error=message))
         self._sinks.clear()
@@ -147,17 +136,15 @@ class Link:
             done, _ = await asyncio.wait({self._task}, timeout=_END_S)
             if not done:
                 self._task.cancel()
-                if self._setup.trace is not None:
-                    self.trace_problem = (
-                        f"cannot write {self._setup.trace}: the engine has not ended in {_END_S:g} s."
-                    )
         self._kill()
+        if self._writer is not None:
+            self._writer.close()
 
     async def _begin(self) -> tuple[asyncio.StreamReader, ModelReady]:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                command(theirs.fileno()),
+                command_for("collage.serve.http.worker", theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -184,7 +171,7 @@ class Link:
             failed.exit_code = message.exit_code
             raise failed
         assert isinstance(message, ModelReady)
-        self._writer, self.sizes, self.trace_problem = writer, message, ""
+        self._writer, self.sizes = writer, message
         return reader, message
 
     async def _run(self, reader: asyncio.StreamReader) -> None:
@@ -214,9 +201,6 @@ class Link:
                 message = await _read(reader)
             except (EOFError, OSError, pickle.UnpicklingError):
                 return
-            if isinstance(message, NoTrace):
-                self.trace_problem = message.message
-                continue
             assert isinstance(message, Batch)
             self._heard_s = time.monotonic()
             self.stats = message.stats
@@ -263,7 +247,6 @@ class Link:
         return None
 
     def _end(self) -> str:
-        """Wait for the process, and tell how it ended."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=_END_S)

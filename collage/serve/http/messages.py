@@ -19,8 +19,8 @@ HEADER = struct.Struct("<I")
 class EngineSetup:
     """What an engine's process is started with.
 
-    ``tokenizer`` is the folder where a tokenizer may be, ``trace`` a file that it writes at the end, and ``cpus`` are
-    the processors that it may run on, empty for all.
+    ``tokenizer`` is the folder where a tokenizer may be, and ``cpus`` are the processors that it may run on, empty for
+    all. ``share_weights`` is that of ``open_runner``.
     """
 
     model: Path
@@ -28,10 +28,9 @@ class EngineSetup:
     tokenizer: Path
     block_count: int | None = None
     cache: str = "float32"
-    trace: Path | None = None
     parallelism: Parallelism | None = None
     cpus: tuple[int, ...] = ()
-    own_weights: bool | None = None
+    share_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,30 +64,19 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """The answers to these requests are not wanted any more."""
-
     ids: tuple[int, ...]
 
 
 class Stop(NamedTuple):
-    """The engine shall end. Requests that there are, are cancelled."""
-
-
-class NoTrace(NamedTuple):
-    """The time line could not be written; the message is one line for the user."""
-
-    message: str
+    pass
 
 
 class Batch(NamedTuple):
-    """What an iteration brought."""
-
     events: list[Event]
     iteration: IterationRecord | None
     stats: Stats
 
 
 def packed(message: Any) -> bytes:
-    """The bytes of a message, with its length before it."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(body)) + body

@@ -22,8 +22,6 @@ _TOTALS = {
 
 @dataclass
 class _Times:
-    """When a request came, and when its last token did."""
-
     arrival_s: float
     token_s: float | None = None
 
@@ -39,6 +37,9 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"collage_{name}", text, registry=self.registry)
 
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"collage_{name}", text, labels, registry=self.registry)
+
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _LATENCIES_S) -> Histogram:
             return Histogram(f"collage_{name}", text, buckets=buckets, registry=self.registry)
 
@@ -48,27 +49,12 @@ class Metrics:
         self._blocks = gauge("cache_blocks", "Blocks of the cache.")
         self._usage = gauge("cache_usage_ratio", "The share of the cache's blocks that sequences use.")
         self._up = gauge("engine_up", "1 while the engine's process takes requests.")
-        self._totals = {
-            name: Counter(f"collage_{name}", text, registry=self.registry) for name, text in _TOTALS.items()
-        }
-        self._scheduler = Counter(
-            "collage_scheduler_seconds", "Time spent between iterations.", registry=self.registry
-        )
-        self._busy = Counter("collage_model_seconds", "Time spent in iterations.", registry=self.registry)
-        self._restarts = Counter(
-            "collage_engine_restarts",
-            "Times that the engine's process was started again.",
-            registry=self.registry,
-        )
-        self._ended = Counter(
-            "collage_requests", "Sequences that have ended.", ["finish"], registry=self.registry
-        )
-        self._refused = Counter(
-            "collage_http_errors",
-            "Answers other than 200, and streams that failed.",
-            ["status"],
-            registry=self.registry,
-        )
+        self._totals = {name: counter(name, text) for name, text in _TOTALS.items()}
+        self._scheduler = counter("scheduler_seconds", "Time spent between iterations.")
+        self._busy = counter("model_seconds", "Time spent in iterations.")
+        self._restarts = counter("engine_restarts", "Times that the engine's process was started again.")
+        self._ended = counter("requests", "Sequences that have ended.", "finish")
+        self._refused = counter("http_errors", "Answers other than 200, and streams that failed.", "status")
         self._first = histogram("time_to_first_token_seconds", "From a request to its first token.")
         self._between = histogram("time_between_tokens_seconds", "From a token to the next one.")
         self._whole = histogram("request_seconds", "From a request to the end of its answer.")
@@ -78,19 +64,15 @@ class Metrics:
         self._times: dict[int, _Times] = {}
 
     def sizes(self, block_count: int) -> None:
-        """Note the size of the cache, before there is any request."""
         self._state(self._last._replace(block_count=block_count))
 
     def arrived(self, id: int, time_s: float) -> None:
-        """Note a request that was sent to the engine, and when."""
         self._times[id] = _Times(time_s)
 
     def refused(self, status: int) -> None:
-        """Note an answer other than 200, or a stream that has failed."""
         self._refused.labels(status=str(status)).inc()
 
     def batch(self, batch: Batch) -> None:
-        """Note what an iteration brought."""
         now = time.monotonic()
         for event in batch.events:
             times = self._times.get(event.id)
@@ -107,12 +89,11 @@ class Metrics:
                 self._whole.observe(now - times.arrival_s)
                 del self._times[event.id]
         if batch.iteration is not None:
-            self._iteration.observe(batch.iteration.end_s - batch.iteration.planned_s)
+            self._iteration.observe(batch.iteration.seconds)
             self._tokens.observe(batch.iteration.tokens)
         self._state(batch.stats)
 
     def died(self) -> None:
-        """Note that the engine's process has ended, and with it all requests and totals."""
         for _ in self._times:
             self._ended.labels(finish="failed").inc()
         self._times.clear()
@@ -120,7 +101,6 @@ class Metrics:
         self._restarts.inc()
 
     def text(self, up: bool) -> bytes:
-        """All of it, as Prometheus reads it."""
         from prometheus_client import generate_latest
 
         self._up.set(up)

@@ -13,9 +13,8 @@ from collage.serve.parallel.options import Parallelism
 class ServerOptions:
     """The options of a server. ``port`` 0 takes any free one.
 
-    ``drain_s`` bounds the time from SIGTERM on, and ``stall_s`` that in which an engine with requests does nothing.
-    ``own_weights`` is as in ``collage.serve.model.open_runner``. Browsers let pages of ``allow_origins`` use the
-    server, of all origins if "*" is one of them.
+    ``drain_s`` bounds the seconds from SIGTERM on. Browsers let pages of ``allow_origins`` use the server, of all
+    origins if "*" is one of them.
     """
 
     model: Path
@@ -27,13 +26,9 @@ class ServerOptions:
     block_count: int | None = None
     cache: str = "float32"
     drain_s: float = 30.0
-    stall_s: float = 300.0
-    trace: Path | None = None
     parallelism: Parallelism | None = None
-    own_weights: bool | None = None
     allow_origins: tuple[str, ...] = ()
 
     @property
     def shown_name(self) -> str:
-        """What clients call the model."""
         return self.name or self.model.resolve().name.removesuffix(".collage")

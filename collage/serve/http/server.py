@@ -23,10 +23,7 @@ _LAST_WORDS_S = 0.2
 
 
 def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what there is.
-
-    Raises CollageError when it cannot start, and at the end when the time line cannot be written.
-    """
+    """Serve until SIGTERM or SIGINT, then finish what there is. Raises CollageError if it cannot start."""
     check_libraries()
     with bound(options.host, options.port) as listener:
         asyncio.run(_serve(options, listener, say))
@@ -82,12 +79,10 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
                 await server.serve(sockets=[listener])
         finally:
             await front.stop()
-    if problem := front.service.link.trace_problem:
-        raise CollageError(problem)
 
 
 def _listen(options: ServerOptions, listener: socket.socket, ready: ModelReady) -> str:
-    """Listen, and tell where. Raises CollageError where another server does that by now."""
+    """Listen, and tell where. Raises CollageError if another server does that by now."""
     try:
         listener.listen()
     except OSError as error:  # two servers can have bound a port that neither listens on

@@ -9,16 +9,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.errors import InputError, UsageError
-from collage.serve.admission import check_request
-from collage.serve.answer import Answer, Delta
-from collage.serve.http.bodies import CommonBody, Message
+from collage.serve.http.bodies import ApiError, CommonBody, Message, bad_request, ended, unavailable
 from collage.serve.http.chat_template import ChatTemplate
-from collage.serve.http.errors import ApiError, bad_request, ended, unavailable
 from collage.serve.http.link import DownError, Link
 from collage.serve.http.messages import ModelReady
 from collage.serve.http.metrics import Metrics
-from collage.serve.request import Event, RefusedError, Request, answers_to
+from collage.serve.request import Event, RefusedError, Request, answers_to, check_request
 from collage.serve.sampling import Sampling
+from collage.serve.text import Answer, Output
 from collage.serve.tokenizer import Tokenizer
 
 _LONG_TEXT = 4096
@@ -52,7 +50,6 @@ class Service:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a prompt and its answer together."""
         return self._sizes.most_tokens
 
     @property
@@ -62,7 +59,7 @@ class Service:
         return self.link.sizes
 
     async def chat_prompt(self, messages: Sequence[Message]) -> str:
-        """The text that asks for the next message. Raises ApiError where there is no template, or it refuses."""
+        """The text that asks for the next message. Raises ApiError if there is no template, or it refuses."""
         if self.template is None:
             raise bad_request(
                 "this model has no chat template; use /v1/completions.", code="no_chat_template"
@@ -124,7 +121,7 @@ class Service:
         return answers_to(first, body.answers, self.link.new_id)
 
     def _check_number(self, body: CommonBody, prompts: int) -> None:
-        """Raise ApiError where these are more answers than the engine takes at a time."""
+        """Raise ApiError if these are more answers than the engine takes at a time."""
         answers, most = body.answers, self._sizes.most_open
         if prompts * answers > most:
             raise bad_request(
@@ -136,7 +133,7 @@ class Service:
     async def _encoded(
         self, body: CommonBody, given: Sequence[str | tuple[int, ...]], special: bool
     ) -> list[tuple[int, ...]]:
-        """The tokens of prompts. Raises ApiError where one is none for this model, or far too long for it."""
+        """The tokens of prompts. Raises ApiError if one is none for this model, or far too long for it."""
         for each in given:
             text = isinstance(each, str)
             most = self.max_length * (_MOST_CHARACTERS if text else 1)
@@ -164,8 +161,6 @@ class Service:
 
 
 class HttpJob:
-    """The answers to one HTTP request, as they come."""
-
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self._service = service
         self._requests = list(requests)
@@ -175,7 +170,7 @@ class HttpJob:
             Answer(service.tokenizer, each.sampling, len(each.prompt), each.prompt) for each in self._requests
         ]
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Output], None]:
         """Send the requests, and yield the number of an answer with what is new in it.
 
         Raises ApiError when they are refused or fail. Whatever ends this, the engine lets the rest go.

@@ -4,71 +4,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from collage.serve.answer import Delta
 from collage.serve.http.service import HttpJob, Service
-from collage.serve.request import Finish
-from collage.serve.sampler import Logprobs
+from collage.serve.text import Output
 from collage.serve.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
 """What OpenAI's API has for a probability of 0, as JSON has no infinity."""
 
 
-class AnswerShape(Protocol):
-    """How one of the two kinds of answers looks."""
+class AnswerShape:
+    """How one of the two kinds of answers looks: as one object, and as the objects of a stream."""
 
-    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The answer as one object, from the deltas of each answer."""
-        ...
-
-    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
-        """An object of a stream."""
-        ...
-
-    def last(self, job: HttpJob) -> dict[str, Any]:
-        """The object at the end of a stream, which has its usage."""
-        ...
-
-
-class CompletionShape:
-    """The form of ``/v1/completions``."""
+    prefix: str
+    whole_name: str
+    chunk_name: str
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The answer as one object."""
-        choices = [self._choice(number, _joined(each)) for number, each in enumerate(deltas)]
-        return {**self._head(job), "choices": choices, "usage": job.usage()}
+    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Output]]) -> dict[str, Any]:
+        """The answer as one object, from the outputs of each answer."""
+        choices = [self._whole_choice(number, _joined(each)) for number, each in enumerate(deltas)]
+        return {**self._head(job, self.whole_name), "choices": choices, "usage": job.usage()}
 
-    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
-        """An object of a stream."""
-        return {**self._head(job), "choices": [self._choice(number, delta)]}
+    def chunk(self, job: HttpJob, number: int, delta: Output) -> dict[str, Any]:
+        return {**self._head(job, self.chunk_name), "choices": [self._chunk_choice(number, delta)]}
 
     def last(self, job: HttpJob) -> dict[str, Any]:
-        """The object at the end of a stream."""
-        return {**self._head(job), "choices": [], "usage": job.usage()}
+        """The object at the end of a stream, which has its usage."""
+        return {**self._head(job, self.chunk_name), "choices": [], "usage": job.usage()}
 
-    def _head(self, job: HttpJob) -> dict[str, Any]:
+    def _head(self, job: HttpJob, name: str) -> dict[str, Any]:
         return {
-            "id": f"cmpl-{job.id}",
-            "object": "text_completion",
+            "id": f"{self.prefix}-{job.id}",
+            "object": name,
             "created": job.created,
             "model": self._service.name,
         }
 
-    def _choice(self, number: int, delta: Delta) -> dict[str, Any]:
+    def _choice(
+        self, number: int, delta: Output, content: dict[str, Any], logprobs: object
+    ) -> dict[str, Any]:
         return {
             "index": number,
-            "text": delta.text,
-            "logprobs": self._logprobs(delta),
-            "finish_reason": _reason(delta.finish),
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": None if delta.finish is None else delta.finish.value,
             "token_ids": list(delta.tokens),
         }
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def _whole_choice(self, number: int, delta: Output) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _chunk_choice(self, number: int, delta: Output) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class CompletionShape(AnswerShape):
+    prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
+
+    def _whole_choice(self, number: int, delta: Output) -> dict[str, Any]:
+        return self._choice(number, delta, {"text": delta.text}, self._logprobs(delta))
+
+    _chunk_choice = _whole_choice
+
+    def _logprobs(self, delta: Output) -> dict[str, Any] | None:
         if not delta.logprobs:
             return None
         tokenizer = self._service.tokenizer
@@ -83,44 +85,26 @@ class CompletionShape:
         }
 
 
-class ChatShape:
-    """The form of ``/v1/chat/completions``."""
+class ChatShape(AnswerShape):
+    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        super().__init__(service)
         self._begun: set[int] = set()
 
-    def whole(self, job: HttpJob, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
-        """The answer as one object."""
-        choices = []
-        for number, each in enumerate(deltas):
-            delta = _joined(each)
-            message = {"role": "assistant", "content": delta.text, "refusal": None}
-            choices.append(self._choice(number, delta, {"message": message}))
-        return {**self._head(job, "chat.completion"), "choices": choices, "usage": job.usage()}
+    def _whole_choice(self, number: int, delta: Output) -> dict[str, Any]:
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        return self._choice(number, delta, {"message": message}, self._logprobs(delta))
 
-    def chunk(self, job: HttpJob, number: int, delta: Delta) -> dict[str, Any]:
-        """An object of a stream; the first one of each answer has the role."""
+    def _chunk_choice(self, number: int, delta: Output) -> dict[str, Any]:
+        """The first chunk of each answer has the role."""
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if number not in self._begun:
             self._begun.add(number)
             content = {"role": "assistant", "content": delta.text}
-        choice = self._choice(number, delta, {"delta": content})
-        return {**self._head(job, "chat.completion.chunk"), "choices": [choice]}
+        return self._choice(number, delta, {"delta": content}, self._logprobs(delta))
 
-    def last(self, job: HttpJob) -> dict[str, Any]:
-        """The object at the end of a stream."""
-        return {**self._head(job, "chat.completion.chunk"), "choices": [], "usage": job.usage()}
-
-    def _head(self, job: HttpJob, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{job.id}",
-            "object": kind,
-            "created": job.created,
-            "model": self._service.name,
-        }
-
-    def _choice(self, number: int, delta: Delta, content: dict[str, Any]) -> dict[str, Any]:
+    def _logprobs(self, delta: Output) -> dict[str, Any] | None:
         tokenizer = self._service.tokenizer
         entries = [
             {
@@ -129,13 +113,7 @@ class ChatShape:
             }
             for token, each in zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs))
         ]
-        return {
-            "index": number,
-            **content,
-            "logprobs": {"content": entries, "refusal": None} if entries else None,
-            "finish_reason": _reason(delta.finish),
-            "token_ids": list(delta.tokens),
-        }
+        return {"content": entries, "refusal": None} if entries else None
 
 
 def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
@@ -150,21 +128,14 @@ def _by_name(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str
     return found
 
 
-def _joined(deltas: Sequence[Delta]) -> Delta:
-    tokens: list[int] = []
-    logprobs: list[Logprobs] = []
-    offsets: list[int] = []
-    for each in deltas:
-        tokens += each.tokens
-        logprobs += each.logprobs
-        offsets += each.offsets
-    text = "".join(each.text for each in deltas)
-    finish = deltas[-1].finish if deltas else None
-    return Delta(text, tuple(tokens), tuple(logprobs), finish, offsets=tuple(offsets))
-
-
-def _reason(finish: Finish | None) -> str | None:
-    return None if finish is None else finish.value
+def _joined(deltas: Sequence[Output]) -> Output:
+    return Output(
+        tuple(token for each in deltas for token in each.tokens),
+        "".join(each.text for each in deltas),
+        tuple(logprobs for each in deltas for logprobs in each.logprobs),
+        deltas[-1].finish if deltas else None,
+        offsets=tuple(offset for each in deltas for offset in each.offsets),
+    )
 
 
 def _finite(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import queue
@@ -14,7 +13,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from collage.core.library_text import library_text
-from collage.core.new_file import new_file
 from collage.errors import CollageError
 from collage.serve.http.messages import (
     HEADER,
@@ -22,7 +20,6 @@ from collage.serve.http.messages import (
     Cancel,
     EngineSetup,
     ModelReady,
-    NoTrace,
     NotReady,
     Stop,
     Submit,
@@ -35,11 +32,11 @@ from collage.serve.runner import Runner
 from collage.serve.tokenizer import open_tokenizer
 
 
-def main(descriptor: int) -> None:
-    """Serve the requests that come over the socket with this file descriptor."""
+def main() -> None:
+    """Serve the requests that come over the socket whose descriptor the command line has."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server says when to end
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as connection:
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
         setup = _read(connection)
         assert isinstance(setup, EngineSetup)
         if setup.cpus:
@@ -61,7 +58,7 @@ def main(descriptor: int) -> None:
         try:
             _serve(connection, loop, writer)
         finally:
-            _end(setup, connection, runner, loop, writer)
+            _end(connection, runner, loop, writer)
 
 
 def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loop, _Writer]:
@@ -72,7 +69,7 @@ def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loo
         setup.block_count,
         setup.cache,
         setup.parallelism,
-        setup.own_weights,
+        setup.share_weights,
     )
     with ExitStack() as undone:
         undone.callback(runner.close)
@@ -86,19 +83,12 @@ def _started(setup: EngineSetup, connection: socket.socket) -> tuple[Runner, Loo
     return runner, loop, writer
 
 
-def _end(setup: EngineSetup, connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
-    """Close all, and write the trace where one is wanted, or tell the server's process why there is none."""
+def _end(connection: socket.socket, runner: Runner, loop: Loop, writer: _Writer) -> None:
     with ExitStack() as closed:
         closed.callback(runner.close)
         closed.callback(_hang_up, connection)
         closed.callback(writer.close)
         loop.close(drain=False)
-        if setup.trace is not None:
-            try:
-                with new_file(setup.trace) as stream:
-                    stream.write(json.dumps(loop.trace()).encode())
-            except CollageError as error:
-                writer.put(NoTrace(str(error)))
 
 
 def _hang_up(connection: socket.socket) -> None:
@@ -107,7 +97,6 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
-    """Take messages until the other side says so or is gone."""
     while True:
         try:
             message = _read(connection)
@@ -138,15 +127,12 @@ class _Writer:
         self._thread.start()
 
     def deliver(self, events: list[Event], iteration: IterationRecord | None, stats: Stats) -> None:
-        """Send what an iteration brought."""
         self._messages.put(Batch(events, iteration, stats))
 
     def put(self, message: object) -> None:
-        """Send a message."""
         self._messages.put(message)
 
     def close(self) -> None:
-        """Send what is left, and end the thread."""
         self._messages.put(None)
         self._thread.join()
 
@@ -171,11 +157,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError
         data += chunk
     return bytes(data)
-
-
-BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from collage.serve.http.worker import main; main(int(sys.argv[1]))"
-
-
-def command(descriptor: int) -> list[str]:
-    """The command line of an engine's process that talks over this file descriptor."""
-    return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(each or "." for each in sys.path)]

@@ -22,14 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.core.child_process import ChannelError, read_message, signal_name, write_message
+from collage.core.child_process import ChannelError, command_for, read_message, signal_name, write_message
 from collage.errors import CollageError
 from collage.native.team import one_of_each_core_first
-from collage.serve.parallel.gloo import GlooTensors, check_torch, load_torch
-from collage.serve.parallel.messages import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop
 from collage.serve.parallel.options import Parallelism
-from collage.serve.parallel.tensors import PeerLostError, Tensors
-from collage.serve.parallel.worker import command
+from collage.serve.parallel.tensors import GlooTensors, PeerLostError, Tensors, check_torch, load_torch
+from collage.serve.parallel.worker import DecoderLoaded, Failed, Meet, RankReady, RankSetup, RankStop
 from collage.serve.runner import RunnerLostError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ class Crew:
         with theirs:
             self._processes.append(
                 subprocess.Popen(
-                    command(theirs.fileno()),
+                    command_for("collage.serve.parallel.worker", theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
@@ -84,7 +82,6 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
         return [each.pid for each in self._processes]
 
     def meet(self) -> Tensors:
@@ -105,7 +102,7 @@ class Crew:
         self._watcher.start()
 
     def tell(self, message: object) -> None:
-        """Send a control message to all. Raises RunnerLostError where one is gone."""
+        """Send a control message to all. Raises RunnerLostError if one is gone."""
         if self._lost:
             raise RunnerLostError(self._lost)
         for each in self._sockets:
@@ -153,7 +150,7 @@ class Crew:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _await(self, kind: type[DecoderLoaded] | type[RankReady]) -> None:
-        """Wait for a message from each. Raises CollageError where one sends another one, or none."""
+        """Wait for a message from each. Raises CollageError if one sends another one, or none."""
         for rank, each in enumerate(self._sockets, 1):
             try:
                 message = read_message(each.fileno(), _LOADING_S)
@@ -215,7 +212,7 @@ class Crew:
 
 
 def own_cpus(rank: int, threads: int, parallelism: Parallelism) -> tuple[int, ...]:
-    """Processors of its own for a process, where there are as many; teams of threads pin theirs to them.
+    """Processors of its own for a process, if there are as many; teams of threads pin theirs to them.
 
     The team of process 0, which may run on all, takes the first ones in this order.
     """

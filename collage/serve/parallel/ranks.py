@@ -13,8 +13,7 @@ from collage.serve.attention import LayerCache
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.parallel.cache_rank import CacheRank
 from collage.serve.parallel.options import CACHE, PIPELINE, TENSOR, Parallelism
-from collage.serve.parallel.pipeline_rank import PipelineRank
-from collage.serve.parallel.stages import bounds_of
+from collage.serve.parallel.pipeline_rank import PipelineRank, bounds_of
 from collage.serve.parallel.tensor_rank import TensorRank
 from collage.serve.parallel.tensors import Tensors
 
@@ -30,7 +29,7 @@ _RANKS: dict[str, type[CacheRank] | type[TensorRank] | type[PipelineRank]] = {
 
 
 def check_divisible(compiled: CompiledDecoder, parallelism: Parallelism) -> None:
-    """Raise UsageError where a decoder cannot be divided like that."""
+    """Raise UsageError if a decoder cannot be divided like that."""
     wanted = parallelism.parts
     if compiled.processes != wanted:
         one = (
@@ -48,7 +47,7 @@ def check_divisible(compiled: CompiledDecoder, parallelism: Parallelism) -> None
 
 
 def blocks_each(parallelism: Parallelism, blocks: int) -> int:
-    """The blocks of the cache that each process has, where there are so many ids of blocks or a few more."""
+    """The blocks of the cache that each process has, if there are so many ids of blocks or a few more."""
     return -(-blocks // parallelism.processes) if parallelism.kind == CACHE else blocks
 
 

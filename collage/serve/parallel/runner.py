@@ -15,17 +15,17 @@ from collage.backends.registry import Registry
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.serve.attention import BLOCK_TOKENS
-from collage.serve.decoder.buckets import bucket_for
-from collage.serve.decoder.costs import streams_ms
+from collage.serve.decoder.costs import bucket_for, streams_ms
 from collage.serve.decoder.file import load_decoder
+from collage.serve.decoder.iteration import wanted_rows
 from collage.serve.decoder.memory import block_bytes, chosen_blocks, free_bytes
-from collage.serve.decoder.runner import tokens_of
+from collage.serve.decoder.runner import checked_tokens
 from collage.serve.parallel.crew import Crew
-from collage.serve.parallel.messages import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.parallel.options import CACHE, Parallelism
-from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
+from collage.serve.parallel.pipeline_rank import PipelineRank
 from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
+from collage.serve.parallel.worker import CountBytes, Fill, IterationStep, RankSetup
 from collage.serve.runner import RunnerLostError, Slice
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ParallelRunner:
     ) -> None:
         """``blocks`` are those of all processes together, rounded up to the same number for each.
 
-        Raises CollageError where the decoder cannot be loaded or divided, or where memory does not suffice.
+        Raises CollageError if the decoder cannot be loaded or divided, or where memory does not suffice.
         """
         compiled = load_decoder(model, registry)
         check_divisible(compiled, parallelism)
@@ -100,7 +100,6 @@ class ParallelRunner:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the other processes."""
         return self._open.pids
 
     def sent_bytes(self) -> list[int]:
@@ -122,7 +121,7 @@ class ParallelRunner:
 
         Raises InputError for slices that do not fit the decoder; nothing is computed then. Raises RunnerLostError.
         """
-        tokens_of(self, slices)
+        checked_tokens(self, slices)
         if isinstance(self._rank, PipelineRank):
             return self._piped(self._rank, slices)
         with self._lock, self._all_or_lost():

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
+from collage.errors import CollageError
 from collage.native import LaunchList, team_of
-from collage.serve.attention import AttentionBatch, LayerCache, attention_steps, make_cache
-from collage.serve.decoder.buckets import bucket_for
+from collage.serve.attention import BLOCK_TOKENS, AttentionBatch, LayerCache, attention_steps, make_cache
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.iteration import Values
-from collage.serve.parallel.loading import LastSegments, arena_for, executor_of
-from collage.serve.parallel.pipeline_rank import wanted_rows
-from collage.serve.parallel.tensors import Tensors, add_up
+from collage.serve.decoder.costs import bucket_for
+from collage.serve.decoder.iteration import (
+    LastSegments,
+    Values,
+    arena_for,
+    executor_of,
+    tokens_of,
+    wanted_rows,
+)
+from collage.serve.decoder.runner import checked_tokens
+from collage.serve.parallel.tensors import Tensors, add_up, together
 from collage.serve.runner import Slice
 
 
@@ -38,7 +45,7 @@ class TensorRank:
         self._tensors = tensors
         self._batch = AttentionBatch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, blocks, cache) for _ in compiled.decoder.layers]
-        arena = arena_for(chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values()))
+        arena = arena_for(compiled)
         self._values: dict[int, Values] = {}
         self._attention: dict[int, list[LaunchList]] = {}
         team, threads = team_of(compiled.threads), compiled.threads
@@ -63,13 +70,11 @@ class TensorRank:
 
         Raises PeerLostError.
         """
-        ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+        ids, positions = tokens_of(slices)
         bucket = bucket_for(self._compiled.buckets, len(ids))
         values = self._values[bucket]
         self._batch.fill(slices)
-        values.set_tokens(
-            ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices])
-        )
+        values.set_tokens(ids, positions)
         for segment, after in zip(values.segments, self._compiled.steps, strict=True):
             segment()
             if after.layer >= 0:
@@ -79,5 +84,37 @@ class TensorRank:
         return None if self._ends is None else self._ends.run(values, wanted_rows(slices))
 
     def close(self) -> None:
-        """Free the cache and the kernels."""
         self._values, self._attention, self._ends, self.caches = {}, {}, None, list[LayerCache]()
+
+
+class ThreadRunner:
+    """The parts of a decoder, each in a thread of its own; see ``collage.serve.runner.Runner``."""
+
+    def __init__(self, parts: Sequence[CompiledDecoder], registry: Registry, blocks: int) -> None:
+        first = parts[0]
+        self.block_tokens = BLOCK_TOKENS
+        self.block_count = blocks
+        self.max_tokens = first.buckets[-1]
+        self.max_length = first.max_length
+        self.vocabulary = first.decoder.vocabulary
+        self.ends = together(len(parts))
+        self._ranks = [
+            TensorRank(part, registry, end, blocks) for part, end in zip(parts, self.ends, strict=True)
+        ]
+        self._pool = ThreadPoolExecutor(len(parts))
+
+    def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """One row of logits [wanted, vocabulary] for each slice that wants them, in order. Raises InputError."""
+        checked_tokens(self, slices)
+        found = [each.result() for each in [self._pool.submit(rank.step, slices) for rank in self._ranks]]
+        assert found[0] is not None
+        return found[0]
+
+    def cost_ms(self, tokens: int) -> float:
+        """Raise CollageError: threads of one process take another time than processes do."""
+        raise CollageError("the time of an iteration was not measured.")
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for each in self._ranks:
+            each.close()

@@ -1,4 +1,4 @@
-"""A process of a decoder besides the first one. It ends when the first one does, whatever it is doing then."""
+"""A process of a decoder besides the first one, and the messages between the two. It ends when the first one does."""
 
 from __future__ import annotations
 
@@ -8,35 +8,80 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collage.core.child_process import ChannelError, read_message, write_message
 from collage.core.library_text import library_text
 from collage.errors import CollageError
-from collage.serve.parallel.gloo import GlooTensors, load_torch
-from collage.serve.parallel.messages import (
-    CountBytes,
-    DecoderLoaded,
-    Failed,
-    Fill,
-    IterationStep,
-    Meet,
-    RankReady,
-    RankSetup,
-    RankStop,
-)
-from collage.serve.parallel.options import TENSOR
+from collage.serve.parallel.options import TENSOR, Parallelism
 from collage.serve.parallel.ranks import fill_caches, held_by, make_rank
-from collage.serve.parallel.tensors import PeerLostError, exchange
+from collage.serve.parallel.tensors import GlooTensors, PeerLostError, exchange, load_torch
+from collage.serve.runner import Slice
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What a process is started with: process ``rank`` of a decoder, with ``blocks`` blocks of the cache.
+
+    The processes meet at the file ``meeting``. ``cpus`` are those that it may run on, none for any.
+    """
+
+    parallelism: Parallelism
+    rank: int
+    model: Path
+    blocks: int
+    cache: str
+    meeting: Path
+    cpus: tuple[int, ...]
+
+
+class DecoderLoaded(NamedTuple):
+    pass
+
+
+class RankReady(NamedTuple):
+    """The process is connected with the others, and takes iterations."""
+
+
+class Failed(NamedTuple):
+    """The process cannot go on; the message is one line for the user."""
+
+    message: str
+
+
+class Meet(NamedTuple):
+    pass
+
+
+class IterationStep(NamedTuple):
+    slices: tuple[Slice, ...]
+
+
+class Fill(NamedTuple):
+    """Fill the cache with numbers that follow from the seed, layer and block, for measurements and tests."""
+
+    seed: int
+
+
+class CountBytes(NamedTuple):
+    """Send the first process how many bytes this one has sent, as a float64."""
+
+
+class RankStop(NamedTuple):
+    pass
+
 
 _MEETING_S = 60.0
 _PEER_S = 5.0
 
 
-def main(descriptor: int) -> None:
-    """Compute what the process at the other end of this socket asks for."""
+def main() -> None:
+    """Compute what the process asks for that is at the other end of the socket on the command line."""
+    descriptor = int(sys.argv[1])
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
@@ -105,14 +150,3 @@ def _serve(setup: RankSetup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> 
             rank.step(message.slices)
     rank.close()
     tensors.close()
-
-
-BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from collage.serve.parallel.worker import main; main(int(sys.argv[1]))"
-)
-
-
-def command(descriptor: int) -> list[str]:
-    """The command line of a process that talks over this file descriptor."""
-    return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(os.path.abspath(each) for each in sys.path)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
+from typing import Any
 
 from collage.cluster.address import CLIENT, ClusterAddress
 from collage.cluster.connect import connected
@@ -17,13 +18,45 @@ from collage.errors import ClusterError, UsageError
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.server import bound
 from collage.serve.replicas.deployment import application, check_room, cpus_of, import_serve
-from collage.serve.replicas.instance import client_of, door_of, end_instance
+
+_END_S = 3.0
+"""How long its end is waited for. It ends by itself then: it is the cluster's, and not this process's."""
+
+
+def client_of(serve: ModuleType) -> Any:
+    """Ray's client of the instance, None if there is none yet. Ray Serve itself does not tell where it listens."""
+    return serve.context._get_global_client(raise_if_no_controller_running=False)
+
+
+def door_of(client: Any, host: str, port: int) -> tuple[str, int]:
+    """Host and port of the proxies of an instance that is there already. A ``port`` of 0 is whichever they have.
+
+    Raises ClusterError if they listen elsewhere than is wanted: they stay there as long as the instance does.
+    """
+    found = str(client.http_config.host), int(client.http_config.port)
+    if found != (host, port or found[1]):
+        raise ClusterError(
+            f"Ray Serve runs on the cluster already, and listens on {found[0]}:{found[1]}, not on {host}:{port}: give "
+            f"--host {found[0]} --port {found[1]}, or end it with `serve shutdown`."
+        )
+    return found
+
+
+def end_instance(serve: ModuleType, name: str) -> None:
+    """End the instance, unless it has applications besides the one of this name by now."""
+    try:
+        client = client_of(serve)
+        if client is not None and not set(serve.status().applications) - {name}:
+            client.shutdown(_END_S)
+    except Exception as error:  # the cluster may be gone
+        logging.getLogger(__name__).debug("Ray Serve is left as it is: %s", error)
+
 
 _POLL_S = 2.0
 
 
 class _Ended(BaseException):
-    """A signal has asked for the end."""
+    pass
 
 
 def run_replicas(
@@ -67,7 +100,7 @@ def run_replicas(
 
 
 def _free_port(options: ServerOptions) -> int:
-    """The port for the proxies, which is free now; they take it in a moment. Raises CollageError where it is not."""
+    """The port for the proxies, which is free now; they take it in a moment. Raises CollageError if it is not."""
     with bound(options.host, options.port) as listener:
         return int(listener.getsockname()[1])
 
@@ -82,7 +115,6 @@ def _start(serve: ModuleType, name: str, host: str, port: int, app: object) -> N
 
 
 def _told(serve: ModuleType, name: str) -> str:
-    """What Ray has to say of the replicas, "" where it knows nothing."""
     try:
         found = serve.status().applications[name].deployments.values()
         return "\n".join(each.message for each in found)
@@ -98,7 +130,7 @@ def _reason(text: str) -> str:
 
 
 def _check(serve: ModuleType, name: str) -> None:
-    """Raise ClusterError where the application or the cluster is gone."""
+    """Raise ClusterError if the application or the cluster is gone."""
     try:
         there = name in serve.status().applications
     except Exception as error:

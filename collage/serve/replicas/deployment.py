@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from collage.errors import ClusterError, UsageError
-from collage.serve.costs import MOST_STREAMS
 from collage.serve.http.front import Front, check_libraries
 from collage.serve.http.options import ServerOptions
 from collage.serve.model import blocks_of_one, threads_of
+from collage.serve.plan import MOST_STREAMS
 from collage.serve.tokenizer import refuse_without_tokenizer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ATTEMPTS = 2
 
 
 def import_serve() -> ModuleType:
-    """Import Ray Serve. Raises ClusterError where it or Ray is not installed."""
+    """Import Ray Serve. Raises ClusterError if it or Ray is not installed."""
     try:
         from ray import serve
     except ImportError as error:
@@ -59,7 +59,8 @@ class Replica:
             options.parallelism,
             most_beside(len(usable), cpus, replicas - running_beside(serve)),
         )
-        self._front = Front(replace(options, block_count=blocks), own_cpus(usable, cpus, place))
+        cpus_here = own_cpus(usable, cpus, place)
+        self._front = Front(replace(options, block_count=blocks), cpus_here, share_weights=True)
         try:
             await self._front.start()
         except BaseException:
@@ -67,11 +68,10 @@ class Replica:
             raise
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """The routes, for Ray Serve."""
         return self._front.app
 
     async def check_health(self) -> None:
-        """Raise ClusterError where the engine cannot be started again, so that Ray makes another replica."""
+        """Raise ClusterError if the engine cannot be started again, so that Ray makes another replica."""
         if problem := self._front.service.link.problem:
             raise ClusterError(problem)
 
@@ -92,7 +92,7 @@ def own_cpus(usable: Sequence[int], count: int, place: int) -> tuple[int, ...]:
     """The processors of the replica that has this place on its node.
 
     Teams of threads pin theirs, so replicas beside each other must not choose the same ones. It is empty, for all that
-    are usable, where there is one thread, which is not pinned, and where there are not enough.
+    are usable, if there is one thread, which is not pinned, and where there are not enough.
     """
     last = (place + 1) * count
     return tuple(usable[last - count : last]) if count > 1 and last <= len(usable) else ()
@@ -122,13 +122,11 @@ def application(options: ServerOptions, replicas: int) -> Any:
     """An application for ``ray.serve.run``, with so many replicas. Host and port are those of Ray's proxies.
 
     Each replica reserves as many processors of the cluster as it uses, and reads the model from the same path.
-    Raises CollageError where the model or the options are of no use.
+    Raises CollageError if the model or the options are of no use.
     """
     check_libraries()
     if replicas < 1:
         raise UsageError(f"there must be one replica or more, not {replicas}.")
-    if options.trace is not None:
-        raise UsageError("replicas would write their traces to one file: leave --trace out.")
     if options.tokenizer is not None:
         refuse_without_tokenizer(options.tokenizer)
     serve = import_serve()
@@ -154,7 +152,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
 
 
 def _absolute(options: ServerOptions) -> ServerOptions:
-    """The options for a replica: paths mean the same in Ray's folders, and weights are shared unless asked for."""
+    """The options for a replica, whose paths mean the same in Ray's folders."""
 
     def whole(path: Path | None) -> Path | None:
         return None if path is None else path.resolve()
@@ -164,12 +162,11 @@ def _absolute(options: ServerOptions) -> ServerOptions:
         model=options.model.resolve(),
         name=options.shown_name,
         tokenizer=whole(options.tokenizer),
-        own_weights=bool(options.own_weights),  # by default the replicas of a node share them
     )
 
 
 def check_room(nodes: Sequence[dict[str, Any]], replicas: int, cpus: int) -> None:
-    """Raise ClusterError where the nodes of a cluster, as Ray describes them, have no room for the replicas."""
+    """Raise ClusterError if the nodes of a cluster, as Ray describes them, have no room for the replicas."""
     sizes = [math.floor(each["Resources"].get("CPU", 0)) for each in nodes if each["Alive"]]
     fit = sum(size // cpus for size in sizes)
     if fit < replicas:

@@ -32,7 +32,7 @@ class CollageEngine:
         from collage.serve.options import EngineOptions
 
         self._runner, self.facts = open_runner(setup)
-        options = EngineOptions(max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False)
+        options = EngineOptions(max_running=setup.running, max_waiting=_MOST_WAITING)
         self._first = self._left = 0
         self._take: Take = lambda number, event: None
         self._error = ""
@@ -55,7 +55,7 @@ class CollageEngine:
         ``largest_gap`` is the most that a logit of a chosen token is below the largest one, as a share of that one's
         size, and ``largest_error`` that of log probabilities of all chosen tokens.
         """
-        from collage.serve.decoder.original import OriginalDecoder
+        from collage.serve.decoder.check import OriginalDecoder
 
         arrivals, model = message
         answers: list[list[Event]] = [[] for _ in arrivals]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,16 +127,6 @@ def test_a_chat(client: Any) -> None:
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason
 
 
-def test_a_chat_fills_the_rest_of_the_sequence(client: Any) -> None:
-    found = client.chat.completions.create(
-        model="m",
-        messages=[{"role": "user", "content": [{"type": "text", "text": "x" * 200}]}],
-        extra_body={"ignore_eos": True},
-    )
-    assert found.usage.total_tokens == CONFIG.max_length
-    assert found.choices[0].finish_reason == "length"
-
-
 def test_a_chat_of_several_turns(client: Any) -> None:
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     asked = {"model": "m", "max_completion_tokens": 8, "seed": 1}
@@ -164,32 +153,6 @@ def test_a_stream_of_a_chat_has_log_probabilities_and_usage(client: Any) -> None
     assert all(len(each.top_logprobs) == 1 for each in streamed)
     without = list(client.chat.completions.create(**asked, stream=True))
     assert not any("usage" in each.model_fields_set for each in without)
-
-
-def test_several_answers_in_a_chat_are_those_of_their_seeds(client: Any) -> None:
-    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-    found = client.chat.completions.create(**asked, n=3, seed=7)
-    singles = [client.chat.completions.create(**asked, seed=7 + i).choices[0] for i in range(3)]
-    assert [each.token_ids for each in found.choices] == [each.token_ids for each in singles]
-    assert [each.message.content for each in found.choices] == [each.message.content for each in singles]
-    assert [each.index for each in found.choices] == [0, 1, 2]
-
-
-def test_streams_of_the_asynchronous_client(client: Any, server: Served) -> None:
-    asked = {"model": "m", "max_tokens": 20, "seed": 3, "temperature": 1.3}
-    prompts = ["Hello", "Goodbye", "Hello again"]
-    expected = [client.completions.create(**asked, prompt=each).choices[0].text for each in prompts]
-
-    async def text(other: Any, prompt: str) -> str:
-        stream = await other.completions.create(**asked, prompt=prompt, stream=True)
-        return "".join([each.choices[0].text async for each in stream])
-
-    async def texts() -> list[str]:
-        url = f"http://127.0.0.1:{server.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as other:
-            return await asyncio.gather(*(text(other, each) for each in prompts))
-
-    assert asyncio.run(texts()) == expected
 
 
 def test_how_tokens_are_chosen(client: Any) -> None:

@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from collage.errors import InputError, UsageError
-from collage.serve.admission import check_request
 from collage.serve.chunked import plan_chunked
 from collage.serve.core import Core, split_steps
-from collage.serve.costs import BucketCosts, costs_of, rewarding_streams
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.options import EngineOptions
 from collage.serve.orca import select
-from collage.serve.plan import Limits, RequestPool
-from collage.serve.request import Finish, Request
+from collage.serve.plan import BucketCosts, Limits, RequestPool, Sequence, rewarding_streams
+from collage.serve.request import Finish, Request, check_request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from collage.serve.sequence import Sequence
 from tests.serve.simulation import Job, NullRunner, Simulation
 
 PROMPTS = st.one_of(
@@ -49,8 +46,6 @@ OPTIONS = st.one_of(
         EngineOptions,
         max_running=st.integers(1, 12),
         itl_target_ms=st.one_of(st.none(), st.floats(1, 200)),
-        prefix_caching=st.booleans(),
-        preemption=st.booleans(),
     ),
 )
 
@@ -89,9 +84,9 @@ def test_orca_is_first_come_first_served_at_the_iteration(
     ran = [0] * len(jobs)
     whole = [each.max_tokens for each in jobs]
     for plan in simulation.iterations:
-        assert len(plan.parts) <= max_bs
-        for part in plan.parts:
-            ran[part.sequence.id] += 1
+        assert len(plan.sequences) <= max_bs
+        for each in plan.sequences:
+            ran[each.id] += 1
         left = [n for n, all_of in zip(ran, whole, strict=True) if n < all_of]
         if workers == 1:
             assert left == sorted(left, reverse=True)
@@ -114,7 +109,7 @@ def test_orca_runs_batches_of_different_requests_at_a_time() -> None:
     jobs = [Job(0, (0,) * 4, 5) for _ in range(6)]
     simulation = Simulation(jobs, EngineOptions(policy="orca", max_running=2), NullRunner(workers=3))
     simulation.run()
-    batches = [[part.sequence.id for part in plan.parts] for plan in simulation.iterations]
+    batches = [[each.id for each in plan.sequences] for plan in simulation.iterations]
     assert batches[:6] == [[0, 1], [2, 3], [4, 5]] * 2
 
 
@@ -134,19 +129,6 @@ def test_what_never_fits_is_refused() -> None:
         check_request(replace(fits, sampling=Sampling(stop_token_ids=(7,))), runner)
 
 
-def test_prompts_fill_the_iteration_up_to_a_bucket() -> None:
-    jobs = [Job(0, (0,) * 3, 40) for _ in range(3)] + [Job(0.2, (1,) * 100, 4)]
-    simulation = Simulation(
-        jobs, EngineOptions(prefix_caching=False, itl_target_ms=60), NullRunner(block_count=64)
-    )
-    simulation.run()
-    mixed = [plan for plan in simulation.iterations if any(part.tokens > 3 for part in plan.parts)]
-    assert mixed
-    assert [plan.tokens for plan in mixed[:-1]] == [32] * (
-        len(mixed) - 1
-    )  # 20 + 32 ms are within 60, 20 + 48 not
-
-
 @pytest.mark.parametrize("target", [30.0, 45.0, 90.0])
 def test_streams_keep_their_time_between_tokens(target: float) -> None:
     jobs = [Job(0, (0,) * 3, 60) for _ in range(4)] + [Job(0.3 * i, (1,) * 60, 2) for i in range(1, 6)]
@@ -163,32 +145,22 @@ def test_without_a_target_prompts_are_small_beside_streams() -> None:
     jobs = [Job(0, (0,) * 3, 60) for _ in range(4)] + [Job(0.3, (1,) * 100, 2)]
     simulation = Simulation(jobs, EngineOptions(), NullRunner(block_count=128))
     simulation.run()
-    with_prompt = [plan.tokens for plan in simulation.iterations if len(plan.parts) == 5 and plan.tokens > 5]
+    with_prompt = [
+        plan.tokens for plan in simulation.iterations if len(plan.sequences) == 5 and plan.tokens > 5
+    ]
     assert with_prompt == [24] * 5
 
 
 def test_without_a_target_prompts_are_computed_at_once_where_many_wait() -> None:
     """Of 16 places four are a quarter: as long as so many have no token yet, an iteration has all 64 tokens."""
     streams = [Job(0, (0,) * 3, 60) for _ in range(8)]
-    jobs = streams + [Job(0.3, (1,) * 56, 2) for _ in range(4)]
-    simulation = Simulation(
-        jobs, EngineOptions(max_running=16, prefix_caching=False), NullRunner(block_count=256)
-    )
+    jobs = streams + [Job(0.3, (each % 3, each // 3, *(1,) * 54), 2) for each in range(4)]
+    simulation = Simulation(jobs, EngineOptions(max_running=16), NullRunner(block_count=256))
     simulation.run()
-    with_prompts = [
-        plan.tokens for plan in simulation.iterations if any(part.tokens > 3 for part in plan.parts)
-    ]
+    with_prompts = [plan.tokens for plan in simulation.iterations if any(count > 3 for count in plan.counts)]
     assert with_prompts[0] == 64  # a whole prompt, after which three are left
     assert set(with_prompts[1:-1]) <= {32, 48}
     assert len(with_prompts) > 5
-
-
-def test_streams_count_by_their_number_whatever_the_chunk() -> None:
-    costs = BucketCosts((1, 8, 64), (11.0, 18.0, 124.0), (10.0, 10.0, 60.0))
-    assert costs.with_streams(1).ms == (11.0, 11.0, 61.0)
-    assert costs.with_streams(5).ms == (18.0, 18.0, 68.0)
-    unknown = BucketCosts((1, 8), (11.0, 18.0))
-    assert unknown.with_streams(5) is unknown
 
 
 @pytest.mark.parametrize(
@@ -212,21 +184,6 @@ def test_the_measured_times_say_how_many_streams_pay(ms: tuple[float, ...], stre
 
     assert Core(Timed(), EngineOptions()).max_running == streams
     assert Core(Timed(), EngineOptions(max_running=7)).max_running == 7
-
-
-def test_a_chunk_is_measured_as_one_prompt_and_streams_as_many() -> None:
-    seen: list[list[tuple[int, bool]]] = []
-
-    class Watched(NullRunner):
-        def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
-            seen.append([(len(each.token_ids), each.wants_logits) for each in slices])
-            return super().step(slices)
-
-    runner = Watched(block_tokens=32, block_count=128)
-    streams, chunks = measured_ms(runner, (4, 64), 1)
-    assert {*streams} == {*chunks} == {4, 64}
-    iterations = [[(1, True)] * 4, [(1, True)] * 64, [(4, False)], [(64, False)]]
-    assert seen == [each for each in iterations for _ in range(2)]  # once with cold caches
 
 
 def test_neither_a_slow_while_nor_a_change_of_buckets_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,41 +241,6 @@ def test_priorities_are_served_first_and_do_not_starve_others() -> None:
     assert simulation.records[0].times[0] < 0.75 * last
 
 
-def test_a_prefix_is_computed_once() -> None:
-    prompt = (1,) * 33
-    jobs = [Job(0, prompt, 2), Job(1, (*prompt, 2), 2)]
-    simulation = Simulation(jobs, EngineOptions(), NullRunner())
-    simulation.run()
-    assert simulation.core.stats().cached_tokens == 32
-    without = Simulation(jobs, EngineOptions(prefix_caching=False), NullRunner())
-    without.run()
-    assert without.core.stats().cached_tokens == 0
-
-
-def test_preemption_admits_more_and_computes_again() -> None:
-    jobs = [Job(0, (0,) * 4, 40) for _ in range(6)]
-    runner = NullRunner(block_count=24)
-    careful = Simulation(jobs, EngineOptions(prefix_caching=False), runner)
-    careful.run()
-    assert careful.core.stats().preemptions == 0
-    assert max(len(plan.parts) for plan in careful.iterations) == 2  # each reserves 11 of 24 blocks
-    daring = Simulation(jobs, EngineOptions(prefix_caching=False, preemption=True), runner)
-    daring.run()
-    assert daring.core.stats().preemptions > 0
-    assert max(len(plan.parts) for plan in daring.iterations) > 2
-    assert [each.tokens for each in daring.records] == [40] * 6
-
-
-def test_deadlines() -> None:
-    jobs = [Job(0, (0,), 100, timeout_s=1.0), Job(0, (1,), 100), Job(0, (2,), 5, timeout_s=0.01)]
-    simulation = Simulation(jobs, EngineOptions(max_running=2), NullRunner(block_count=64))
-    simulation.run()
-    running, other, waiting = simulation.records
-    assert (running.finish, other.finish) == (Finish.EXPIRED, Finish.LENGTH)
-    assert (waiting.finish, waiting.tokens) == (Finish.EXPIRED, 0)
-    assert 0 < running.tokens < 100
-
-
 def test_steps_of_too_many_tokens_are_split() -> None:
     slices = [Slice((1,) * 5, 0, (0, 1), True), Slice((2,) * 6, 3, (2, 3, 4), True)]
     steps = split_steps(slices, 4)
@@ -328,20 +250,12 @@ def test_steps_of_too_many_tokens_are_split() -> None:
     assert split_steps(slices, 11) == [slices]
 
 
-def test_costs_are_those_of_the_buckets() -> None:
-    costs = costs_of(NullRunner())
-    assert costs.buckets == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-    assert costs.of(9) == 32.0
-    assert costs.of(64 + 9) == 84.0 + 32.0
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"policy": "fifo"}, "fifo. Valid: chunked, orca"),
         ({"max_running": 0}, "max_running"),
         ({"itl_target_ms": float("nan")}, "itl_target_ms"),
-        ({"policy": "orca", "preemption": True}, "preempt"),
     ],
 )
 def test_wrong_options(wrong: dict[str, object], words: str) -> None:

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from collage.errors import CollageError, InputError
 from collage.serve import Engine, Sampling
-from collage.serve.answer import Answer
-from collage.serve.http.service import HttpJob
 from collage.serve.http.shapes import ChatShape, CompletionShape
-from collage.serve.request import Event, Finish, Request
-from collage.serve.sampler import Logprobs
-from collage.serve.text import Detokenizer
+from collage.serve.request import Event, Finish
+from collage.serve.sampling import Logprobs
+from collage.serve.text import Answer, Detokenizer
 from collage.serve.tokenizer import FileTokenizer
 from tests.compile.serve.test_text import ByteTokenizer
 from tests.serve.served import ROOT
@@ -179,36 +177,6 @@ def test_files_beside_a_tokenizer_are_utf_8_whatever_the_locale(tmp_path: Path) 
         cwd=ROOT,
     )
     assert done.stdout == "(7,)\n", done.stderr
-
-
-def test_of_tokens_with_the_same_name_the_likeliest_is_told(of_llama: FileTokenizer) -> None:
-    answer = Answer(of_llama, Sampling(max_tokens=9, logprobs=2), 2, (BEGIN, HELLO))
-    byte = FIRST_BYTE + ord(" ")
-    assert of_llama.name(BLANK) == of_llama.name(byte) == " "
-    delta = answer.add(Event(0, BLANK, Logprobs(-1.0, ((BLANK, -1.0), (ER, -2.0), (byte, -3.0)))))
-    assert delta is not None
-    service, job = SimpleNamespace(tokenizer=of_llama, name="m"), SimpleNamespace(id="1", created=0)
-    (found,) = CompletionShape(service).chunk(job, 0, delta)["choices"][0]["logprobs"]["top_logprobs"]
-    assert list(found.items()) == [(" ", -1.0), ("er", -2.0)]
-
-
-@pytest.mark.parametrize(("logprobs", "wanted"), [(1, [(" world", -1.0), ("er", -2.0)]), (0, [("er", -2.0)])])
-def test_the_sampled_token_is_among_the_likeliest(
-    of_llama: FileTokenizer, logprobs: int, wanted: list[tuple[str, float]]
-) -> None:
-    """OpenAI's API has it there, too, so that there may be one more than was asked for."""
-    answer = Answer(of_llama, Sampling(max_tokens=9, logprobs=logprobs), 2, (BEGIN, HELLO))
-    delta = answer.add(Event(0, ER, Logprobs(-2.0, ((WORLD, -1.0),)[:logprobs])))
-    assert delta is not None
-    service, job = SimpleNamespace(tokenizer=of_llama, name="m"), SimpleNamespace(id="1", created=0)
-    (found,) = CompletionShape(service).chunk(job, 0, delta)["choices"][0]["logprobs"]["top_logprobs"]
-    assert list(found.items()) == wanted
-
-
-def test_answers_over_http_know_their_prompts(of_llama: FileTokenizer) -> None:
-    job = HttpJob(SimpleNamespace(tokenizer=of_llama), [Request(1, (BEGIN, HELLO), Sampling())])  # type: ignore[arg-type]
-    delta = job.answers[0].add(Event(1, WORLD, finish=Finish.LENGTH))
-    assert delta is not None and delta.text == " world"
 
 
 def test_log_probabilities_tell_where_tokens_are_and_their_bytes(of_llama: FileTokenizer) -> None:

@@ -54,13 +54,11 @@ OPTIONS = st.one_of(
         EngineOptions,
         max_running=st.integers(1, 12),
         itl_target_ms=st.one_of(st.none(), st.floats(0.1, 5)),
-        prefix_caching=st.booleans(),
-        preemption=st.booleans(),
     ),
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(OPTIONS, st.integers(1, 2), st.integers(0, 10**6))
 def test_any_mix_gives_the_tokens_of_the_model_alone(options: EngineOptions, workers: int, seed: int) -> None:
     draw = random.Random(seed)
@@ -82,8 +80,8 @@ def test_any_mix_gives_the_tokens_of_the_model_alone(options: EngineOptions, wor
 
 
 def test_preempted_sequences_go_on_with_the_same_tokens() -> None:
-    prompts = [tuple(range(i, i + 20)) for i in range(12)]
-    with Engine(runner(), EngineOptions(preemption=True, prefix_caching=False)) as engine:
+    prompts = [tuple(range(i, i + 20)) for i in range(12)]  # no two have a block in common
+    with Engine(runner(), EngineOptions()) as engine:
         sampled = Sampling(max_tokens=60, temperature=0)
         streams = [engine.submit(each, sampled) for each in prompts]
         for prompt, stream in zip(prompts, streams, strict=True):
@@ -100,24 +98,6 @@ def test_answers_to_one_prompt_share_its_blocks() -> None:
         assert len({each.tokens for each in results}) == 4
         assert [each.cached_tokens for each in results] == [0, 48, 48, 48]
         assert engine.submit(prompt, Sampling(seed=6)).result().tokens == results[1].tokens
-    engine.check()
-
-
-def test_several_answers_take_what_one_takes() -> None:
-    prompt = tuple(range(50))
-    with Engine(runner(step_ms=5.0)) as engine:
-        for n in (0, -1, 10**6):
-            with pytest.raises(InputError, match=f"n is {n}; it must be from 1 to "):
-                engine.submit_all(prompt, GREEDY, n)
-        last = Sampling(max_tokens=8, seed=2**64 - 1)
-        answers = [each.result() for each in engine.submit_all(prompt, last, 2, cache_salt="one")]
-        assert answers[1].tokens == engine.submit(prompt, Sampling(max_tokens=8, seed=0)).result().tokens
-        salted = [each.result() for each in engine.submit_all(prompt, GREEDY, 2, cache_salt="other")]
-        assert [each.cached_tokens for each in salted] == [0, 48]
-        late = engine.submit_all(prompt, Sampling(max_tokens=70), 2, priority=-1, timeout_s=0.05)
-        assert [each.result().finish for each in late] == [Finish.EXPIRED] * 2
-        with pytest.raises(InputError, match="priority is 101"):
-            engine.submit_all(prompt, GREEDY, 2, priority=101)
     engine.check()
 
 
@@ -260,21 +240,3 @@ def test_requests_from_many_threads() -> None:
         for each in threads:
             each.join()
     assert found == {each: alone(each, 8) for each in prompts}
-
-
-def test_the_trace_shows_each_iteration() -> None:
-    with Engine(runner(), EngineOptions(trace_iterations=100)) as engine:
-        engine.submit(tuple(range(60)), GREEDY).result()
-        events = engine.trace()["traceEvents"]
-    spans = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
-    assert sum(each["args"]["tokens"] for each in spans) == 60 + 7
-    assert sum(each["args"]["streams"] for each in spans) == 7
-    assert len(spans) == engine.stats().iterations
-    assert all(each["dur"] >= 0 for each in spans)
-    names = [each["name"] for each in events if each.get("cat") == "request"]
-    assert names == ["waiting", "waiting", "running (length)", "running (length)"]
-
-
-def test_the_cache_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(CollageError, match=r"1000000000000 blocks .*; \d+ fit"):
-        ReferenceRunner(ReferenceConfig(block_count=10**12))

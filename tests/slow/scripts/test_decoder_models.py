@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.check import OriginalDecoder
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
 

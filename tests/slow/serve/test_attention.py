@@ -33,28 +33,27 @@ TILE_ERROR = 1e-5 if amx_problem() else 1.5e-2
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotary"),
-    [(4, 0, 8, 0), (4, 3, 8, 0), (2, 4, 8, 0), (4, 4, 0, 0), (4, 4, 257, 0), (4, 4, 8, 10), (4, 4, 8, 3)],
+    "wrong",
+    [
+        *(
+            {"kv_heads": 0},
+            {"kv_heads": 3},
+            {"heads": 2},
+            {"dim": 0},
+            {"dim": 257},
+            {"rotary": 10},
+            {"rotary": 3},
+        ),
+        *({"value_dim": -1}, {"value_dim": 257}, {"softcap": float("nan")}, {"window": -1}),
+        *({"slopes": (0.5,)}, {"sinks": (0.5,)}),
+    ],
+    ids=str,
 )
-def test_heads_that_the_kernel_cannot_compute(heads: int, kv_heads: int, dim: int, rotary: int) -> None:
+def test_heads_that_the_kernel_cannot_compute(wrong: dict[str, Any]) -> None:
     """A damaged file may ask for them; the kernel would divide by zero or write beyond its rows."""
-    with pytest.raises(ValueError, match="heads"):
-        Heads(heads, kv_heads, dim, rotary, False, 1.0)
-
-
-@pytest.mark.parametrize("value_dim", [-1, 257])
-def test_values_that_the_kernel_cannot_compute(value_dim: int) -> None:
-    with pytest.raises(ValueError, match=f"heads with values of {value_dim} elements"):
-        Heads(4, 4, 8, 0, False, 1.0, value_dim=value_dim)
-
-
-@pytest.mark.parametrize(
-    "scoring",
-    [{"softcap": -1.0}, {"softcap": float("nan")}, {"window": -1}, {"slopes": (0.5,)}, {"sinks": (0.5,)}],
-)
-def test_scoring_that_the_kernel_cannot_compute(scoring: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be"):
-        Heads(4, 4, 8, 0, False, 1.0, **scoring)
+    usual = {"heads": 4, "kv_heads": 4, "dim": 8, "rotary": 0, "interleaved": False, "scale": 1.0}
+    with pytest.raises(ValueError, match="cannot"):
+        Heads(**{**usual, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -235,16 +234,15 @@ SCORINGS = (
 )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("heads", SCORINGS)
-def test_how_keys_are_scored(heads: Heads, threads: int) -> None:
+def test_how_keys_are_scored(heads: Heads) -> None:
     """Softcaps, biases by distance and windows, in chunks and one by one, of sequences that are split and merged."""
     lengths = [[1000, 31, 256, 0], [1, 1, 1, 1], [7, 40, 3, 1], [1, 1, 1, 1]]
-    assert iterate(heads, lengths, threads, 8) < 1e-5
-    assert iterate(heads, [[1, 1, 1]] * 60, threads, 8, "bfloat16") < 1e-5  # too few rows for tiles
+    assert iterate(heads, lengths, 2, 8) < 1e-5
+    assert iterate(heads, [[1, 1, 1]] * 60, 2, 8, "bfloat16") < 1e-5  # too few rows for tiles
     # Some of these scores are larger than usual, and with them what rounding q to bfloat16 changes of them.
-    assert iterate(heads, lengths, threads, 8, "bfloat16") < 2 * TILE_ERROR
-    assert iterate(heads, lengths, threads, 8, "int8") < 1e-5
+    assert iterate(heads, lengths, 2, 8, "bfloat16") < 2 * TILE_ERROR
+    assert iterate(heads, lengths, 2, 8, "int8") < 1e-5
 
 
 @settings(max_examples=30, deadline=None)
@@ -265,11 +263,8 @@ def test_any_mix_of_chunks(lengths: list[list[int]], heads: Heads, seed: int) ->
     assert iterate(heads, lengths, 2, seed) < 1e-5
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("streams", [7, 40])
-@pytest.mark.parametrize(
-    "heads", [Heads(7, 7, 64, 64, False, 0.2), Heads(10, 5, 80, 0, False, 0.2), *TWO_SIZES]
-)
+@pytest.mark.parametrize(("streams", "threads"), [(7, 1), (40, 2)])
+@pytest.mark.parametrize("heads", [Heads(7, 7, 64, 64, False, 0.2), *TWO_SIZES[:2]])
 def test_streams_share_items_among_heads(heads: Heads, streams: int, threads: int) -> None:
     """With many streams an item has several K/V heads: 2 to all of them, and fewer in the last item of a stream."""
     lengths = [40 + 9 * number for number in range(streams)]
@@ -335,32 +330,11 @@ def test_cache_in_bfloat16(heads: Heads) -> None:
         Heads(18, 2, 33, 0, False, 0.2, value_dim=80),
     ],
 )
-@pytest.mark.parametrize("rows", [7, 8, 9, 16, 17, 31, 32, 33, 100])
+@pytest.mark.parametrize("rows", [7, 16, 17, 33, 100])
 def test_tiles_of_every_height(heads: Heads, rows: int) -> None:
     """One and two tiles of rows, one to four blocks at a time and more, and blocks that are not full."""
     lengths = [[rows, 140 + rows, 0], [rows, 1, rows], [1, rows, 33]]
     assert iterate(heads, lengths, 2, rows, "bfloat16") < TILE_ERROR + 1e-5
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=4),
-    st.sampled_from(
-        [
-            Heads(4, 2, 16, 0, True, 0.25),
-            Heads(6, 6, 8, 0, True, 0.4),
-            Heads(4, 2, 8, 0, True, 0.4, value_dim=20),
-        ]
-    ),
-    st.integers(0, 1000),
-)
-def test_any_mix_of_chunks_in_bfloat16(lengths: list[list[int]], heads: Heads, seed: int) -> None:
-    assert iterate(heads, lengths, 2, seed, "bfloat16") < TILE_ERROR + 1e-5
-
-
-def test_rounded_rotated_keys() -> None:
-    """A rotated key may be rounded the other way, where numpy's last bit differs."""
-    assert iterate(Heads(4, 2, 32, 32, False, 0.2), [[70, 31], [1, 40]], 2, 5, "bfloat16") < 2e-2
 
 
 EIGHT_BITS = [
@@ -387,13 +361,6 @@ def test_the_error_of_a_cache_in_8_bits(heads: Heads) -> None:
     """What docs/serving.md says of normal numbers, against float64 on what was not rounded."""
     error = iterate(heads, MIXED, 2, 4, "int8", compared="float64")
     assert 1e-4 < error < 3e-2
-
-
-def test_8_bits_take_little_more_than_a_quarter() -> None:
-    heads = Heads(8, 4, 64, 64, True, 0.125)
-    cache = make_cache(heads, 3, "int8")
-    held = cache.keys.nbytes + cache.values.nbytes + cache.scales.nbytes
-    assert held == 3 * heads.block_bytes("int8") == 3 * heads.block_bytes() * (64 + 4) // (4 * 64)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -431,20 +398,6 @@ def test_8_bits_of_zeros_and_of_what_is_not_finite() -> None:
     LaunchList(team_of(2), steps)()
     assert (np.abs(out[:2]) < 1e-30).all()
     assert np.isnan(out[2:]).all()
-
-
-def test_blocks_that_are_filled_from_outside() -> None:
-    """``Cache.fill`` rounds as the kernel does, within half a step."""
-    heads = Heads(4, 2, 24, 0, False, 0.2)
-    cache = make_cache(heads, 2, "int8")
-    random = np.random.default_rng(0)
-    keys = random.standard_normal((2, 24, 32), np.float32)
-    values = random.standard_normal((2, 32, 32), np.float32)
-    cache.fill(1, keys, values)
-    for number, (held, whole, axis) in enumerate(((cache.keys, keys, 1), (cache.values, values, 2))):
-        scale = np.expand_dims(cache.scales[1, :, number], axis)
-        assert (np.abs(held[1] * scale - whole) <= scale * 0.5001).all()
-        assert (np.abs(held[1]).max(axis) == 127).all()
 
 
 def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

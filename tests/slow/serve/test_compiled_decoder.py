@@ -13,11 +13,8 @@ import onnx
 import pytest
 
 from collage.api import default_registry
-from collage.errors import UsageError
 from collage.serve import Engine, EngineOptions, Sampling
-from collage.serve.decoder.memory import has_room_for_own
 from collage.serve.model import open_runner
-from collage.serve.parallel.options import Parallelism
 from collage.serve.runner import Slice
 from tests.cli.helpers import json_of
 from tests.serve.served import served
@@ -46,33 +43,8 @@ def file(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "small.collage"
 
 
-def test_kernels_are_timed_as_precisely_as_an_iteration_needs(
-    original: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from collage.compiler.lab import WorkerLab
-    from collage.serve.decoder.compile import DecoderOptions, compile_parts
-
-    found: dict[str, float] = {}
-    workbench = WorkerLab.workbench
-
-    def noted(lab: WorkerLab, context: Any, compilation: Any) -> Any:
-        bench = workbench(lab, context, compilation)
-        found[compilation.source.name] = bench.measurer.network_us
-        return bench
-
-    monkeypatch.setattr(WorkerLab, "workbench", noted)
-    options = DecoderOptions((1, 64), threads=2, db=tmp_path / "db.sqlite", quick=True, max_length=200)
-    compile_parts(original, options, default_registry(), lambda progress: None)
-    nbytes = sum(onnx.numpy_helper.to_array(each).nbytes for each in original.graph.initializer)
-    one, many = ([us for name, us in found.items() if f" at {count} token" in name] for count in (1, 64))
-    assert len(one) == len(many) == 3  # two layers have a segment before them, between and after them
-    assert (
-        nbytes / 1e6 < one[0] == one[1] == one[2] <= many[0] == many[1] == many[2]
-    )  # memory has less than 1 TB/s
-
-
 def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    from collage.serve.decoder.original import OriginalDecoder
+    from collage.serve.decoder.check import OriginalDecoder
 
     session = OriginalDecoder(original, 1)
     logits, cache = session.step(prompt, 0, session.empty_cache())
@@ -88,9 +60,9 @@ def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]
     [
         EngineOptions(max_running=6),
         EngineOptions(max_running=6, policy="orca"),
-        EngineOptions(max_running=8, preemption=True, itl_target_ms=0.5),
+        EngineOptions(max_running=8, itl_target_ms=0.5),
     ],
-    ids=["chunked", "orca", "preemption"],
+    ids=["chunked", "orca", "target"],
 )
 def test_the_engine_gives_the_tokens_of_onnx_runtime(
     original: Any, file: Path, options: EngineOptions
@@ -111,24 +83,14 @@ def test_the_engine_gives_the_tokens_of_onnx_runtime(
     runner.close()
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_weights_are_in_memory_of_its_own_or_in_the_file(own: bool, file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_weights_are_in_memory_of_its_own_or_in_the_file(share: bool, file: Path, tmp_path: Path) -> None:
     copy = shutil.copy(file, tmp_path / "other.collage")  # other tests have the file mapped
     prompt = Slice((1, 2, 3), 0, (5,), True)
-    runner = open_runner(copy, block_count=24, own_weights=own)
-    assert (str(copy.resolve()) in Path("/proc/self/maps").read_text()) != own
+    runner = open_runner(copy, block_count=24, share_weights=share)
+    assert (str(copy.resolve()) in Path("/proc/self/maps").read_text()) == share
     np.testing.assert_array_equal(runner.step([prompt]), open_runner(file, block_count=24).step([prompt]))
     runner.close()
-
-
-def test_a_copy_of_the_weights_leaves_memory_for_the_cache() -> None:
-    assert has_room_for_own(1 << 30, 4 << 30)
-    assert not has_room_for_own(1 << 30, (4 << 30) - 1)
-
-
-def test_processes_have_no_weights_of_their_own(file: Path) -> None:
-    with pytest.raises(UsageError, match="share the weights"):
-        open_runner(file, parallelism=Parallelism("cache", 2), own_weights=True)
 
 
 @pytest.mark.usefixtures("needs_server")
@@ -176,8 +138,7 @@ def test_a_cache_in_8_bits_with_preemption_and_shared_prefixes(file: Path) -> No
     found: list[list[tuple[int, ...]]] = []
     for running, blocks in ((1, 60), (8, 7)):
         runner = open_runner(file, block_count=blocks, cache="int8")
-        options = EngineOptions(max_running=running, prefix_caching=running > 1, preemption=running > 1)
-        with Engine(runner, options) as engine:
+        with Engine(runner, EngineOptions(max_running=running)) as engine:
             streams = [engine.submit(prompt, sampling) for prompt in prompts]
             found.append([each.result().tokens for each in streams])
             stats = engine.stats()

@@ -15,10 +15,10 @@ from collage.backends.native_kernels.experts import Experts
 from collage.compiler import options as compiler_options
 from collage.graph.storage import INT8
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
@@ -31,7 +31,7 @@ TOLERANCE = 1e-1
 SHAPE = replace(small(NAMED["moe_like"], 1), width=128, inner=768, experts=8, chosen=8)
 """Every token chooses all experts. Where it chooses some, rounding may change which: that is an error of its own, which
 depends on the random weights, and a compile goes back to float32 where it is too large."""
-OPTIONS = DecoderOptions((1,), 200, ("native", "onnxruntime", "tvm"), threads=1, tolerance=TOLERANCE)
+OPTIONS = DecoderOptions((1,), 200, threads=1, tolerance=TOLERANCE)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,12 @@ from onnx import TensorProto, helper
 
 from collage.api import default_registry
 from collage.core.progress import Progress
-from collage.errors import ModelError, ModuleFileError
-from collage.serve import Engine, EngineOptions, Sampling
-from collage.serve.decoder import file as decoder_file
+from collage.errors import ModelError
 from collage.serve.decoder.build import compile_decoder, compile_divided
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
@@ -89,14 +85,6 @@ def test_latent_attention_is_recognised(form: str, pairs: bool) -> None:
         assert layer.rotation is None
 
 
-@pytest.mark.parametrize("form", [PAST, ATTENTION, PLAIN])
-def test_values_of_grouped_heads_are_recognised(form: str) -> None:
-    found, _ = recognise(decoder(replace(GROUPED, form=form)), "it")
-    for layer in found.layers:
-        assert layer.sizes == (4, 2, 16, 24)
-        assert layer.rotation is not None and layer.rotation.elements == 16
-
-
 def of_widths(q: int, k: int, v: int, heads: int, kv_heads: int) -> onnx.ModelProto:
     """One layer of ONNX's Attention on rows [batch, sequence, width] of these widths."""
     group = heads // kv_heads
@@ -150,46 +138,6 @@ def test_logits_are_those_of_onnx_runtime(ready: Ready, cache: str, allowed: flo
     assert held == 8 * 2 * found.heads.block_bytes(cache)
     assert error_of(runner, ready) <= allowed * max(1.0, float(np.abs(ready.wanted).max()))
     runner.close()
-
-
-def test_cached_prefixes_and_preemption(ready: Ready) -> None:
-    """Requests share blocks of their prompts, and some are driven out and computed again."""
-    runner = DecoderRunner(load_decoder(ready.path, default_registry()), default_registry(), 8)
-    prompts = [tuple(ready.tokens[:size]) for size in (70, 66, 40, 70, 9)]
-    with Engine(runner, EngineOptions(max_running=4, preemption=True)) as engine:
-        streams = [engine.submit(each, Sampling(max_tokens=40, temperature=0)) for each in prompts]
-        answers = [each.result().tokens for each in streams]
-        stats = engine.stats()
-    assert stats.cached_tokens and stats.preemptions
-    for prompt, answer in zip(prompts, answers, strict=True):
-        rows = ready.original.logits([*prompt, *answer])[len(prompt) - 1 : -1]
-        assert tuple(rows.argmax(-1).tolist()) == answer
-
-
-def test_a_file_without_the_size_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of earlier versions do not tell it, and have heads of one size."""
-
-    def without(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: without(each) for name, each in value.items() if name != "value_dim"}
-        return [*map(without, value)] if isinstance(value, (list, tuple)) else value
-
-    model = decoder(replace(GROUPED, values=0, layers=1))
-    compiled = compile_decoder(model, options(tmp_path), default_registry(), quiet)
-    monkeypatch.setattr(decoder_file, "asdict", lambda each: without(dataclasses.asdict(each)))
-    save_decoder(compiled, tmp_path / "it.collage")
-    found = load_decoder(tmp_path / "it.collage", default_registry())
-    assert found.heads == compiled.heads and found.heads.value_dim == found.heads.dim == 16
-    assert found.decoder == compiled.decoder
-
-
-def test_other_values_than_the_layers_have(ready: Ready, tmp_path: Path) -> None:
-    """The kernel would write beyond its rows."""
-    heads = replace(ready.compiled.heads, value_dim=64)
-    layers = tuple(replace(each, heads=heads) for each in ready.compiled.attention)
-    save_decoder(replace(ready.compiled, attention=layers), tmp_path / "it.collage")
-    with pytest.raises(ModuleFileError, match="damaged"):
-        load_decoder(tmp_path / "it.collage", default_registry())
 
 
 def test_heads_are_divided_among_processes(tmp_path: Path) -> None:

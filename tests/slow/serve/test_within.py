@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 from collage.api import default_registry
-from collage.errors import UsageError
 from collage.kernel.frames import Framed
 from collage.serve import Engine, Sampling
-from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.build import compile_decoder, within
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.file import load_decoder, save_decoder
-from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.decoder.within import within
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
@@ -70,13 +68,6 @@ def test_segments_get_less_where_the_logits_have_too_much() -> None:
     shares, found = asked(0.02, 1000.0)
     assert shares == [0.02, 0.0]
     assert not found.reduced
-
-
-def test_a_quick_compile_has_no_tolerance() -> None:
-    with pytest.raises(UsageError, match="leave out either quick or tolerance"):
-        compile_decoder(
-            "no.onnx", DecoderOptions(quick=True, tolerance=0.1), default_registry(), lambda _: None
-        )
 
 
 @needs_native

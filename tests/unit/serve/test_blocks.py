@@ -118,22 +118,3 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     pool.allocate(1)
     assert pool.lookup([b"old"])[0] == tuple(old)
     assert pool.lookup([b"new"])[0] == ()
-
-
-def test_the_first_block_with_a_key_stays_the_one() -> None:
-    pool = BlockPool(2)
-    (first,), (second,) = pool.allocate(1), pool.allocate(1)
-    pool.register(first, b"key")
-    pool.register(second, b"key")
-    assert pool.lookup([b"key"]) == ((first,), 0)
-    pool.release([second])
-    pool.release([first])
-    pool.check([])
-    assert pool.lookup([b"key"]) == ((first,), 1)
-
-
-def test_no_block_is_handed_out_when_there_are_too_few() -> None:
-    pool = BlockPool(2)
-    with pytest.raises(OutOfBlocksError, match="3 blocks"):
-        pool.allocate(3)
-    assert pool.free == 2

@@ -21,12 +21,6 @@ TALK = [
     {"role": "user", "content": "Bye"},
 ]
 
-CHATML = """
-{%- for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
-"""
 
 LLAMA3 = """
 {{- bos_token }}
@@ -67,11 +61,6 @@ def prompt(source: str, messages: list[dict[str, str]], **tokens: Any) -> str:
     return ChatTemplate(source, tokens).prompt(messages)
 
 
-def test_chatml() -> None:
-    turns = "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in TALK)
-    assert prompt(CHATML, TALK) == turns + "<|im_start|>assistant\n"
-
-
 def test_in_the_manner_of_llama_3() -> None:
     """With the day, and without tools and documents, which are there and none."""
     days = {f"{datetime.now():%d %b %Y}"}
@@ -95,11 +84,6 @@ def test_in_the_manner_of_qwen() -> None:
     assert prompt(QWEN, odd) == "<|im_start|>system\nYou help.<|im_end|>\n" + turns[1] + turns[3] + start
 
 
-def test_names_in_a_marked_answer_are_its_own() -> None:
-    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
-    assert prompt(source, TALK) == "21"
-
-
 def test_json_is_no_html() -> None:
     assert prompt("{{ messages[1].content | tojson }}", TALK) == '"  Hi <b> & é "'
     assert prompt("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}", TALK) == json.dumps(
@@ -119,11 +103,6 @@ def test_json_is_no_html() -> None:
 def test_what_a_template_may_not_do_refuses_the_messages(source: str) -> None:
     with pytest.raises(InputError, match="the chat template refuses these messages: "):
         prompt(source, TALK)
-
-
-def test_a_template_that_is_none_is_told() -> None:
-    with pytest.raises(CollageError, match="cannot read the chat template: "):
-        ChatTemplate("{% generation %}", {})
 
 
 ALL = (
@@ -183,9 +162,3 @@ def test_a_file_of_its_own_goes_before_named_templates(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(CollageError, match=r"cannot read .*chat_template\.jinja"):
         open_chat_template(tmp_path)
-
-
-def test_a_folder_may_have_no_template(tmp_path: Path) -> None:
-    assert open_chat_template(tmp_path) is None
-    write(tmp_path, tokenizer_config={"chat_template": [{"name": "tool_use", "template": "tools"}]})
-    assert open_chat_template(tmp_path) is None

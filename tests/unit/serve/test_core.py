@@ -9,7 +9,7 @@ from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, Request
 from collage.serve.sampling import Sampling
-from tests.serve.simulation import NullRunner
+from tests.serve.simulation import NullRunner, parts
 
 GREEDY = Sampling(max_tokens=4, temperature=0)
 
@@ -17,10 +17,10 @@ GREEDY = Sampling(max_tokens=4, temperature=0)
 def step(core: Core) -> tuple[list[tuple[int, int]], list[Event]]:
     """One iteration: the tokens of each request in it, and its events."""
     plan = core.plan(0.0)
-    steps, events = core.begin(plan, 0.0)
-    events += core.finish(plan, core.run(steps), 0.0)
+    steps, events = core.begin(plan)
+    events += core.finish(plan, core.run(steps))
     core.check()
-    return [(part.sequence.id, part.tokens) for part in plan.parts], events
+    return parts(plan), events
 
 
 def test_answers_to_one_prompt_wait_for_its_leader() -> None:
@@ -45,27 +45,24 @@ def test_a_prompt_is_let_go_between_its_chunks() -> None:
     core = Core(NullRunner(max_tokens=16), EngineOptions())
     core.add(Request(0, (0,) * 40, GREEDY), 0.0)
     plan = core.plan(0.0)
-    steps, _ = core.begin(plan, 0.0)
+    steps, _ = core.begin(plan)
     assert core.cancel(0) == []  # in flight
-    events = core.finish(plan, core.run(steps), 0.0)
+    events = core.finish(plan, core.run(steps))
     assert [(each.id, each.finish) for each in events] == [(0, Finish.CANCELLED)]
     assert not core.busy
     assert core.blocks.used == 0
 
 
 def test_blocks_that_are_kept_are_not_counted_twice() -> None:
-    """A prompt that is in the cache needs its kept blocks, too, so they are not free for the rest of the answer."""
-    core = Core(NullRunner(block_count=8), EngineOptions())
+    """A prompt that is in the cache needs its kept blocks, too, so they are not free for the rest of it."""
+    core = Core(NullRunner(block_count=5), EngineOptions())
     core.add(Request(0, (0,) * 13, Sampling(max_tokens=1, temperature=0)), 0.0)
     step(core)
     core.add(
-        Request(1, (1,) * 4, Sampling(max_tokens=9, temperature=0)), 0.0
-    )  # 3 blocks; 5 are left, 3 of them kept
-    core.add(Request(2, (0,) * 13, Sampling(max_tokens=12, temperature=0)), 0.0)  # 6 blocks
-    assert step(core)[0] == [(1, 4)]
-    while any(id == 1 for id, _ in step(core)[0]):
-        pass
-    assert core.stats().running == 1
+        Request(1, (1,) * 5, Sampling(max_tokens=3, temperature=0)), 0.0
+    )  # 2 blocks; 3 are left, all kept
+    core.add(Request(2, (0,) * 13, Sampling(max_tokens=3, temperature=0)), 0.0)  # these 3 and one more
+    assert step(core)[0] == [(1, 5)]
     while core.busy:
         step(core)
     assert core.stats().cached_tokens == 12
@@ -105,9 +102,9 @@ def test_expired_requests_leave_with_their_blocks() -> None:
     core.add(Request(0, (0,) * 40, GREEDY, timeout_s=1.0), 0.0)
     step(core)
     plan = core.plan(2.0)
-    assert plan.parts == ()
+    assert plan.sequences == ()
     assert [each.id for each in plan.expired] == [0]
-    _, events = core.begin(plan, 2.0)
+    _, events = core.begin(plan)
     assert [each.finish for each in events] == [Finish.EXPIRED]
     assert core.blocks.used == 0
     assert not core.busy
@@ -132,7 +129,7 @@ def test_blocks_of_an_expired_request_that_hold_the_prompt_of_another_are_not_co
     core.add(Request(2, (1,) * 9, GREEDY), 0.0)  # 3 blocks
     plan = core.plan(2.0)
     assert [each.id for each in plan.expired] == [0]
-    core.begin(plan, 2.0)
+    core.begin(plan)
     core.check()
 
 
@@ -145,7 +142,7 @@ def test_a_prompt_alone_is_not_cut_for_a_bucket() -> None:
 
 def test_a_prompt_beside_streams_is_cut_for_a_bucket() -> None:
     """The last token fits the next iteration of the nine streams, which is one of 12 tokens anyway."""
-    core = Core(NullRunner(block_count=200), EngineOptions(prefix_caching=False))
+    core = Core(NullRunner(block_count=200), EngineOptions())
     for i in range(9):
         core.add(Request(i, (0,), GREEDY), 0.0)
     step(core)

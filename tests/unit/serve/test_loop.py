@@ -20,7 +20,6 @@ from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from collage.serve.trace import Trace
 from tests.serve.simulation import NullRunner
 
 
@@ -155,24 +154,3 @@ class Untimed(NullRunner):
 
     def close(self) -> None:
         self.closed = True
-
-
-def test_a_trace_is_read_while_the_engine_goes_on() -> None:
-    iteration = IterationRecord(0.0, 0.0, 0.0, 1, 1, 1, 0, 1, 0)
-    most, done = 5000, threading.Event()
-    trace = Trace(most)
-    for _ in range(most):
-        trace.add(iteration)
-
-    def go_on() -> None:
-        while not done.is_set():
-            trace.add(iteration)
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        events = trace.events()["traceEvents"]
-    finally:
-        done.set()
-        thread.join()
-    assert sum(each["ph"] == "X" and each["tid"] == 1 for each in events) == most

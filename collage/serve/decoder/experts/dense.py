@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, is_zero
-from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, is_zero
+from collage.serve.decoder.experts.values import ExpertPart, ExpertSteps, Mixture, Operand, Total
 from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
 
 _MOVING = frozenset("Transpose Reshape Unsqueeze Squeeze Cast Identity".split())
@@ -32,7 +30,6 @@ def dense_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 
 
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
-    """The reader of the mixture whose scores a node makes, which sets the chosen ones among zeros."""
     zeros, choice, gates = node.input
     shape = graph.shapes.get(node.output[0], ())
     last = attribute(node, "axis", 0) in (1, -1) and attribute(node, "reduction", b"none") == b"none"
@@ -57,7 +54,7 @@ class _Reader:
         self.steps = ExpertSteps(self.graph)
 
     def read(self, scores: str) -> Mixture | None:
-        """The mixture, from its scores [tokens, experts] on. None where it is something else."""
+        """The mixture, from its scores [tokens, experts] on. None if it is something else."""
         weighted = self._weighted(scores)
         if weighted is None:
             return None
@@ -93,7 +90,6 @@ class _Reader:
             value = user.output[0]
 
     def _summed(self, node: onnx.NodeProto) -> str | None:
-        """The sum over all experts of what a node makes."""
         users = self.graph.users.get(node.output[0], ())
         shape = self.graph.shapes.get(node.output[0], ())
         if len(users) != 1 or users[0].op_type != "ReduceSum" or shape[:1] != (self.experts,):
@@ -104,7 +100,7 @@ class _Reader:
         return None if attribute(users[0], "keepdims", 1) else str(users[0].output[0])
 
     def _rows(self, name: str) -> Operand | None:
-        """What a value [experts, tokens, features] is for one expert's rows, or None where it is something else."""
+        """What a value [experts, tokens, features] is for one expert's rows, or None if it is something else."""
         if name not in self.known:
             self.known[name] = self._made(name)
         return self.known[name]

@@ -14,10 +14,7 @@ import onnx
 
 from collage.errors import ModelError
 from collage.graph.dataflow import Array
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, is_zero
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, follow, is_zero
 from collage.serve.decoder.experts.values import (
     EXPERT,
     FEATURE,
@@ -31,6 +28,7 @@ from collage.serve.decoder.experts.values import (
     ExpertChoice,
     ExpertPart,
     ExpertRows,
+    ExpertSteps,
     Hits,
     Lengths,
     Mask,
@@ -60,7 +58,6 @@ def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
 
 
 def _alike(one: Column, other: Column) -> bool:
-    """Whether two columns have numbers of the same rows, in the same axes."""
     return one.expert == other.expert and one.axes == other.axes
 
 
@@ -93,7 +90,6 @@ class _Reader:
         return self.experts == self.scores and experts == list(range(self.experts))
 
     def _is_last(self, name: str) -> bool:
-        """Whether nothing of the same mixture follows."""
         users = self.graph.users.get(name, ())
         return not any(isinstance(self.known.get(each.output[0]), (Total, ExpertPart)) for each in users)
 
@@ -151,7 +147,6 @@ class _Reader:
         return tuple(ONE if each in added else next(rest) for each in range(len(axes) + len(places)))
 
     def _integers(self, node: onnx.NodeProto, place: int, name: str) -> list[int] | None:
-        """Constant integers, which are an input or, in older sets, an attribute."""
         if len(node.input) > place and node.input[place]:
             found = self.graph.constants.get(node.input[place])
             return None if found is None else [int(each) for each in found.reshape(-1)]

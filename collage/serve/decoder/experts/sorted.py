@@ -14,13 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from collage.serve.decoder.experts.choice import experts_chosen_from
-from collage.serve.decoder.experts.follow import follow
-from collage.serve.decoder.experts.row_steps import ExpertSteps
-from collage.serve.decoder.experts.same_elements import base_of, filling, is_zero
-from collage.serve.decoder.experts.values import ExpertPart, Mixture, Operand, Total
-from collage.serve.decoder.onnx_graph import OnnxGraph, attribute
-from collage.serve.decoder.rotary import evaluated
+from collage.serve.decoder.experts.follow import base_of, experts_chosen_from, filling, follow, is_zero
+from collage.serve.decoder.experts.values import ExpertPart, ExpertSteps, Mixture, Operand, Total
+from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, evaluated
 
 _BY_ELEMENT = frozenset("Cast Div Mul Abs Floor Sign Identity".split())
 """Operators on numbers of pairs; the other operand is one number."""
@@ -71,7 +67,6 @@ def sorted_mixtures(graph: OnnxGraph, tokens: int) -> Iterator[Mixture]:
 
 
 def _reader(graph: OnnxGraph, tokens: int, node: onnx.NodeProto) -> _Reader | None:
-    """The reader of the mixture whose pairs a node puts in the order of their experts."""
     choice = base_of(graph, node.input[0])
     experts = experts_chosen_from(graph, tokens, choice)
     pairs, ordered = (graph.shapes.get(name, ()) for name in (node.input[0], node.output[1]))
@@ -99,7 +94,6 @@ class _Reader:
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of a token and a slot."""
         return self.tokens * self.slots
 
     def read(self) -> Iterator[Mixture]:
@@ -193,7 +187,6 @@ class _Reader:
         return [_Own(expert, made, rows.width) for expert, made in enumerate(rows.made)]
 
     def _columns(self, node: onnx.NodeProto, rows: _All | _Own) -> Sequence[_Value] | None:
-        """Parts of the features."""
         count = len(node.output)
         if len(node.input) > 1 and node.input[1]:
             given = self.graph.constants.get(node.input[1])

@@ -26,13 +26,10 @@ from collage.serve.attention import (
     make_cache,
 )
 from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.parallel.cache_attention import CacheAttention
-from collage.serve.parallel.cache_rank import CacheRank
-from collage.serve.parallel.division import divide
-from collage.serve.parallel.local import together
-from collage.serve.parallel.tensors import PeerLostError
-from collage.serve.parallel.traffic import cache_bytes, even_cache_bytes
+from collage.serve.parallel.cache_rank import CacheAttention, CacheRank, divide
+from collage.serve.parallel.tensors import PeerLostError, together
 from collage.serve.runner import Slice
+from scripts.lib.traffic import cache_bytes
 from tests.serve.parallel.fixtures import BUCKETS, Ready
 from tests.serve.parallel.mixes import Mix, at_once
 
@@ -209,20 +206,6 @@ def test_rounded_caches(ready: Ready, cache: str, most: float) -> None:
         slices = mix.slices(counts, 8)
         # A last bit of q, k or v may differ with the number of tokens, and decides where halfway cases go.
         assert np.abs(ranks.step(slices) - whole.step(slices)).max() < most
-
-
-def test_the_formula_is_the_mean_over_blocks() -> None:
-    """With all processes holding blocks of all sequences, tokens fall evenly on the owners of blocks."""
-    heads = Heads(12, 4, 64, 0, False, 0.125)
-    size, blocks = 4, tuple(range(16))
-    slices = [Slice((0,) * 128, 128 * part, blocks, False) for part in (1, 2)]
-    exact = cache_bytes(slices, heads, 1, size, 0)
-    assert exact == even_cache_bytes(256, heads, size)
-    alone = [Slice((0,), 40, (1, size + 1), True)]  # two blocks in process 1, and the token in process 0
-    assert cache_bytes(alone, heads, 1, size, 99) == 4 * (12 * 66 + 12 * 64 + 2 * 4 * 64)
-    assert cache_bytes([Slice((0,), 3, (size,), True)], heads, 1, size, 99) == 0
-    two = [Slice((0,), 3, (0,), True), Slice((0,), 3, (2,), True)]  # the second one is at home in process 2
-    assert cache_bytes(two, heads, 1, size, 99) == 4 * 99
 
 
 def test_a_peer_that_sends_nothing_is_noticed(qwen: Ready) -> None:

@@ -11,21 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from collage.api import default_registry
 from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import TensorType
 from collage.native import team
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.model import open_runner
-from collage.serve.parallel import stages
+from collage.serve.parallel import pipeline_rank
 from collage.serve.parallel.crew import own_cpus
 from collage.serve.parallel.options import Parallelism
-from collage.serve.parallel.runner import ParallelRunner
-from collage.serve.parallel.stages import crossing_widths
-from collage.serve.parallel.traffic import cache_bytes, pipeline_bytes
 from collage.serve.runner import RunnerLostError, Slice
 from tests.serve.parallel.fixtures import Ready
-from tests.serve.parallel.mixes import Mix
 from tests.serve.parallel.running import BLOCKS, alive, answers, running, wait_until_gone
 from tests.serve.served import ROOT, served
 from tests.slow.serve.test_server import open_stream, rest_of
@@ -61,38 +56,12 @@ def test_answers_are_those_of_one_process(
         assert answers(runner, EngineOptions(max_running=2, policy="orca")) == expected
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("int64", (8, 64)), ("float32", (1, 4, 8, 16))])
 def test_other_values_than_rows_of_floats_do_not_cross_borders(
-    qwen: Ready, monkeypatch: pytest.MonkeyPatch, dtype: str, shape: tuple[int, ...]
+    qwen: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "_type", lambda *_: TensorType(shape, dtype))
-    with pytest.raises(UsageError, match=rf"is {dtype} \[.*\] and is read by several layers"):
-        stages.stage_of(qwen.compiled, 1, 2)
-
-
-def test_a_pipeline_sends_what_crosses_its_borders(qwen: Ready) -> None:
-    compiled = qwen.compiled
-    widths = crossing_widths(compiled, 2)
-    assert widths == [2 * 64]  # attention's output, and what is added to it
-    with running(qwen.path, "pipeline") as runner:
-        runner.step([Slice((1, 2, 3, 4, 5), 0, (1,), True)])
-        runner.step([Slice((6, 7), 5, (1,), False)])
-        wanted = pipeline_bytes(5, widths, 1, runner.vocabulary) + pipeline_bytes(2, widths, 0, 0)
-        assert sum(runner.sent_bytes()) == sum(runner.sent_bytes()) == wanted
-
-
-def test_cache_parallelism_sends_the_bytes_of_the_formula(qwen: Ready) -> None:
-    compiled, processes = qwen.compiled, 3
-    mix = Mix(3, 100, BLOCKS, processes)
-    wanted = 0
-    with running(qwen.path, "cache", processes) as runner:
-        for counts in ([8, 0, 0], [0, 7, 1], [0, 0, 8], [1, 1, 1], [1, 0, 1], [8, 8, 8]):
-            slices = mix.slices(counts, runner.max_tokens)
-            runner.step(slices)
-            wanted += cache_bytes(
-                slices, compiled.heads, len(compiled.decoder.layers), processes, runner.vocabulary
-            )
-            assert sum(runner.sent_bytes()) == wanted
+    monkeypatch.setattr(pipeline_rank, "_type", lambda *_: TensorType((8, 64), "int64"))
+    with pytest.raises(UsageError, match=r"is int64 \[.*\] and is read by several layers"):
+        pipeline_rank.stage_of(qwen.compiled, 1, 2)
 
 
 @pytest.mark.parametrize("kind", ["cache", "pipeline"])
@@ -237,7 +206,7 @@ def test_what_cannot_be_divided_is_refused(qwen: Ready) -> None:
 def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> None:
     """The first process has loaded the file, and it is damaged when the others do."""
     from collage.serve.parallel.crew import Crew
-    from collage.serve.parallel.messages import RankSetup
+    from collage.serve.parallel.worker import RankSetup
 
     path = tmp_path / "it.collage"
     path.write_bytes(qwen.path.read_bytes()[:5000])
@@ -247,9 +216,3 @@ def test_a_process_that_cannot_load_says_why(qwen: Ready, tmp_path: Path) -> Non
         crew.meet()
     crew.close()
     wait_until_gone(pids)
-
-
-def test_torch_is_asked_for(monkeypatch: pytest.MonkeyPatch, qwen: Ready) -> None:
-    monkeypatch.setattr("collage.serve.parallel.gloo.find_spec", lambda name: None)
-    with pytest.raises(CollageError, match=r"pip install '\.\[parallel\]'"):
-        ParallelRunner(qwen.path, default_registry(), Parallelism("cache", 2), BLOCKS)

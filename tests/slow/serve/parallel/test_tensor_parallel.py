@@ -18,19 +18,19 @@ from collage.api import default_registry
 from collage.cli.main import main
 from collage.errors import ModelError, UsageError
 from collage.serve import Engine, EngineOptions, Sampling
+from collage.serve.decoder.check import OriginalDecoder
 from collage.serve.decoder.file import load_decoder
-from collage.serve.decoder.onnx_graph import GraphSizes, read_graph
-from collage.serve.decoder.original import OriginalDecoder
-from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, read_graph
+from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.decoder.segments import cut, structure
 from collage.serve.decoder.shards import Shards, shard
 from collage.serve.model import open_runner
 from collage.serve.parallel.options import Parallelism
-from collage.serve.parallel.thread_runner import ThreadRunner
-from collage.serve.parallel.traffic import tensor_bytes
+from collage.serve.parallel.tensor_rank import ThreadRunner
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, DecoderShape, small
+from scripts.lib.traffic import tensor_bytes
 from tests.serve.parallel.fixtures import Ready
 from tests.serve.parallel.mixes import Mix
 from tests.serve.parallel.running import BLOCKS, answers, running

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import subprocess
@@ -22,12 +21,8 @@ import pytest
 from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
 from collage.errors import ClusterError
-from collage.serve.http.options import ServerOptions
-from collage.serve.options import EngineOptions
-from collage.serve.parallel.options import Parallelism
-from collage.serve.replicas import deployment
-from collage.serve.replicas.deployment import Replica, check_room, most_beside, most_open, own_cpus
-from collage.serve.replicas.instance import door_of, end_instance
+from collage.serve.replicas.command import door_of, end_instance
+from collage.serve.replicas.deployment import check_room, most_beside, own_cpus
 from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
@@ -40,44 +35,12 @@ TOKENS = 150
 ASK = {"model": "m", "prompt": [1, 2, 3], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
-def test_replicas_of_one_node_have_processors_of_their_own() -> None:
+def test_replicas_of_one_node_share_its_processors_and_memory() -> None:
     usable = [0, 2, 4, 6, 8]
     assert [own_cpus(usable, 2, place) for place in range(3)] == [(0, 2), (4, 6), ()]
     assert own_cpus(usable, 1, 0) == ()
-
-
-def test_replicas_that_may_be_on_one_node_share_its_memory() -> None:
-    assert most_beside(8, 2, 3) == 3
-    assert most_beside(8, 2, 100) == 4  # the others are on other nodes
+    assert [most_beside(8, 2, replicas) for replicas in (3, 100)] == [3, 4]  # the others are on other nodes
     assert most_beside(1, 2, 4) == 1  # Ray was told of more processors than there are
-
-
-@pytest.mark.parametrize(("running", "share"), [(0, 3), (1, 2), (2, 1)])
-def test_a_replica_that_replaces_another_has_the_memory_that_is_left(
-    monkeypatch: pytest.MonkeyPatch, running: int, share: int
-) -> None:
-    states = {"Replica": SimpleNamespace(replica_states={"RUNNING": running, "STARTING": 3 - running})}
-    context = SimpleNamespace(rank=SimpleNamespace(local_rank=0), app_name="m", deployment="Replica")
-    serve = SimpleNamespace(
-        get_replica_context=lambda: context,
-        status=lambda: SimpleNamespace(applications={"m": SimpleNamespace(deployments=states)}),
-    )
-    shares: list[int] = []
-
-    class Ended(Exception):
-        """The rest of a replica is of no interest here."""
-
-    def front(*_: object) -> None:
-        raise Ended
-
-    monkeypatch.setattr(deployment, "import_serve", lambda: serve)
-    monkeypatch.setattr(deployment, "blocks_of_one", lambda *given: shares.append(given[-1]))
-    monkeypatch.setattr(deployment, "Front", front)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    options = ServerOptions(Path("m"), EngineOptions())
-    with pytest.raises(Ended):
-        asyncio.run(Replica.__init__(SimpleNamespace(), options, 2, 3))  # type: ignore[arg-type]
-    assert shares == [share]
 
 
 def client_at(host: str, port: int) -> Any:
@@ -106,15 +69,6 @@ def test_an_instance_with_other_applications_is_not_ended(applications: set[str]
     )
     end_instance(serve, "m")
     assert bool(calls) == ended
-
-
-@pytest.mark.parametrize(("kind", "most"), [(None, 10), ("cache", 10), ("pipeline", 20)])
-def test_a_pipeline_takes_as_many_requests_for_each_iteration_in_flight(kind: str | None, most: int) -> None:
-    parallelism = None if kind is None else Parallelism(kind, 3)
-    engine = EngineOptions(max_running=5, max_waiting=5)
-    assert most_open(ServerOptions(Path("m"), engine, parallelism=parallelism)) == most
-    chosen = ServerOptions(Path("m"), EngineOptions(max_waiting=5))  # the engine chooses 64 at most
-    assert most_open(chosen) == 69
 
 
 def test_a_cluster_without_room_is_told_at_once() -> None:
@@ -319,13 +273,6 @@ def refused(*arguments: str) -> str:
 def test_what_cannot_be_started_is_one_line(model: Path) -> None:
     assert "there is no" in refused(str(model / "nothing"), "--replicas", "2")
     assert "room for" in refused(str(model), "--replicas", "1000")
-
-
-@needs_ray_serve
-@pytest.mark.usefixtures("needs_server")
-def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "model", replace(SLOW, vocabulary=100))
-    assert "the tokenizer in" in refused(str(folder), "--replicas", "1")
 
 
 @needs_ray_serve

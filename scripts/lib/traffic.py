@@ -52,11 +52,3 @@ def tensor_bytes(tokens: int, width: int, processes: int) -> int:
     Each is a reduce-scatter and an all-gather, in which a process sends (N - 1) / N of the array.
     """
     return FLOAT * 2 * 2 * tokens * width * (processes - 1)
-
-
-def pipeline_bytes(tokens: int, widths: Sequence[int], wanted: int, vocabulary: int) -> int:
-    """The bytes of an iteration under pipeline parallelism: what crosses each border, and the logits.
-
-    ``widths`` are the floats of a token that cross each border.
-    """
-    return FLOAT * (tokens * sum(widths) + wanted * vocabulary)

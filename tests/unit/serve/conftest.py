@@ -1,5 +1,0 @@
-"""The fixtures of this area's tests."""
-
-from tests.serve.fixtures import folder, needs_server, server
-
-__all__ = ["folder", "needs_server", "server"]
