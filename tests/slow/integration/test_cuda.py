@@ -86,12 +86,6 @@ for check in (scans, memory):
 print(lost_context())
 """
 
-SCANS = """
-from scripts.lib.gpu.checks import graph, memory, out_of_memory, scans
-memory(); scans(); graph()
-print(out_of_memory()["message"])
-"""
-
 
 @dataclass(frozen=True)
 class Compiled:
@@ -410,8 +404,3 @@ assert gpu.free_bytes() == before, "a thread that has not used the GPU gives mem
 def test_threads_that_copy_while_another_one_captures(gpu: Gpu) -> None:
     """What they enqueue would be part of the graph. Memory is given back in whatever thread its last user ends."""
     gpu.run(BESIDE)
-
-
-def test_what_the_benchmark_checks_first(gpu: Gpu) -> None:
-    said = gpu.run(SCANS)
-    assert said.strip().startswith("out of memory of the GPU: 2097152 MiB wanted")

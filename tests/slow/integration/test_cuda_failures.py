@@ -31,14 +31,6 @@ for backend in sys.argv[2:]:
 """
 
 
-FAULTY = """
-import json, sys
-import numpy as np, onnx
-from scripts.lib.gpu.failures import faulty_kernel
-print(json.dumps(faulty_kernel(onnx.load(sys.argv[1]), [*np.load(sys.argv[1] + ".npz").values()])))
-"""
-
-
 @dataclass(frozen=True)
 class Result:
     """What came of a compile: the backends of its launches, the error of its outputs, and the database's kernels."""
@@ -97,12 +89,6 @@ def test_a_kernel_that_corrupts_the_context_while_it_is_measured(
     assert all("ILLEGAL" not in (message or "") for _, _, message in found.of("tvm_cuda"))
 
 
-def test_a_kernel_that_writes_where_it_must_not(gpu: Gpu, model: Path) -> None:
-    """The check of ``scripts/bench gpu``: here it is a fault of the process, and on a GPU one of the context."""
-    found = json.loads(gpu.run(FAULTY, str(model)).splitlines()[-1])
-    assert found["crashed"] >= 1 and found["error"] < 1e-6
-
-
 def test_kernels_that_fail_in_the_network_only(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     """One has too little memory, and the others corrupt the context when a graph replays them."""
     found = compiled(
@@ -143,30 +129,12 @@ def test_what_is_missing_is_told(
     assert len(found) == len(backends) and all(words in each for each in found), found
 
 
-NOW = """
-from collage.measure.machine.gpu_now import gpu_now
-print(gpu_now())
-"""
-
-
 def kernel_times(path: Path) -> dict[tuple[str, str, str], tuple[float, str | None, int | None]]:
     """When each kernel was recorded, its clocks, and what was free where memory was short."""
     rows: Any = sqlite3.connect(path).execute(
         "SELECT digest, backend, settings, created, clocks, free_bytes FROM kernels"
     )
     return {(digest, backend, settings): rest for digest, backend, settings, *rest in rows}
-
-
-def test_what_the_gpu_is_like_now(gpu: Gpu, tmp_path: Path) -> None:
-    """Without NVML only its memory is known; with it, the clocks, too."""
-    said = gpu.run(NOW, COLLAGE_STANDIN_MIB="64").strip()
-    assert said == f"GpuNow(free_bytes={64 << 20}, clocks=None)"
-    (tmp_path / "gpu").mkdir()
-    with_nvml = Gpu.build(tmp_path / "gpu", "libnvidia-ml.so.1")
-    said = with_nvml.run(NOW, COLLAGE_STANDIN_MHZ="1200", COLLAGE_STANDIN_REASONS="4").strip()
-    assert said.endswith(
-        "clocks=Clocks(gpu='Stand-in GPU', sm_mhz=1200, memory_mhz=2619, power_capped=True))"
-    )
 
 
 def test_measurements_on_a_slow_gpu_are_made_again_when_it_is_fast(model: Path, tmp_path: Path) -> None:
