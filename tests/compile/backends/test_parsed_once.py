@@ -84,39 +84,6 @@ def test_each_match_is_parsed_once(
     assert set(convolutions.values()) == ({1} if model.graph.nodes[0].op == "nn.conv2d" else set())
 
 
-def test_backends_share_what_they_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: Counter[int] = Counter()
-    read_conv = conv.read_conv
-
-    def counted_conv(graph: Any, node: Any) -> Any:
-        counted[node.id] += 1
-        return read_conv(graph, node)
-
-    monkeypatch.setattr(conv, "read_conv", counted_conv)
-    model = import_model(convolution())
-    present = [backend for backend in BACKENDS if backend.available()]
-    if len(present) < 2:
-        pytest.skip("needs two of the libraries")
-    assert all(ask_everything(backend, model) for backend in present)
-    assert counted == {0: 1}
-
-
-def test_what_raises_is_not_kept() -> None:
-    model = import_model(convolution())
-    calls: list[Subgraph] = []
-
-    def parse(subgraph: Subgraph) -> str:
-        calls.append(subgraph)
-        if len(calls) == 1:
-            raise UnsupportedError("not yet")
-        return "parsed"
-
-    with pytest.raises(UnsupportedError):
-        Subgraph(model, (0,)).parsed(parse)
-    assert [Subgraph(model, (0,)).parsed(parse) for _ in range(3)] == ["parsed"] * 3
-    assert len(calls) == 2
-
-
 def test_a_model_is_freed_at_once_with_all_that_was_parsed() -> None:
     model = import_model(convolution())
     for backend in BACKENDS:
