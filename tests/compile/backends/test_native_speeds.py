@@ -109,12 +109,6 @@ def test_wrong_speeds_change_plans() -> None:
     assert not strassen["fast arithmetic"] and not strassen["slow memory"]
 
 
-def test_the_same_speeds_give_the_same_plans() -> None:
-    for subgraph in cases().values():
-        for speeds in (WRITTEN_DOWN, *WRONG.values()):
-            assert plan(subgraph, speeds) == plan(subgraph, replace(speeds))
-
-
 def test_measurements_of_other_blocks_are_kept_apart() -> None:
     keys = {name: BACKEND.settings(BuildOptions(speeds=speeds)) for name, speeds in WRONG.items()}
     assert BACKEND.settings(BuildOptions()) == ""

@@ -17,7 +17,6 @@ from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,
     needs_native,
-    refusals_of,
     run_variant,
     subgraphs_of,
 )
@@ -110,22 +109,6 @@ def test_every_prefix(per_group: int) -> None:
     for chain in chains:
         variants = check_all_variants(chain, 2)
         assert {str(each) for each in variants} >= {"blocked", "channels-last"}
-
-
-@pytest.mark.parametrize(
-    ("proto", "reason"),
-    [
-        (conv_model(1, (16, 16), [5, 5], [5, 5]), "1 groups of 16 channels"),
-        (conv_model(2, (64, 64), [5, 5], [3, 3]), "2 groups of 64 channels"),
-        (conv_model(9, (1, 2), [5, 5], [3, 3]), "groups of 1 and 2 channels"),
-        (conv_model(2, (4, 4), [9, 9], [3, 3], dilations=[2, 2]), "dilated"),
-        (conv_model(2, (4, 4), [9, 9], [2, 8]), "a window 8 wide"),
-        (conv_model(2, (4, 4), [9, 9], [3, 3], strides=[1, 3]), "at every 3 columns"),
-    ],
-)
-def test_refusals(proto: onnx.ModelProto, reason: str) -> None:
-    assert not subgraphs_of(proto)
-    assert any(reason in each for each in refusals_of(proto))
 
 
 def test_foreign_artifacts_are_refused() -> None:
