@@ -34,7 +34,7 @@ class Native(Backend):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds operators with their epilogues."""
-        from collage.backends.native_kernels.rule import NativeRule
+        from collage.backends.native_kernels.algorithms import NativeRule
 
         return (NativeRule(exact=options.exact, precisions=options.precisions),)
 

@@ -35,6 +35,13 @@ def pieces_of_share(flop: float, chunks: int) -> int:
     return max(1, min(round(flop / _PIECE_FLOP), chunks // _FEWEST_CHUNKS))
 
 
+def kernel_task(function: int, shape: ctypes.Structure, arrays: Sequence[Array | None], number: int) -> Task:
+    """The call ``function(&shape, &buffers, number)``, whose buffers are the addresses of the arrays."""
+    buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+    keep = (shape, buffers, arrays)
+    return Task(function, ctypes.addressof(shape), ctypes.addressof(buffers), number, 0, keep)
+
+
 class SharedKernel(NativeKernel):
     """A kernel whose share i is the call ``function(&shape, &buffers, i)``. A thread has ``pieces`` shares.
 
@@ -90,13 +97,9 @@ class SharedKernel(NativeKernel):
         pieces, tasks = self._pieces, []
         for thread in range(numbers["shares"] // pieces):
             mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]
-            tasks.append(in_sequence([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
+            shares = range(thread * pieces, (thread + 1) * pieces)
+            tasks.append(in_sequence([kernel_task(self._function, self._shape, mine, i) for i in shares]))
         return [Step(tuple(tasks))]
-
-    def _task(self, share: int, arrays: Sequence[Array | None]) -> Task:
-        buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
-        keep = (self._shape, buffers, arrays)
-        return Task(self._function, ctypes.addressof(self._shape), ctypes.addressof(buffers), share, 0, keep)
 
     def _scratch(self, thread: int) -> npt.NDArray[np.uint8]:
         """The thread's scratch memory, or memory of the kernel's own where it may run beside other kernels."""

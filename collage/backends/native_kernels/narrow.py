@@ -11,7 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
+from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shared_or_whole
 from collage.backends.native_kernels.geometry import shape_struct, strides
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
@@ -20,8 +20,6 @@ from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
-
-ROWS, WHOLE = "rows", ""
 
 _MOST_OUTPUTS = 4
 _LANES, _VECTORS = 16, 2
@@ -36,9 +34,7 @@ class NarrowTransposed(ChainAlgorithm):
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost for the input, split by rows, and one thread alone for small work."""
         conv, _ = _checked(task)
-        splits = [ROWS] if build.threads > 1 else []
-        if is_small(conv.flop, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(ROWS, conv.flop, build)
         layouts = BLOCKED, CHANNELS_LAST
         return [Variant((layout,), (PLAIN,), split) for layout in layouts for split in splits]
 

@@ -10,19 +10,17 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
-from collage.backends.native_kernels.convolution import NativeConvolution
+from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shared_or_whole
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
-from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.task import NativeConvolution, NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
-ROWS, WHOLE = "rows", ""
 WINOGRAD = "winograd over planes"
 
 _MOST_INPUTS = 8
@@ -53,8 +51,7 @@ class ShallowConv(ChainAlgorithm):
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, transforms and bias."""
-        convolution, variant = _checked(task), build.variant
-        conv = convolution.scaled
+        conv, variant = _checked(task).scaled, build.variant
         batch, channels, *_ = conv.dst
         inside, outside = three(conv.src[2:]), three(conv.dst[2:])
         depth, rows, columns = three(conv.weights.shape[2:])
@@ -89,10 +86,7 @@ class ShallowConv(ChainAlgorithm):
             **dict(zip(_TO, strides(channels, outside, variant.outputs[0]), strict=True)),
             "shares": shares * pieces,
             "pieces": pieces,
-            "low": convolution.low,
-            "high": convolution.high,
-            "data": task.place(convolution.data),
-            "residual": task.place(convolution.residual),
+            **task.numbers_of_convolution(),
         }
         after = np.zeros((_PLANES, points))
         after[: len(found.after)] = found.after
@@ -156,10 +150,7 @@ def _transforms(conv: Conv) -> Transforms | None:
 
 
 def _splits(task: NativeTask, build: BuildOptions) -> list[str]:
-    splits = [ROWS] if build.threads > 1 else []
-    if is_small(_checked(task).conv.flop, build):
-        splits.append(WHOLE)
-    return splits
+    return shared_or_whole(ROWS, _checked(task).conv.flop, build)
 
 
 def _variants(task: NativeTask, splits: Sequence[str]) -> list[Variant]:

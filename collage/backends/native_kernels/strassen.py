@@ -17,20 +17,18 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import Epilogue
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
+from collage.backends.native_kernels.algorithm import CHANNELS, ROWS, ChainAlgorithm, in_layout
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
-from collage.backends.native_kernels.product import NativeProduct
 from collage.backends.native_kernels.strassen_scales import balanced
-from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.task import NativeProduct, NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
 NAME = "strassen"
-ROWS, CHANNELS = "rows", "output channels"
 
 _HALF = 2 * BLOCK
 _PANEL = 2 * BLOCK

@@ -6,14 +6,17 @@ Lavin & Gray 2015; see `winograd.cpp`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels import winograd_kernel
 from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import winograd_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
@@ -27,7 +30,7 @@ from collage.backends.native_kernels.winograd_plan import (
     way_named,
     ways,
 )
-from collage.graph.storage import BLOCKED, CHANNELS_LAST
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -50,22 +53,23 @@ class _AnyWinograd(ChainAlgorithm):
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the transformed weights, and the bias."""
-        convolution, variant = task.convolution, build.variant
-        conv = convolution.scaled
-        plan, way = self.plan(conv), way_named(variant.split)
-        numbers = {
-            **numbers_of(plan, way, build),
-            "low": convolution.low,
-            "high": convolution.high,
-            "data": task.place(convolution.data),
-            "residual": task.place(convolution.residual),
-        }
+        conv = task.convolution.scaled
+        plan, way = self.plan(conv), way_named(build.variant.split)
+        numbers = {**numbers_of(plan, way, build), **task.numbers_of_convolution()}
         bias = np.zeros(plan.outputs, np.float32) if conv.bias is None else conv.bias
         return Packed(numbers, {"weights": transformed_weights(plan, way.tile), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights."""
-        return winograd_kernel.load(packed, threads)
+        """A kernel whose shares read the same weights, and transform in memory of their own."""
+        return SharedKernel(
+            "collage_winograd",
+            _Shape,
+            packed,
+            threads,
+            limits=winograd_limits,
+            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+            scratch_bytes=_scratch_bytes,
+        )
 
 
 class Winograd(_AnyWinograd):
@@ -131,3 +135,19 @@ def _phases(conv: Conv, axis: int) -> WinogradAxis:
     count = tuple((outputs - first + 1) // 2 for first in begin)
     before = tuple(1 - (first + pad - phase) // 2 for phase, first in enumerate(begin))
     return WinogradAxis(inputs, outputs, begin, count, before)
+
+
+_Shape = shape_struct(
+    *("batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "pad_depth"),
+    *(("rows", 9), ("columns", 9), ("from", 5), ("to", 5)),
+    *("points", "chunk_tiles", "chunk_depths", "by_channels", "shares"),
+)
+"""``collage_winograd_shape``."""
+
+
+def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of a share's transformed input and products (``collage_winograd_scratch``)."""
+    planes = min(numbers["chunk_depths"] + numbers["depth_taps"] - 1, numbers["in_depth"])
+    inside = numbers["in_blocks"] * numbers["chunk_tiles"] | 1
+    outside = numbers["out_blocks"] * numbers["chunk_tiles"] * numbers["chunk_depths"] | 1
+    return 4 * BLOCK * int(numbers["points"]) ** 2 * int(planes * inside + outside)

@@ -11,7 +11,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import is_small
+from collage.backends.native_kernels.algorithm import CHANNELS, WHOLE, is_small
 from collage.backends.native_kernels.geometry import strides
 from collage.backends.native_kernels.points import POINTS, transforms
 from collage.graph.storage import BLOCK
@@ -19,7 +19,7 @@ from collage.kernel.machine_speeds import Blocking
 from collage.kernel.options import BuildOptions
 
 NAME = "winograd"
-TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
+TILES = "tiles"
 
 _PANEL = 2 * BLOCK
 _ROWS = 14

@@ -12,9 +12,6 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import collect, op_name
 
-__all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
-
-
 _WHOLE = ("floor", "ceil", "round", "trunc", "nearbyint")
 """Calls that make whole numbers."""
 _LEAST = 1e-30

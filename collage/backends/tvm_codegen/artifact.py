@@ -18,20 +18,8 @@ from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.read_type import read_type
 from collage.kernel import frames
-from collage.kernel.buffers import ALIGNMENT, aligned_empty
+from collage.kernel.buffers import aligned_empty
 from collage.kernel.frames import frame, unframe
-
-__all__ = [
-    "ALIGNMENT",
-    "Array",
-    "BufferSlot",
-    "TensorSpec",
-    "TvmArtifact",
-    "TvmCall",
-    "empty_aligned",
-    "pack",
-    "unpack",
-]
 
 _KIND = "tvm"
 _MOST_BYTES = 1 << 28

@@ -24,8 +24,6 @@ from collage.backends.tvm_codegen.tuned import parse_record, replay
 from collage.core.temporary import TemporaryFolder
 from collage.native.library import core_problem
 
-__all__ = ["compile_kernel"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coefficients_of, collect, shape_of
 
-__all__ = ["UnscheduledError", "compute_bound_reason", "has_contraction"]
-
 MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel, and are refused without one
 
 

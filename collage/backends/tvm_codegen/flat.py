@@ -21,8 +21,6 @@ from collage.backends.tvm_codegen.blocks import (
     strides_of,
 )
 
-__all__ = ["emit_injective", "emit_wide_reduction"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
-__all__ = ["host_cpu", "host_target", "use_threads"]
-
 
 @functools.cache
 def host_cpu() -> str:

@@ -17,8 +17,6 @@ from tvm import s_tir, tirx
 from collage.backends.tvm_codegen.arithmetic import let
 from collage.backends.tvm_codegen.blocks import collect
 
-__all__ = ["infinite_limits", "keep_nan"]
-
 _FLOATS = ("float16", "float32", "float64")
 _POOLING = "pool"
 """The beginnings of the names of blocks that look for the largest value of a window."""

@@ -11,8 +11,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["PREFIX", "is_parallel", "link", "linkable"]
-
 PREFIX = "__tvm_ffi_"
 """What TVM puts before the names of functions."""
 _LINK = "collage_link"

@@ -14,9 +14,6 @@ from tvm import relax, tirx
 
 from collage.backends.tvm_codegen.artifact import Array, BufferSlot, TensorSpec, TvmCall
 from collage.backends.tvm_codegen.legalise import OPERATORS
-from collage.backends.tvm_codegen.pooling import LEGALIZE
-
-__all__ = ["LoweredKernel", "LoweringError", "first_line", "lower"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +181,7 @@ def _legalise(
     mod = tvm.IRModule({**funcs, tvm.ir.GlobalVar("main"): function.with_attr("global_symbol", "main")})
     passes = [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.LegalizeOps({**LEGALIZE, **OPERATORS, **operators}),
+        relax.transform.LegalizeOps({**OPERATORS, **operators}),
     ]
     try:
         mod = tvm.transform.Sequential(passes)(mod)

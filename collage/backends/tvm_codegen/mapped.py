@@ -14,8 +14,6 @@ from collage.backends.tvm_codegen.image import Image
 from collage.core.cpuinfo import compiled_for
 from collage.native.library import address_of, core
 
-__all__ = ["LAUNCH", "Mapped", "instruction_sets", "is_known", "map_image"]
-
 LAUNCH = "TVMBackendParallelLaunch"
 """What code calls for a parallel loop."""
 _READ, _EXECUTE = 1, 4

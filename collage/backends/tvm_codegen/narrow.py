@@ -18,9 +18,7 @@ from tvm import tirx
 from collage.backends.tvm_codegen.arithmetic import let
 from collage.backends.tvm_codegen.artifact import TensorSpec, TvmCall
 from collage.backends.tvm_codegen.lower import LoweredKernel, LoweringError
-from collage.backends.tvm_codegen.nests import copy_nest, rebuild, replacer, root_stmts
-
-__all__ = ["STORED", "narrow"]
+from collage.backends.tvm_codegen.tidy import copy_nest, rebuild, replacer, root_stmts
 
 STORED = "uint16"
 """The dtype of buffers whose numbers are the 16 bits of bfloat16."""

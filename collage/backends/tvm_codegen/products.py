@@ -15,8 +15,6 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-__all__ = ["rounded_by_llvm", "rounded_in_cuda", "with_rounded_products"]
-
 _CUDA = {"float16": "__hmul_rn", "float32": "__fmul_rn", "float64": "__dmul_rn"}
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.rounding_sums import rounds_by_sum
 
-__all__ = ["refusal"]
-
 _UNROUNDED = "bfloat16"
 
 

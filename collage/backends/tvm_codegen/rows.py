@@ -23,8 +23,6 @@ from collage.backends.tvm_codegen.blocks import (
     users_of,
 )
 
-__all__ = ["Nest", "emit_rows", "gather"]
-
 TILE = 64  # elements of the contiguous axis kept together when rows run along it: 1-4 vector registers
 SHORT = 64  # contiguous reductions up to this many steps are done for 16 rows at once
 

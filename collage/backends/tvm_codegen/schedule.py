@@ -35,8 +35,6 @@ from collage.backends.tvm_codegen.rows import emit_rows, gather
 from collage.backends.tvm_codegen.tidy import drop_dead_blocks, order_floats, split_read_outputs
 from collage.native.library import core_problem
 
-__all__ = ["default_schedule", "schedule"]
-
 logger = logging.getLogger(__name__)
 
 # Work (iterations, an operation counting an eighth on top) from which a nest is worth a parallel loop.

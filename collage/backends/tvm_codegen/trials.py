@@ -21,8 +21,6 @@ from collage.backends.tvm_codegen.traces import CPU, Device
 from collage.backends.tvm_codegen.tuned import RecordError, format_record, plain_trace, tunable_module
 from collage.kernel.target import usable_cores
 
-__all__ = ["Search", "TuningError", "record_of"]
-
 logger = logging.getLogger(__name__)
 
 # TVM's population of 512 over 4 generations takes 10-18 s a batch, this one 1.5, and they find equally good

@@ -23,8 +23,6 @@ from collage.backends.tvm_codegen.schedule import schedule
 from collage.backends.tvm_codegen.trials import Search, TuningError, record_of
 from collage.backends.tvm_codegen.tuned import postprocessed
 
-__all__ = ["random_values", "tune"]
-
 logger = logging.getLogger(__name__)
 
 _HOPELESS = 3.0  # a trial whose second run takes so many times the best is not timed any further

@@ -15,17 +15,6 @@ from collage.backends.tvm_codegen.keep_nan import keep_nan
 from collage.backends.tvm_codegen.lower import first_line
 from collage.backends.tvm_codegen.traces import CPU, Device, check_trace
 
-__all__ = [
-    "RecordError",
-    "format_record",
-    "parse_record",
-    "plain_trace",
-    "postprocessed",
-    "replay",
-    "scheduled",
-    "tunable_module",
-]
-
 
 class RecordError(ValueError):
     """A text that is no record, does more than schedule, or was made for other operators."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.native_kernels import amx_gemm, bf16_gemm, streamed
-from collage.backends.native_kernels.rule import NativeRule
-from collage.backends.native_kernels.streamed import TILES, WIDENED
+from collage.backends.native_kernels import reduced_gemm
+from collage.backends.native_kernels.algorithms import NativeRule
+from collage.backends.native_kernels.reduced_gemm import TILES, WIDENED
 from collage.errors import ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -147,20 +147,18 @@ def test_special_values() -> None:
 
 def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant that needs instructions is refused where these are missing, and no other one."""
-    for name in ("has_bf16_dots", "narrow_problem", "amx_problem"):
-        for module in (bf16_gemm, amx_gemm, streamed):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, lambda name=name: name.startswith("has") or "")
     chain = longest(product_model([4, 64], 96))
-    tiles = [each for each in reduced_variants(BACKEND, chain, 1) if TILES in each.split]
-    monkeypatch.setattr(bf16_gemm, "amx_problem", lambda: "no AMX")
-    variants = [*tiles, *(each for each in reduced_variants(BACKEND, chain, 1) if each not in tiles)]
-    made = [(each, BACKEND.codegen(chain, BuildOptions(variant=each))) for each in variants]
-    monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
-    monkeypatch.setattr(amx_gemm, "amx_problem", lambda: "no AMX")
-    monkeypatch.setattr(streamed, "narrow_problem", lambda: "no AVX-512")
+    monkeypatch.setattr(reduced_gemm, "has_bf16_dots", lambda: True)
+    monkeypatch.setattr(reduced_gemm, "narrow_problem", lambda: "")
+    made = {}
+    for amx in ("", "no AMX"):
+        monkeypatch.setattr(reduced_gemm, "amx_problem", lambda amx=amx: amx)
+        for each in reduced_variants(BACKEND, chain, 1):
+            made[each] = BACKEND.codegen(chain, BuildOptions(variant=each))
+    monkeypatch.setattr(reduced_gemm, "has_bf16_dots", lambda: False)
+    monkeypatch.setattr(reduced_gemm, "narrow_problem", lambda: "no AVX-512")
     missing = set()
-    for variant, artifact in made:
+    for variant, artifact in made.items():
         narrow = is_narrow(variant.inputs[0]) or is_narrow(variant.outputs[0])
         wanted = "AMX" if TILES in variant.split else "AVX-512" if narrow else "AVX512-BF16"
         if WIDENED in variant.split and not narrow:
@@ -187,8 +185,7 @@ def test_tiles_of_every_height_and_depth(rows: int, depth: int) -> None:
 @pytest.mark.parametrize("rows", [1, 9, 100])
 def test_dot_products_where_there_are_no_tiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What processors without AMX run is tested on those that have it, too."""
-    for module in (bf16_gemm, amx_gemm):
-        monkeypatch.setattr(module, "amx_problem", lambda: "there is no AMX")
+    monkeypatch.setattr(reduced_gemm, "amx_problem", lambda: "there is no AMX")
     chain = longest(product_model([rows, 100], 70, then=("Residual", "Relu")))
     built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
     assert any(WIDENED not in each.split for each in built)

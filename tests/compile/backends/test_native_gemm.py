@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.native_kernels.gemm import COLUMNS, IN_ORDER, words
+from collage.backends.native_kernels.algorithm import COLUMNS
+from collage.backends.native_kernels.gemm import IN_ORDER, words
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import narrow_problem
 from collage.native.packed import from_artifact, to_bytes

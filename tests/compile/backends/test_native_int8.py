@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.native_kernels import int8_gemm
-from collage.backends.native_kernels.rule import NativeRule
-from collage.backends.native_kernels.streamed import WIDENED
+from collage.backends.native_kernels import reduced_gemm
+from collage.backends.native_kernels.algorithms import NativeRule
+from collage.backends.native_kernels.reduced_gemm import WIDENED
 from collage.errors import ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -185,9 +185,9 @@ def test_the_longest_sums_do_not_overflow(sign: int) -> None:
 
 def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = longest(product_model([64, 64], 96))
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: True)
+    monkeypatch.setattr(reduced_gemm, "has_int8_dots", lambda: True)
     options = BuildOptions(variant=offered(chain, 1)[0])
     artifact = BACKEND.codegen(chain, options)
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: False)
+    monkeypatch.setattr(reduced_gemm, "has_int8_dots", lambda: False)
     with pytest.raises(ModuleFileError, match="AVX512-VNNI"):
         BACKEND.load(artifact, options)

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import UnsupportedError
-from collage.backends.native_kernels.experts import OPERATOR, Experts
-from collage.backends.native_kernels.gemm import COLUMNS, words
-from collage.backends.native_kernels.streamed import WIDENED
-from collage.backends.native_kernels.widened_experts import Bf16Experts, Int8Experts
+from collage.backends.native_kernels.algorithm import COLUMNS
+from collage.backends.native_kernels.experts import OPERATOR, Bf16Experts, Experts, Int8Experts
+from collage.backends.native_kernels.gemm import words
+from collage.backends.native_kernels.reduced_gemm import WIDENED
 from collage.core.typed import MalformedError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
