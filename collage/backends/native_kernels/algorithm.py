@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from collage.backends.native_kernels.kernel import CKernel, SharedKernel
 from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions, Variant
@@ -73,6 +74,11 @@ class ChainAlgorithm(Algorithm[NativeTask]):
     """One for chains: an operator and the functions that follow it."""
 
     read = staticmethod(read_task)
+    kernel: ClassVar[CKernel]
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """A kernel whose shares read the same arrays."""
+        return SharedKernel(self.kernel, packed, threads)
 
 
 def is_small(flop: float, build: BuildOptions) -> bool:

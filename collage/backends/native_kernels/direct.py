@@ -23,10 +23,9 @@ from collage.backends.native_kernels.algorithm import (
     shared_or_whole,
 )
 from collage.backends.native_kernels.geometry import padded, shape_struct, strides, three
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import Arrays, Needs, Numbers, direct_limits
 from collage.backends.native_kernels.task import NativeTask
-from collage.core.typed import typed
 from collage.errors import ModuleFileError
 from collage.graph.storage import BF16, BLOCK, BLOCKED, CHANNELS_LAST, narrowed, widened
 from collage.kernel.options import BuildOptions, Variant
@@ -48,12 +47,22 @@ _LANE = 4
 """The number of channels in 128 bits."""
 
 
+_Shape = shape_struct(
+    *("batch", "inputs", "outputs", "reach"),
+    *(("in", 3), ("out", 3), ("window", 3), ("stride", 3), ("pad", 3), ("from", 5), ("to", 5)),
+    *("blocked", "by_vectors", "shares"),
+)
+"""``collage_direct_conv_shape``."""
+
+
 class DirectConv(ChainAlgorithm):
     """Takes two or more groups of at most 32 inputs, with windows at most 7 wide at every column or every other one."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
-    function = "collage_direct_conv"
+    kernel = CKernel(
+        *("collage_direct_conv", _Shape, direct_limits, ("weights", "bias")), lists=("begin", "sources")
+    )
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
@@ -95,22 +104,11 @@ class DirectConv(ChainAlgorithm):
         weights = packed_weights(conv, sources, spatial["window"])
         return Packed(numbers, {"weights": weights, "bias": padded(conv.bias, outputs)})
 
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights."""
-        reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
-        return SharedKernel(
-            self.function,
-            _Shape,
-            packed,
-            threads,
-            limits=self.limits,
-            constants=[*reach, packed.arrays["weights"], packed.arrays["bias"]],
-        )
 
-    @staticmethod
-    def limits(numbers: Numbers, arrays: Arrays) -> Needs:
-        """The limits of the kernel."""
-        return direct_limits(numbers, arrays)
+def _narrow_limits(numbers: Numbers, arrays: Arrays) -> Needs:
+    """The limits of the kernel with bfloat16 data and results, whose elements count as half a float."""
+    needs = direct_limits(numbers, arrays)
+    return Needs(needs.data / 2, needs.result / 2)
 
 
 class Bf16DirectConv(DirectConv):
@@ -118,7 +116,7 @@ class Bf16DirectConv(DirectConv):
 
     name = "bf16_direct_conv"
     precision = BF16
-    function = "collage_bf16_direct_conv"
+    kernel = replace(DirectConv.kernel, function="collage_bf16_direct_conv", limits=_narrow_limits)
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Return the variants of float32, with narrow storages on both sides."""
@@ -145,12 +143,6 @@ class Bf16DirectConv(DirectConv):
         if problem := narrow_problem():
             raise ModuleFileError(f"{problem}: compile the model here.")
         return super().load(packed, threads)
-
-    @staticmethod
-    def limits(numbers: Numbers, arrays: Arrays) -> Needs:
-        """The limits of the kernel, whose elements count as half a float."""
-        needs = direct_limits(numbers, arrays)
-        return Needs(needs.data / 2, needs.result / 2)
 
 
 def problem_of(conv: Conv) -> str:
@@ -257,11 +249,3 @@ def packed_weights(conv: Conv, sources: Sources, window: Sequence[int]) -> Float
 def _lanes(start: int, stop: int) -> range:
     """The numbers of the 128 bits in which these channels lie."""
     return range(start // _LANE, (stop - 1) // _LANE + 1)
-
-
-_Shape = shape_struct(
-    *("batch", "inputs", "outputs", "reach"),
-    *(("in", 3), ("out", 3), ("window", 3), ("stride", 3), ("pad", 3), ("from", 5), ("to", 5)),
-    *("blocked", "by_vectors", "shares"),
-)
-"""``collage_direct_conv_shape``."""

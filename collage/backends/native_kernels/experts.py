@@ -27,7 +27,7 @@ from collage.backends.native_kernels.gemm import (
     words,
 )
 from collage.backends.native_kernels.geometry import padded, shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel, SharedKernel
 from collage.backends.native_kernels.limits import experts_limits
 from collage.backends.native_kernels.reduced_gemm import (
     TILE_SUMS,
@@ -151,6 +151,12 @@ class Experts(Algorithm[ExpertProduct]):
     name = "experts"
     roots = frozenset({OPERATOR})
     read = staticmethod(read_experts)
+    together: ClassVar[int] = 1
+    """The number of weights that lie in 4 bytes."""
+    kind: ClassVar[str] = ""
+    """What the name of the kernel's function ends with."""
+    scaled: ClassVar[bool] = False
+    """Whether each column of the weights has a factor."""
 
     def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants, split by columns, so that each thread reads its part of the matrices, or one thread has all.
@@ -199,7 +205,7 @@ class Experts(Algorithm[ExpertProduct]):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-        return ExpertKernel(packed, threads)
+        return _ExpertKernel(self, packed, threads)
 
 
 class WidenedExperts(Experts):
@@ -207,13 +213,6 @@ class WidenedExperts(Experts):
 
     Dot products of narrow rows would save arithmetic, which sets the pace only if many rows choose the same matrix.
     """
-
-    together: ClassVar[int]
-    """The number of weights that lie in 4 bytes."""
-    kind: ClassVar[str]
-    """What the name of the kernel's function ends with."""
-    scaled: ClassVar[bool] = False
-    """Whether each column of the weights has a factor."""
 
     def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
         """The splits and orders of float32."""
@@ -227,10 +226,6 @@ class WidenedExperts(Experts):
         """The shape of the kernel, and what it reads of each expert. The depth is not sliced."""
         depth = task.weights.shape[1]
         return self.packed(task, build, row_chunk(depth), depth)
-
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-        return ExpertKernel(packed, threads, self.kind, self.together, scaled=self.scaled)
 
 
 class Bf16Experts(WidenedExperts):
@@ -267,26 +262,20 @@ class Int8Experts(WidenedExperts):
         }
 
 
-class ExpertKernel(SharedKernel):
-    """A kernel that reads, besides the data, the rows' choices.
+class _ExpertKernel(SharedKernel):
+    """A kernel that reads, besides the data, the rows' choices."""
 
-    ``kind`` is what its function's name ends with. ``together`` weights have 4 bytes, and ``scaled`` tells that each
-    column of them has a factor.
-    """
-
-    def __init__(
-        self, packed: Packed, threads: int, kind: str = "", together: int = 1, *, scaled: bool = False
-    ) -> None:
-        super().__init__(
-            f"collage_expert_gemm{kind}",
+    def __init__(self, algorithm: Experts, packed: Packed, threads: int) -> None:
+        together, scaled = algorithm.together, algorithm.scaled
+        kernel = CKernel(
+            f"collage_expert_gemm{algorithm.kind}",
             _SHAPE,
-            packed,
-            threads,
-            limits=partial(experts_limits, together=together, scaled=scaled),
-            constants=[packed.arrays["weights"], packed.arrays["scales"] if scaled else None],
+            partial(experts_limits, together=together, scaled=scaled),
+            ("weights", "scales" if scaled else ""),
             residual=False,
-            scratch_bytes=partial(scratch_bytes, together=together),
+            scratch_bytes=partial(_scratch_bytes, together=together),
         )
+        super().__init__(kernel, packed, threads)
         self._choice, self._rows = (typed(int, packed.numbers[name]) for name in ("choice", "rows"))
 
     def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -302,10 +291,10 @@ _SHAPE = shape_struct(
 """``collage_expert_gemm_shape``."""
 
 
-def scratch_bytes(numbers: Mapping[str, Any], together: int = 1) -> int:
-    """The size of a share's order of the rows, copies of some, and where weights are widened the sums of a tile.
+def _scratch_bytes(numbers: Mapping[str, Any], together: int) -> int:
+    """The size of a share's order of the rows, copies of some, and for widened weights the sums of a tile.
 
-    It is what ``collage_expert_gemm_scratch`` says, and those of the other kinds. ``together`` weights have 4 bytes.
+    It is what ``collage_expert_gemm_scratch`` and its like say. ``together`` weights have 4 bytes.
     """
     rows = min(numbers["rows"], numbers["row_chunk"])
     parts = (

@@ -10,7 +10,7 @@ import numpy as np
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import COLUMNS, ROWS, WHOLE, ChainAlgorithm, is_small
 from collage.backends.native_kernels.geometry import padded, shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import gemm_limits
 from collage.backends.native_kernels.task import NativeProduct, NativeTask
 from collage.graph.storage import BLOCK
@@ -31,11 +31,19 @@ ROW_CHUNK = 128
 _PANEL = 3
 
 
+_Shape = shape_struct(
+    *("rows", "depth", "columns", "row_chunk", "slice"),
+    *("shares", "by_rows", "activation", "residual_first", "in_order"),
+)
+"""``collage_gemm_shape``."""
+
+
 class Gemm(ChainAlgorithm):
     """Takes a matrix, or several with rows of the same length, times a constant one."""
 
     name = "gemm"
     roots = frozenset({"matmul"})
+    kernel = CKernel("collage_gemm", _Shape, gemm_limits, ("weights", "bias"))
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants, with each split and each order of reading the weights."""
@@ -66,15 +74,8 @@ class Gemm(ChainAlgorithm):
         return Packed(numbers, {"weights": weights, "bias": padded(product.bias, columns)})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read one array of weights."""
-        return SharedKernel(
-            "collage_gemm",
-            _Shape,
-            with_order(packed),
-            threads,
-            limits=gemm_limits,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
-        )
+        """The kernel, also of an older artifact."""
+        return super().load(with_order(packed), threads)
 
 
 def splits_of(product: NativeProduct, build: BuildOptions) -> list[str]:
@@ -127,10 +128,3 @@ def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
                 panel = padded[k : k + deep, block * BLOCK : min(block + _PANEL, end) * BLOCK]
                 parts.append(panel.reshape(-1))
     return np.concatenate(parts)
-
-
-_Shape = shape_struct(
-    *("rows", "depth", "columns", "row_chunk", "slice"),
-    *("shares", "by_rows", "activation", "residual_first", "in_order"),
-)
-"""``collage_gemm_shape``."""

@@ -219,10 +219,10 @@ def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
-def experts_limits(n: Numbers, arrays: Arrays, together: int = 1, *, scaled: bool = False) -> Needs:
+def experts_limits(n: Numbers, arrays: Arrays, together: int, *, scaled: bool) -> Needs:
     """The limits of the kernel in `expert_gemm.h`. Its choices are checked where it is bound to buffers.
 
-    So many weights lie ``together`` in 4 bytes, and ``scaled`` tells that each column of them has a factor.
+    So many weights lie ``together`` in 4 bytes. If they are ``scaled``, each column has a factor.
     """
     at_least(1, n, "rows", "depth", "columns", "experts", "row_chunk", "slice")
     one_of((0, 1), n, "in_order")

@@ -26,7 +26,7 @@ from collage.backends.native_kernels.gemm import (
     words,
 )
 from collage.backends.native_kernels.geometry import padded, shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel, SharedKernel
 from collage.backends.native_kernels.limits import reduced_gemm_limits
 from collage.backends.native_kernels.task import NativeProduct, NativeTask, check_pixels
 from collage.errors import ModuleFileError
@@ -155,17 +155,9 @@ class ReducedGemm(ChainAlgorithm):
         if problem := self.problem(packed.numbers):
             raise ModuleFileError(f"{problem}: compile the model here.")
         names = _ARRAYS[self.precision]
-        return SharedKernel(
-            f"collage_{self.name}",
-            _SHAPE,
-            with_order(packed),
-            threads,
-            limits=partial(
-                reduced_gemm_limits, names=names, together=self.together, most_depth=self.most_depth
-            ),
-            constants=[packed.arrays[name] for name in names],
-            scratch_bytes=self.scratch_bytes,
-        )
+        limits = partial(reduced_gemm_limits, names=names, together=self.together, most_depth=self.most_depth)
+        kernel = CKernel(f"collage_{self.name}", _SHAPE, limits, names, scratch_bytes=self.scratch_bytes)
+        return SharedKernel(kernel, with_order(packed), threads)
 
 
 _ARRAYS = {BF16: ("weights", "bias"), INT8: ("weights", "scales", "sums", "bias")}

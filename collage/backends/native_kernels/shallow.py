@@ -12,13 +12,12 @@ from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shared_or_whole
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
-from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
+from collage.backends.native_kernels.kernel import CKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.backends.native_kernels.task import NativeConvolution, NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel
 from collage.native.packed import Packed
 
 WINOGRAD = "winograd over planes"
@@ -28,11 +27,34 @@ _PLANES = 4
 _PANEL = 2 * BLOCK
 
 
+_TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
+_Shape = shape_struct(
+    *("batch", "channels", "out_blocks", ("in", 3), ("out", 3)),
+    *("rows", "columns", ("stride", 3), ("pad", 3)),
+    *("planes", "seen", "points", "row_chunk", *_TO, "shares"),
+)
+"""``collage_shallow_conv_shape``."""
+
+
+def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
+    width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
+    row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
+    rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]
+    point_lines = numbers["channels"] * rows * row_lines | 1
+    product_lines = numbers["out_blocks"] * chunk * width | 1
+    return 4 * BLOCK * int(points * point_lines + (points if numbers["planes"] > 1 else 1) * product_lines)
+
+
 class ShallowConv(ChainAlgorithm):
     """Takes up to 8 input channels in the plain layout, as a network's first convolution has them."""
 
     name = "shallow_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+    kernel = CKernel(
+        *("collage_shallow_conv", _Shape, shallow_limits, ("weights", "before", "after", "bias")),
+        scratch_bytes=_scratch_bytes,
+    )
 
     def reassociates(self, variant: Variant) -> bool:
         """Whether it uses Winograd's algorithm, which sums planes."""
@@ -98,18 +120,6 @@ class ShallowConv(ChainAlgorithm):
         }
         return Packed(numbers, {name: np.asarray(array, np.float32) for name, array in arrays.items()})
 
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights, and work in memory of their own."""
-        return SharedKernel(
-            "collage_shallow_conv",
-            _Shape,
-            packed,
-            threads,
-            limits=shallow_limits,
-            constants=[packed.arrays[name] for name in _ARRAYS],
-            scratch_bytes=scratch_bytes,
-        )
-
 
 def packed_weights(weights: Floats, found: Transforms) -> Floats:
     """Weights (O, I, planes, rows, columns) as [point][panel of 32 outputs][input][row][column][output], flat."""
@@ -159,25 +169,3 @@ def _variants(task: NativeTask, splits: Sequence[str]) -> list[Variant]:
         inputs = tuple(PLAIN if each == data else target for each in task.chain.inputs)
         found += [Variant(inputs, (target,), split) for split in splits]
     return found
-
-
-_TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
-_Shape = shape_struct(
-    *("batch", "channels", "out_blocks", ("in", 3), ("out", 3)),
-    *("rows", "columns", ("stride", 3), ("pad", 3)),
-    *("planes", "seen", "points", "row_chunk", *_TO, "shares"),
-)
-"""``collage_shallow_conv_shape``."""
-
-
-_ARRAYS = "weights", "before", "after", "bias"
-
-
-def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
-    width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
-    row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
-    rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]
-    point_lines = numbers["channels"] * rows * row_lines | 1
-    product_lines = numbers["out_blocks"] * chunk * width | 1
-    return 4 * BLOCK * int(points * point_lines + (points if numbers["planes"] > 1 else 1) * product_lines)

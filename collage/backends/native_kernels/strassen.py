@@ -19,13 +19,12 @@ from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import Epilogue
 from collage.backends.native_kernels.algorithm import CHANNELS, ROWS, ChainAlgorithm, in_layout
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import strassen_limits
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.backends.native_kernels.task import NativeProduct, NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel
 from collage.native.packed import Packed
 
 NAME = "strassen"
@@ -51,6 +50,19 @@ arithmetic of 12 times as many rows. With 480 GFLOP/s and 40 GB/s that is 144 ro
 """
 
 
+_Shape = shape_struct(
+    *("batch", "in_blocks", "out_blocks", ("out", 3), ("from", 5), ("to", 5)),
+    *("row_chunk", "slice", "by_channels", "shares", "activation", "residual_first"),
+)
+"""``collage_strassen_shape``."""
+
+
+def scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of a share's register tiles and left factors (``collage_strassen_scratch``)."""
+    factor = int(numbers["slice"] * numbers["row_chunk"]) | 1
+    return 4 * BLOCK * (6 * _ROWS * 2 + 7 * factor)
+
+
 @dataclass(frozen=True)
 class _Pixels:
     """A product whose rows are pixels: ``out`` of each of ``batch`` images, at ``distances`` among those ``inside``."""
@@ -63,6 +75,11 @@ class _Pixels:
 
 
 class _AnyStrassen(ChainAlgorithm):
+    kernel = CKernel(
+        *("collage_strassen", _Shape, strassen_limits, ("weights", "depth_scales", "column_scales", "bias")),
+        scratch_bytes=scratch_bytes,
+    )
+
     @abstractmethod
     def read(self, task: NativeTask, build: BuildOptions) -> _Pixels:
         """The task as a product. Raises UnsupportedError when it is none that the kernel takes."""
@@ -123,18 +140,6 @@ class _AnyStrassen(ChainAlgorithm):
             "bias": bias,
         }
         return Packed(numbers, arrays if scaled.depth is None else {**arrays, "depth_scales": scaled.depth})
-
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights, and work in memory of their own."""
-        return SharedKernel(
-            "collage_strassen",
-            _Shape,
-            packed,
-            threads,
-            limits=strassen_limits,
-            constants=[packed.arrays.get(name) for name in _ARRAYS],
-            scratch_bytes=scratch_bytes,
-        )
 
 
 class StrassenConv(_AnyStrassen):
@@ -231,17 +236,3 @@ def _checked(pixels: _Pixels) -> _Pixels:
             f"{product.rows} rows times {depth}x{columns} are little work for Strassen's algorithm"
         )
     return pixels
-
-
-_ARRAYS = "weights", "depth_scales", "column_scales", "bias"
-_Shape = shape_struct(
-    *("batch", "in_blocks", "out_blocks", ("out", 3), ("from", 5), ("to", 5)),
-    *("row_chunk", "slice", "by_channels", "shares", "activation", "residual_first"),
-)
-"""``collage_strassen_shape``."""
-
-
-def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """The size of a share's register tiles and left factors (``collage_strassen_scratch``)."""
-    factor = int(numbers["slice"] * numbers["row_chunk"]) | 1
-    return 4 * BLOCK * (6 * _ROWS * 2 + 7 * factor)

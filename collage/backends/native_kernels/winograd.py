@@ -15,7 +15,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
 from collage.backends.native_kernels.geometry import shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import winograd_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.backends.native_kernels.winograd_plan import (
@@ -32,11 +32,29 @@ from collage.backends.native_kernels.winograd_plan import (
 )
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel
 from collage.native.packed import Packed
+
+_Shape = shape_struct(
+    *("batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "pad_depth"),
+    *(("rows", 9), ("columns", 9), ("from", 5), ("to", 5)),
+    *("points", "chunk_tiles", "chunk_depths", "by_channels", "shares"),
+)
+"""``collage_winograd_shape``."""
+
+
+def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of a share's transformed input and products (``collage_winograd_scratch``)."""
+    planes = min(numbers["chunk_depths"] + numbers["depth_taps"] - 1, numbers["in_depth"])
+    inside = numbers["in_blocks"] * numbers["chunk_tiles"] | 1
+    outside = numbers["out_blocks"] * numbers["chunk_tiles"] * numbers["chunk_depths"] | 1
+    return 4 * BLOCK * int(numbers["points"]) ** 2 * int(planes * inside + outside)
 
 
 class _AnyWinograd(ChainAlgorithm):
+    kernel = CKernel(
+        "collage_winograd", _Shape, winograd_limits, ("weights", "bias"), scratch_bytes=_scratch_bytes
+    )
+
     @abstractmethod
     def plan(self, conv: Conv) -> WinogradPlan:
         """What the kernel is to do. Raises UnsupportedError when it does not take the convolution."""
@@ -58,18 +76,6 @@ class _AnyWinograd(ChainAlgorithm):
         numbers = {**numbers_of(plan, way, build), **task.numbers_of_convolution()}
         bias = np.zeros(plan.outputs, np.float32) if conv.bias is None else conv.bias
         return Packed(numbers, {"weights": transformed_weights(plan, way.tile), "bias": bias})
-
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights, and transform in memory of their own."""
-        return SharedKernel(
-            "collage_winograd",
-            _Shape,
-            packed,
-            threads,
-            limits=winograd_limits,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
-            scratch_bytes=_scratch_bytes,
-        )
 
 
 class Winograd(_AnyWinograd):
@@ -135,19 +141,3 @@ def _phases(conv: Conv, axis: int) -> WinogradAxis:
     count = tuple((outputs - first + 1) // 2 for first in begin)
     before = tuple(1 - (first + pad - phase) // 2 for phase, first in enumerate(begin))
     return WinogradAxis(inputs, outputs, begin, count, before)
-
-
-_Shape = shape_struct(
-    *("batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "pad_depth"),
-    *(("rows", 9), ("columns", 9), ("from", 5), ("to", 5)),
-    *("points", "chunk_tiles", "chunk_depths", "by_channels", "shares"),
-)
-"""``collage_winograd_shape``."""
-
-
-def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """The size of a share's transformed input and products (``collage_winograd_scratch``)."""
-    planes = min(numbers["chunk_depths"] + numbers["depth_taps"] - 1, numbers["in_depth"])
-    inside = numbers["in_blocks"] * numbers["chunk_tiles"] | 1
-    outside = numbers["out_blocks"] * numbers["chunk_tiles"] * numbers["chunk_depths"] | 1
-    return 4 * BLOCK * int(numbers["points"]) ** 2 * int(planes * inside + outside)
