@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _SPIN_US = "30"
-"""How long idle threads spin when another engine's kernel may be next, in microseconds.
+"""How long idle threads spin if another engine's kernel may be next, in microseconds.
 
-Long enough to bridge the gaps between operators, short enough to be out of the next kernel's way. DCGAN on two
-cores, alternating with OpenVINO: 0.87 ms and 0.81 ms for the two; spinning on without end 1.56 and 6.43, not
-spinning at all 1.41 and 1.30.
+Long enough to bridge the gaps between operators, short enough to be out of the next kernel's way.
 """
 
 _NO_SPINNING = "no spinning"
@@ -166,8 +164,7 @@ class _BoundableSession(Session):
     """An ``InferenceSession`` on the CPU.
 
     Runs go to the session inside it, which takes the names of the outputs, and does not look at the inputs in Python
-    first: a voice detector of 95 us spends 18 us there. Where ``recurrent`` is the model's protobuf, empty inputs are
-    checked before.
+    first. If ``recurrent`` is the model's protobuf, empty inputs are checked before.
     """
 
     def __init__(self, session: Any, recurrent: bytes) -> None:
@@ -187,7 +184,7 @@ class _BoundableSession(Session):
         return _SessionKernel(self._session, own_threads=True).bind(inputs, outputs)
 
     def _refuse_empty(self, feeds: Mapping[str, Any]) -> None:
-        """Raises InputError where ONNX Runtime would end the process (see ``frontend.empty_recurrent``)."""
+        """Raises InputError where ONNX Runtime would end the process (see ``engine_faults.empty_recurrent``)."""
         shapes = {name: each.shape for name, each in feeds.items() if isinstance(each, np.ndarray)}
         if not any(0 in shape for shape in shapes.values()):
             return

@@ -201,10 +201,7 @@ def _core() -> Any:
 
 
 class _ModelSession(Session):
-    """A session whose inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy.
-
-    A detector of 1.7 ms with a picture of 0.8 MB spends 80 us on new tensors, and 30 us on a copy.
-    """
+    """A session whose inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled  # a request does not keep the model alive

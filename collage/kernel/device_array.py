@@ -16,14 +16,13 @@ import numpy as np
 
 from collage.core.cuda_driver import driver
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.storage import CUDA, HOST
+from collage.graph.storage import CUDA
 from collage.kernel.buffers import aligned_empty, as_bytes
 from collage.kernel.buffers import poison as poison_here
 
 __all__ = [
     "DeviceArray",
     "copy_on",
-    "device_of",
     "empty_on",
     "lock_pages",
     "on_device",
@@ -168,8 +167,3 @@ def lock_pages(array: Array) -> None:
     address = int(raw.ctypes.data)
     if raw.nbytes and gpu.lock_pages(address, raw.nbytes):
         weakref.finalize(array, gpu.unlock_pages, address).atexit = False
-
-
-def device_of(array: Array) -> str:
-    """The device that the array is on, as far as this process can tell."""
-    return CUDA if on_device(array) else HOST

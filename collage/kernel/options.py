@@ -59,9 +59,8 @@ class BuildOptions:
 
     ``tuning`` is the record that ``Tuner.tune`` gave for the subgraph, or "".
 
-    ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
-    kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
-    pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
+    ``exclusive`` says that no other engine's threads share the cores, so that idle threads may spin: the kernel is the
+    whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning pools fight.
 
     ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
     ``Engine.profiles``.

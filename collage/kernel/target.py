@@ -65,8 +65,7 @@ class Cores:
         """The number of threads that can run all the time: the quota rounded down, but at least one.
 
         Threads beyond the quota use up a period's time before it ends, and then all of them are stopped until the next
-        one. Two threads under a quota of 1.5 do more in the long run than one, but each call that meets the end of a
-        period takes up to 25 ms longer, and those that share work wait for the one that is stopped.
+        one: each call that meets the end of a period takes up to 25 ms longer.
         """
         return self.allowed if self.quota is None else max(1, min(self.allowed, math.floor(self.quota.cores)))
 

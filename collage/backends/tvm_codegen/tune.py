@@ -1,7 +1,4 @@
-"""Search for schedules of contractions for the CPU with TVM's MetaSchedule, in this process.
-
-Trials are built and timed in place: 0.3-0.4 s a trial on a 3x3 convolution of 231 MFLOP, against 3 s in TVM's helpers.
-"""
+"""Search for schedules of contractions for the CPU with TVM's MetaSchedule: trials are built and timed in this process."""
 
 from __future__ import annotations
 

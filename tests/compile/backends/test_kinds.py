@@ -41,13 +41,6 @@ class OldTuner(NumpyBackend):
         return "found"
 
 
-class Undecided(OnnxRuntime):
-    name = "undecided"
-
-    def takes_models(self) -> bool:
-        return False
-
-
 class Whole(Engine):
     """All that an engine needs that takes no parts of models."""
 
@@ -65,7 +58,6 @@ class Whole(Engine):
     [
         (OldEngine(), r"old has the method profiles and session, .* derive OldEngine from collage\.Engine"),
         (OldTuner(), r"old has the method tune, .* derive OldTuner from collage\.Tuner"),
-        (Undecided(), r"undecided has the method takes_models"),
     ],
 )
 def test_methods_that_nobody_would_call_are_refused(backend: Backend, message: str) -> None:
