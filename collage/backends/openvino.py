@@ -201,7 +201,7 @@ def _core() -> Any:
 
 
 class _ModelSession(Session):
-    """A session whose inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy."""
+    """A session that keeps buffers for inputs of fixed shapes: a new tensor for each call costs more than a copy."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled  # a request does not keep the model alive

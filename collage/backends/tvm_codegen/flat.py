@@ -66,7 +66,7 @@ def _condition_vars(stmt: Any) -> set[int]:
 
 
 def _tile_transpose(sch: Any, block: Block, groups: Sequence[Sequence[int]], loops: list[Any]) -> list[Any]:
-    """Tile 16x16, the operand's axis innermost, if the main operand is contiguous along another axis than the result."""
+    """Tile 16x16, the operand's axis innermost, if the main operand is contiguous along another axis."""
     position = contiguous_axis(block)
     main = max(block.loads, key=lambda x: math.prod(x.shape), default=None)
     if position is None or main is None or len(groups) < 2:

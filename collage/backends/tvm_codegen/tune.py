@@ -1,4 +1,4 @@
-"""Search for schedules of contractions for the CPU with TVM's MetaSchedule: trials are built and timed in this process."""
+"""Search for CPU schedules of contractions with TVM's MetaSchedule: trials are built and timed in this process."""
 
 from __future__ import annotations
 
