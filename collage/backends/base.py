@@ -124,8 +124,8 @@ class Backend(TransformMaker, ABC):
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
         """Whether that variant's algorithm forms sums that the operators' definition does not form. False by default.
 
-        Such sums are of different rows, columns or pixels, or of their products, as in Winograd's and Strassen's
-        algorithms; what is small loses digits then beside what is large. The same sum in another order is not
+        Such sums are of different rows, columns or pixels, or of their products, as in Winograd's
+        algorithm; what is small loses digits then beside what is large. The same sum in another order is not
         meant. The report marks such regions, and ``BuildOptions.exact`` leaves them out.
         """
         return False

@@ -52,7 +52,7 @@ class Native(Backend):
             return ()
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
-        """Whether the algorithm is Winograd's or Strassen's, which the variant's words for the split name."""
+        """Whether the algorithm is Winograd's, which the variant's words for the split name."""
         from collage.backends.native_kernels.algorithms import reassociates
 
         return reassociates(variant)

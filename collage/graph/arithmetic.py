@@ -11,11 +11,9 @@ CONVOLUTIONS = frozenset(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in
 _PRODUCT = "matmul"
 
 _TILE = 4
-"""The most outputs of a tile, along an axis, in any kernel of Winograd's algorithm, ours or a library's: F(4, r)."""
-_STRASSEN = 8 / 7
-"""What one step of Strassen's algorithm saves. No kernel makes more steps.
+"""The most outputs of a tile, along an axis, in any kernel of Winograd's algorithm, ours or a library's: F(4, r).
 
-Whoever adds a kernel that saves more raises these numbers, or it falls below the bound (`measure/roofline.py`).
+Whoever adds a kernel that saves more raises this number, or it falls below the bound (`measure/roofline.py`).
 """
 
 
@@ -44,7 +42,7 @@ def arithmetic_of(graph: Graph, node: Node) -> Arithmetic:
         return NOTHING
     if node.op == _PRODUCT:
         left = graph.type_of(node.inputs[0]).shape
-        return Arithmetic(2 * graph.type_of(node.outputs[0]).size * left[-1], _STRASSEN) if left else NOTHING
+        return Arithmetic(2 * graph.type_of(node.outputs[0]).size * left[-1], 1.0) if left else NOTHING
     if node.op not in CONVOLUTIONS:
         return NOTHING
     axes = convolution_axes(graph, node)
@@ -55,8 +53,8 @@ def arithmetic_of(graph: Graph, node: Node) -> Arithmetic:
     # The weights of a transposed convolution are (inputs, outputs / groups, ...), of others (outputs, inputs / groups).
     channels = (src if node.op.endswith("_transpose") else dst)[1] * weights[1]
     products = dst[0] * channels * math.prod(each.pairs for each in axes)
-    # Neither Winograd's nor Strassen's algorithm is used for groups, by us or by any library.
-    saving = max(_STRASSEN, math.prod(each.saving for each in axes))
+    # Winograd's algorithm is not used for groups, by us or by any library.
+    saving = math.prod(each.saving for each in axes)
     return Arithmetic(2 * products, saving if node.attrs.get("groups") in (1, (1,)) else 1.0)
 
 

@@ -1,8 +1,8 @@
 """The roofline: a time that no kernel of a subgraph can be faster than, by the machine's arithmetic and bandwidth.
 
 The bound holds for float32 arithmetic on the CPU, and not for kernels in fewer bits or on another device. It holds for
-all algorithms that kernels have: Winograd's and Strassen's savings are taken off. What is read and written may be in
-any cache, as far as it fits there.
+all algorithms that kernels have: what Winograd's saves is taken off. What is read and written may be in any cache, as
+far as it fits there.
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ from collage.backends.native_kernels.lstm import LstmLayer
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.reduced_gemm import AmxGemm, Bf16Gemm, Int8Gemm
 from collage.backends.native_kernels.shallow import ShallowConv
-from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.top_k import TopK
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
-from collage.errors import unknown_names
+from collage.errors import ModuleFileError, unknown_names
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
@@ -32,9 +31,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     TransposedWinograd(),
     NarrowTransposed(),
     ShallowConv(),
-    StrassenConv(),
     Gemm(),
-    StrassenGemm(),
     Bf16Gemm(),
     AmxGemm(),
     Bf16DirectConv(),
@@ -82,11 +79,18 @@ def reassociates(variant: Variant) -> bool:
     return any(each.reassociates(variant) for each in ALGORITHMS)
 
 
+_REMOVED = ("strassen_conv", "strassen_gemm")
+
+
 def named(name: str) -> Algorithm[Any]:
     """The algorithm of an artifact. Raises CollageError when there is none of that name."""
     for each in ALGORITHMS:
         if each.name == name:
             return each
+    if name in _REMOVED:
+        raise ModuleFileError(
+            "it has a kernel by Strassen's algorithm, which this Collage does not have: compile the model again."
+        )
     raise unknown_names("algorithm", [name], [each.name for each in ALGORITHMS])
 
 

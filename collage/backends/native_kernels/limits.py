@@ -155,24 +155,6 @@ class _Axis:
         return max(-(-count // tile) for count in self.counts)
 
 
-def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """The limits of the kernel in `strassen.h`."""
-    at_least(1, n, "batch", "in_blocks", "out_blocks", "out", "row_chunk", "slice")
-    at_least(0, n, "from", "to")
-    _check_work(n, n["batch"], *n["out"], n["out_blocks"])
-    if n["slice"] > n["in_blocks"] or n["row_chunk"] > 128:
-        raise MalformedError(f"{n['slice']} blocks of {n['in_blocks']} at a time, {n['row_chunk']} rows")
-    check_floats("weights", arrays["weights"], 7 * n["in_blocks"] * n["out_blocks"] * BLOCK * BLOCK)
-    for name in ("bias", "column_scales"):
-        check_floats(name, arrays[name], 2 * n["out_blocks"] * BLOCK)
-    if "depth_scales" in arrays:
-        check_floats("depth_scales", arrays["depth_scales"], 2 * n["in_blocks"] * BLOCK)
-    return Needs(
-        _blocks_reach(n["batch"], 2 * n["in_blocks"], n["out"], n["from"]),
-        _blocks_reach(n["batch"], 2 * n["out_blocks"], n["out"], n["to"]),
-    )
-
-
 def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `shallow_conv.h`."""
     at_least(

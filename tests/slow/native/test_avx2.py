@@ -28,7 +28,6 @@ from tests.compile.backends import (
     test_native_lstm,
     test_native_narrow,
     test_native_shallow,
-    test_native_strassen,
     test_native_top_k,
     test_native_winograd,
 )
@@ -44,7 +43,6 @@ KERNELS = {
     "direct_conv": (test_native_direct.convolutions(), test_native_direct.test_convolutions),
     "narrow_transposed": (test_native_narrow.convolutions(), test_native_narrow.test_convolutions),
     "shallow_conv": (test_native_shallow.convolutions(), test_native_shallow.test_convolutions),
-    "strassen": (test_native_strassen.convolutions(), test_native_strassen.test_convolutions),
     "winograd": (test_native_winograd.convolutions(), test_native_winograd.test_convolutions),
 }
 
