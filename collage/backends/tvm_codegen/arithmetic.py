@@ -128,13 +128,8 @@ def _exp(x: Any) -> Any:
 
     def result(r: Any, k: Any) -> Any:
         p = [
-            1.9875691500e-4,
-            1.3981999507e-3,
-            8.3334519073e-3,
-            4.1665795894e-2,
-            1.6666665459e-1,
-            5.0000001201e-1,
-        ]
+            1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+        ]  # fmt: skip
         value = _fma(_horner(r, p), r * r, r + _f32(1.0))
         return tirx.reinterpret("float32", tirx.reinterpret("int32", value) + k)
 

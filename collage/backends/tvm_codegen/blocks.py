@@ -14,21 +14,7 @@ from tvm import tirx
 
 WINDOW = 49  # reductions up to this many steps (a 7x7 window) are unrolled inside the vectorised axis
 
-_TRANSCENDENTAL = [
-    "exp",
-    "exp2",
-    "exp10",
-    "erf",
-    "tanh",
-    "sigmoid",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "pow",
-    "sin",
-    "cos",
-]
+_TRANSCENDENTAL = "exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sin cos".split()
 _COST = {"sqrt": 4.0, "rsqrt": 4.0, "if_then_else": 8.0, "fmod": 8.0} | dict.fromkeys(_TRANSCENDENTAL, 12.0)
 
 
