@@ -17,6 +17,7 @@ pytest.importorskip("tvm")
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812
 
+from collage.backends.tvm_codegen import build as build_module
 from collage.backends.tvm_codegen.build import compile_kernel
 from collage.backends.tvm_codegen.contraction import UnscheduledError
 from collage.backends.tvm_codegen.lower import LoweringError, lower
@@ -24,7 +25,7 @@ from collage.backends.tvm_codegen.run import load_kernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from tests.compile.frontend.test_to_onnx import Net
-from tests.tvm_functions import Spec, aligned, check, draw, f32, function, np_softmax, poisoned
+from tests.tvm_functions import Spec, aligned, check, draw, f32, function, np_softmax, poisoned, wide
 
 op = relax.op
 # ----------------------------------------------------------------------------------------------------------
@@ -205,3 +206,22 @@ def test_ctrl_c_interrupts_what_waits_after_a_kernel_was_built() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", WAITS, str(root)], cwd=root, timeout=120, check=False)
     assert done.returncode == 0
+
+
+def test_other_constants_have_the_same_code_and_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network has the same region many times, each with weights of its own."""
+    made: list[Any] = []
+    build = build_module._build
+    monkeypatch.setattr(build_module, "_build", lambda *args: made.append(args) or build(*args))
+    build_module._code.cache_clear()
+    x = aligned(draw(f32(4, 8)))
+    for seed in range(3):
+        factor = draw(f32(8), seed)
+        lowered = lower(
+            function(lambda e, x, f=factor: op.tanh(e(op.multiply(x, relax.const(f)))), f32(4, 8))
+        )
+        kernel = load_kernel(compile_kernel(lowered, 1))
+        y = poisoned(kernel.outputs[0])
+        kernel.bind([x], [y])()
+        np.testing.assert_allclose(y, np.tanh(wide(x) * factor), rtol=1e-5)
+    assert len(made) == 1

@@ -202,25 +202,3 @@ def test_what_tensorrt_refuses_is_a_rejection_with_its_words(standin: Any) -> No
             TensorRt().codegen(_elementwise(op, "Relu"), BuildOptions())
     with pytest.raises(RuntimeError, match="cannot load the engine: the plan is of another version"):
         TensorRt().load(b"of another version", BuildOptions())
-
-
-def test_tensors_that_are_not_as_expected_are_refused(standin: Any) -> None:
-    backend, options = TensorRt(), BuildOptions()
-    kernel = backend.load(backend.codegen(_elementwise("Exp"), options), options)
-    right, narrow = np.zeros((4, 8), np.float32), np.zeros((4, 7), np.float32)
-    with pytest.raises(UnsupportedError, match=r"input0 the shape \(4, 8\), not \(4, 7\)"):
-        kernel.bind([narrow], [right])
-    with pytest.raises(UnsupportedError, match="output0 the type FLOAT, not float64"):
-        kernel.bind([right], [right.astype(np.float64)])
-
-
-def test_timings_are_kept_between_builds(standin: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        TensorRt().codegen(_elementwise("Exp"), BuildOptions())
-    (file,) = (tmp_path / "cache" / "collage").iterdir()
-    assert file.name == "tensorrt-11.4.0-NVIDIA-Made-up-1.timings"
-    assert [config.cache.data for config in standin.Builder.configs] == [b"", b"timed"]
-    file.write_bytes(b"damaged")
-    TensorRt().codegen(_elementwise("Exp"), BuildOptions())
-    assert standin.Builder.configs[-1].cache.data == b""
-    assert file.read_bytes() == b"timed"
