@@ -20,7 +20,7 @@ _FUSION_ORDER = (
 
 
 def generate(context: MatchContext, rule: Any) -> Iterator[Found]:
-    """All groups of a ``BasePatternRule`` in the model: step 1 admits the seed, and step 2 grows it over post-dominators.
+    """All groups of a pattern rule in the model: step 1 admits the seed, and step 2 grows it over post-dominators.
 
     A group has every node between its seed and its sink. As the sink post-dominates the seed, no intermediate result
     escapes. A seed that is not admitted comes with the reason. The rule is asked once about each operator.
