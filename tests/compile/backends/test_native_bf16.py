@@ -67,7 +67,7 @@ def longest(proto: onnx.ModelProto) -> Subgraph:
     return subgraphs_of(proto)[-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weighted_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     chain = longest(proto)

@@ -27,7 +27,7 @@ from tests.backends.product_models import EPILOGUES, product_model, weighted_pro
 pytestmark = needs_native
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(weighted_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     check_all_variants(subgraphs_of(proto)[-1], threads)

@@ -100,7 +100,7 @@ def check_all(subgraph: Subgraph, threads: int, inputs: Sequence[np.ndarray] | N
     return variants
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weighted_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     check_all(longest(proto), threads)

@@ -45,7 +45,7 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(convolutions(), st.sampled_from([1, 2, 3]))
 def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     check(subgraphs_of(proto)[-1], threads)

@@ -122,13 +122,13 @@ def check(subgraph: Subgraph, threads: int, tolerance: float = 2e-5) -> set[str]
     return {variant.split for variant in variants}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(convolutions(), st.sampled_from([1, 2, 3]))
 def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     check(subgraphs_of(proto)[-1], threads)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(transposed_convolutions(), st.sampled_from([1, 2, 3]))
 def test_transposed_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     check(subgraphs_of(proto)[-1], threads)
