@@ -104,6 +104,8 @@ def lower(
             name = f"kernel_{len(calls)}"
             funcs[name] = mod[value.args[0]]
             calls.append(TvmCall(name, (*reads, *writes), len(writes)))
+    if not all(spec.dtype for spec in outputs):
+        raise LoweringError("an output is a constant: nothing to compute")
     return LoweredKernel(
         funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants)
     )
