@@ -52,11 +52,6 @@ class Team:
         if self.handle:
             self._core.collage_team_park(self.handle)
 
-    def set_spin(self, microseconds: float) -> None:
-        """Set the time that threads without work spin before they sleep."""
-        if self.handle:
-            self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
-
     def beware(self, seconds: float) -> None:
         """Use work sharing for so long: no thread waits for a certain other one (`work_sharing.h`).
 
