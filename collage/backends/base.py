@@ -79,14 +79,14 @@ class Backend(ABC):
     ahead_s: ClassVar[float] = 0.1
     """About how many seconds of a core ``codegen`` takes. Other processes may do it while kernels are measured.
 
-    They must not where it is 0, as for a ``codegen`` that computes on a GPU.
+    They must not if it is 0, as for a ``codegen`` that computes on a GPU.
     """
     worker_imports: ClassVar[tuple[str, ...]] = ()
     """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
     keeps_nan: ClassVar[bool] = False
     """Whether a kernel that is right on NaN in its inputs keeps the NaN that it makes inside of itself, too.
 
-    A kernel of another backend is not used where NaN may come up inside of it and may be lost (``graph.domains``).
+    A kernel of another backend is not used if NaN may come up inside of it and may be lost (``graph.domains``).
     """
     draws: ClassVar[bool] = False
     """Whether it draws random numbers as ONNX says. Others get no operators that do."""
@@ -148,7 +148,7 @@ class Backend(ABC):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
 
-        The artifact that is measured is the one that ships, also where idle threads shall spin and did not when it
+        The artifact that is measured is the one that ships, also if idle threads shall spin and did not when it
         was measured. So it must not depend on ``options.exclusive``, which is for ``load`` alone.
         Raises UnsupportedError for a subgraph that it does not take; any other exception is a failed candidate.
         """

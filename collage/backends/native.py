@@ -58,7 +58,7 @@ class Native(Backend):
         return reassociates(variant)
 
     def settings(self, options: BuildOptions) -> str:
-        """How much of their operands the kernels work on at a time, where that is not the usual."""
+        """How much of their operands the kernels work on at a time, if that is not the usual."""
         return str(options.speeds.blocking)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:

@@ -1,7 +1,7 @@
 """Arrays in the memory of a GPU: they have a shape, a dtype and an address, and the process cannot read them.
 
 A kernel on the device takes ``array.ctypes.data``. What numpy does without looking at the elements works: slices, views
-and new shapes. Whatever would read or write elements raises an error here, where it would crash otherwise. ``to_host``
+and new shapes. Whatever would read or write elements raises an error here, and would crash otherwise. ``to_host``
 and ``put`` copy.
 """
 
@@ -117,7 +117,7 @@ def on_device(array: Array) -> bool:
 
 
 def to_host(array: Array) -> Array:
-    """The array itself where it is on the host, and a copy of it there where it is on a GPU."""
+    """The array itself if it is on the host, and a copy of it there if it is on a GPU."""
     if not on_device(array):
         return array
     found = aligned_empty(array.shape, array.dtype)

@@ -1,6 +1,6 @@
 """How fast a machine is, as planning needs it: a value that is measured once for each machine.
 
-``WRITTEN_DOWN`` has the numbers of the machine that the kernels were written on. They count where nothing is measured.
+``WRITTEN_DOWN`` has the numbers of the machine that the kernels were written on. They count if nothing is measured.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MachineSpeeds:
 
     @property
     def last_cache(self) -> Level:
-        """The cache before the memory, or the memory itself where there is none."""
+        """The cache before the memory, or the memory itself if there is none."""
         return self.levels[max(0, len(self.levels) - 2)]
 
     @property

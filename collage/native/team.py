@@ -38,7 +38,7 @@ class Team:
         _made.add(self)
 
     def spread(self) -> None:
-        """Choose the cores again where the caller may use more of them than those that were chosen from.
+        """Choose the cores again if the caller may use more of them than those that were chosen from.
 
         A pinned thread that makes a team gives its threads the cores that it may use itself, and they keep these.
         """
@@ -111,7 +111,7 @@ def one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
 
 
 def _siblings(cpu: int) -> str:
-    """The hyperthreads of a CPU's core, as the system writes them; the CPU alone where it does not tell."""
+    """The hyperthreads of a CPU's core, as the system writes them; the CPU alone if it writes none."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:

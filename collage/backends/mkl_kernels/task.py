@@ -26,7 +26,7 @@ ROOTS = frozenset({"matmul", *CONVOLUTIONS})
 class MklTask:
     """``factor`` x left x right, then ``bias`` for each column and ``epilogue``.
 
-    ``matrix`` is the right operand where it is constant. Its columns are multiplied with ``scale``.
+    ``matrix`` is the right operand if it is constant. Its columns are multiplied with ``scale``.
     """
 
     chain: Chain

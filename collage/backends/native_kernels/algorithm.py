@@ -38,7 +38,7 @@ class Algorithm(ABC, Generic[T]):
     roots: ClassVar[frozenset[str]]
     """Relax operators with which its tasks begin. Algorithms with one in common have tasks of the same kind."""
     precision: ClassVar[str] = ""
-    """The precision of all of its variants. It is asked for them only where that is allowed."""
+    """The precision of all of its variants. It is asked for them only if that is allowed."""
 
     def reassociates(self, variant: Variant) -> bool:
         """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""

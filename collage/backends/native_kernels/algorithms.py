@@ -47,7 +47,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
 def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[Any]]:
     """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
 
-    Those of reduced precisions are there only where ``build`` allows the precision, or names such a variant.
+    Those of reduced precisions are there only if ``build`` allows the precision, or names such a variant.
 
     Raises UnsupportedError when there is none.
     """

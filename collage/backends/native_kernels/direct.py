@@ -138,7 +138,7 @@ class Bf16DirectConv(DirectConv):
         return super().pack(task, replace(build, variant=Variant(inputs, outputs, variant.split)))
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights. Raises ModuleFileError where this CPU cannot run it."""
+        """A kernel whose shares read the same weights. Raises ModuleFileError if this CPU cannot run it."""
         if problem := narrow_problem():
             raise ModuleFileError(f"{problem}: compile the model here.")
         return super().load(packed, threads)
@@ -159,7 +159,7 @@ def problem_of(conv: Conv) -> str:
 
 
 def _split(conv: Conv, build: BuildOptions) -> str:
-    """Choose channels where weights are many, since each core then reads only its own; else the more even split."""
+    """Choose channels if weights are many, since each core then reads only its own; else the more even split."""
     if conv.weights.nbytes >= _MANY_WEIGHTS * build.speeds.own_cache_bytes:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)

@@ -55,7 +55,7 @@ OPERATOR = "onnx.Scan"
 
 _DOMAINS = ("", "ai.onnx")
 _AXES = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
-"""Attributes of a Scan that are zeros where it goes along first axes, and forward."""
+"""Attributes of a Scan that are zeros if it goes along first axes, and forward."""
 _INDEX_BYTES = 8
 
 
@@ -80,7 +80,7 @@ class ExpertProduct:
 
 
 def read_experts(subgraph: Subgraph) -> ExpertProduct:
-    """The subgraph as such products. Raises UnsupportedError with the reason where it is something else."""
+    """The subgraph as such products. Raises UnsupportedError with the reason if it is something else."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the products of experts")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -174,7 +174,7 @@ class Experts(Algorithm[ExpertProduct]):
         return self.packed(task, build, ROW_CHUNK, slice_depth(depth, build))
 
     def packed(self, task: ExpertProduct, build: BuildOptions, chunk: int, deep: int) -> Packed:
-        """The same, where so many rows are multiplied with a depth of ``deep`` at a time."""
+        """The same, if so many rows are multiplied with a depth of ``deep`` at a time."""
         split, order = split_and_order(build.variant.split)
         experts, depth, columns = task.weights.shape
         shares = build.threads if split.startswith(COLUMNS) else 1
@@ -279,7 +279,7 @@ class _ExpertKernel(SharedKernel):
         self._choice, self._rows = (typed(int, packed.numbers[name]) for name in ("choice", "rows"))
 
     def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """The rows' choices. Raises MalformedError where there are too few."""
+        """The rows' choices. Raises MalformedError if there are too few."""
         choice = picked("input", inputs, self._choice)
         check_floats("the choice", choice, self._rows * _INDEX_BYTES / FLOAT_BYTES)
         return (choice,)

@@ -93,7 +93,7 @@ class SharedKernel(NativeKernel):
         return ()
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each thread that takes part. Raises ValueError where buffers are too small."""
+        """One step with a task for each thread that takes part. Raises ValueError if buffers are too small."""
         numbers = self._numbers
         data, result = picked("input", inputs, numbers["data"]), picked("output", outputs, 0)
         check_floats("the data", data, self._needs.data)
@@ -113,7 +113,7 @@ class SharedKernel(NativeKernel):
         return [Step(tuple(tasks))]
 
     def _scratch(self, thread: int) -> npt.NDArray[np.uint8]:
-        """The thread's scratch memory, or memory of the kernel's own where it may run beside other kernels."""
+        """The thread's scratch memory, or memory of the kernel's own if it may run beside other kernels."""
         if self._numbers["shares"] == self.threads * self._pieces:
             return shared_scratch(self.threads, thread, self._scratch_bytes)
         return aligned_bytes(self._scratch_bytes)

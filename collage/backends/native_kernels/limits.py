@@ -2,7 +2,7 @@
 
 An artifact comes from a file, and the kernels believe what it says. Each function takes the numbers of one C struct
 (its header tells what they mean) and the kernel's own arrays, and gives the floats that the kernel reads of its data
-and writes of its result. It raises MalformedError where a number makes no sense, or an array is too short.
+and writes of its result. It raises MalformedError if a number makes no sense, or an array is too short.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_shares(numbers: Numbers, threads: int) -> None:
 
 
 def _check_work(numbers: Numbers, *extents: int) -> None:
-    """Raise MalformedError where the kernel's own count of so many pieces of work would overflow.
+    """Raise MalformedError if the kernel's own count of so many pieces of work would overflow.
 
     A step of zero lets many of them be in a small buffer.
     """

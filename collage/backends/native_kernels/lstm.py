@@ -86,7 +86,7 @@ class Lstm:
 
 
 def read_lstm(subgraph: Subgraph) -> Lstm:
-    """The subgraph as a layer. Raises UnsupportedError with the reason where it is none that the kernel takes."""
+    """The subgraph as a layer. Raises UnsupportedError with the reason if it is none that the kernel takes."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the LSTM")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -110,7 +110,7 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
         raise UnsupportedError("an LSTM of constant data")
     if not all(graph.is_constant(value) for value in (of_data, of_state, bias) if value is not None):
         raise UnsupportedError("the weights of the LSTM are no constants")
-    # Exporters write the zeros down that a state begins with where none is given.
+    # Exporters write the zeros down that a state begins with if none is given.
     before_h, before_c = (
         None if v is not None and graph.is_constant(v) and not graph.constants[v].any() else v
         for v in (before_h, before_c)

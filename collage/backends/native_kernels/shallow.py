@@ -151,7 +151,7 @@ def _checked(task: NativeTask) -> NativeConvolution:
 
 
 def _transforms(conv: Conv) -> Transforms | None:
-    """Winograd's transforms over planes, where they are worth it."""
+    """Winograd's transforms over planes, if they are worth it."""
     if len(conv.src) != 5 or conv.strides[0] != 1 or conv.dst[2] < _PLANES:
         return None
     taps = conv.weights.shape[2]

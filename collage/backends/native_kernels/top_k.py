@@ -51,7 +51,7 @@ class TopKTask:
 
 
 def read_choice(subgraph: Subgraph) -> TopKTask:
-    """The subgraph as a choice. Raises UnsupportedError with the reason where the kernel does not take it."""
+    """The subgraph as a choice. Raises UnsupportedError with the reason if the kernel does not take it."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the choice")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -123,7 +123,7 @@ class _TopKKernel(NativeKernel):
         self._shape = structure(_Shape, n)
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each thread that takes part. Raises MalformedError where buffers are too small."""
+        """One step with a task for each thread that takes part. Raises MalformedError if buffers are too small."""
         n = self._numbers
         data = picked("input", inputs, 0)
         check_floats("the data", data, n["rows"] * n["columns"])

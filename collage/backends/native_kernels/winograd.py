@@ -240,7 +240,7 @@ def _planes(conv: Conv) -> Planes:
 
 
 def _phases(conv: Conv, axis: int) -> WinogradAxis:
-    """The phases of an axis, where output y is made of the inputs i for which y + pad - 2 i is in the window."""
+    """The phases of an axis whose output y is made of the inputs i for which y + pad - 2 i is in the window."""
     inputs, outputs, pad = conv.src[2 + axis], conv.dst[2 + axis], conv.pad_begin[axis]
     begin = tuple((phase - pad) % 2 for phase in (0, 1))
     count = tuple((outputs - first + 1) // 2 for first in begin)

@@ -73,7 +73,7 @@ def _by_reciprocal(value: Any) -> Any:
 
 
 def _times_inverse(quotient: Any) -> Any:
-    """The product with the inverse of the divisor, which LLVM computes once where it is the same in a loop."""
+    """The product with the inverse of the divisor, which LLVM computes once if it is the same in a loop."""
     one = tirx.const(1.0, str(quotient.ty.dtype))
     return quotient.a * (one / quotient.b)
 
@@ -170,7 +170,7 @@ def _log(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """The logarithm of 1 + x for numbers from 0 on: that of the sum, whose mantissa is x itself where it is near 1."""
+    """The logarithm of 1 + x for numbers from 0 on: that of the sum, whose mantissa is x itself if it is near 1."""
     inf, low = tirx.infinity("float32"), x < _f32(0.41421353)
     value = _log_of_bits(x + _f32(1.0), _f32(0.0), lambda f: tirx.Select(low, x, f))
     return tirx.Select(x < inf, value, x)  # the comparison is false for inf and NaN

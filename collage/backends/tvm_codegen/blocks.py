@@ -149,7 +149,7 @@ def users_of(block: Block, blocks: Iterable[Block]) -> list[Block]:
 
 
 def coefficients_of(expr: Any) -> dict[int, int | None]:
-    """The coefficient of each variable in an index, or None where the dependence is not linear."""
+    """The coefficient of each variable in an index, or None if the dependence is not linear."""
     if isinstance(expr, tvm.ir.Var):
         return {hash(expr): 1}
     if isinstance(expr, tirx.Add | tirx.Sub):
@@ -166,7 +166,7 @@ def coefficients_of(expr: Any) -> dict[int, int | None]:
 
 
 def strides_of(load: Load) -> dict[int, int | None]:
-    """Elements that the flat offset of a load moves by as each variable grows by one, or None where it varies."""
+    """Elements that the flat offset of a load moves by as each variable grows by one, or None if it varies."""
     out: dict[int, int | None] = {}
     pitch = 1
     for extent, index in zip(reversed(load.shape), reversed(load.indices), strict=True):

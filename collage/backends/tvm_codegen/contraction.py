@@ -15,7 +15,7 @@ MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel, and are ref
 
 
 class UnscheduledError(Exception):
-    """Raised where no schedule of this module is good enough for a function. The message says why."""
+    """Raised if no schedule of this module is good enough for a function. The message says why."""
 
 
 def has_contraction(func: Any) -> bool:

@@ -20,7 +20,7 @@ _FLOATS = ("float16", "float32", "float64")
 def _arg_reduce(builder: Any, call: Any, most: bool) -> Any:
     """The index of the first of the largest numbers. NaN is passed over, unless it comes first of all.
 
-    TVM's own starts at index -1, which stays where nothing is above the least number, and takes NaN for larger.
+    TVM's own starts at index -1, which stays if nothing is above the least number, and takes NaN for larger.
     """
     (x,) = call.args
     shape, axis = [int(d) for d in x.ty.shape], call.attrs.axis
@@ -123,7 +123,7 @@ def _equal(builder: Any, call: Any) -> Any:
 
 
 def _power(builder: Any, call: Any) -> Any:
-    """Powers with a constant exponent, where they are arithmetic. TVM writes a warning for each from 3 on."""
+    """Powers with a constant exponent, if they are arithmetic. TVM writes a warning for each from 3 on."""
     x, exponent = call.args
     usual = call.op.get_attr("FLegalize")
     if not isinstance(exponent, tvm.ir.GenericConst) or str(x.ty.dtype) not in ("float32", "float64"):
@@ -221,7 +221,7 @@ def _pool2d(builder: Any, call: Any, maximum: bool) -> Any:
 
 
 def _cumsum(builder: Any, call: Any) -> Any:
-    """The sums of the elements up to each one along an axis; of those before it where they are ``exclusive``.
+    """The sums of the elements up to each one along an axis; of those before it if they are ``exclusive``.
 
     Loops that read what they have written are no blocks for TVM, so this is fused with nothing, and one thread runs it.
     """

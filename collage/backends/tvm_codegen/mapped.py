@@ -79,7 +79,7 @@ def _address(name: str) -> int:
 
 @cache
 def _of_c(name: str) -> int:
-    """The address of a function of C's library; 0 where it has none of that name."""
+    """The address of a function of C's library; 0 if it has none of that name."""
     for library in _LIBRARIES:
         try:
             return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0

@@ -28,7 +28,7 @@ _QUIET_NAN = 0x7FC0
 def narrow(lowered: LoweredKernel, inputs: Sequence[bool], outputs: Sequence[bool]) -> LoweredKernel:
     """The kernel with bfloat16 in the place of float32 in the chosen parameters and outputs.
 
-    Raises LoweringError where one of these is no float32, or not a buffer of nests.
+    Raises LoweringError if one of these is no float32, or not a buffer of nests.
     """
     chosen = {"param": inputs, "output": outputs}
 

@@ -73,7 +73,7 @@ class TvmKernel:
 
     def bind(self, params: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """Fix the buffers; the result runs the kernel on them with no further checks: on Collage's team of
-        `threads` threads, or in TVM's thread pool where there is no native core.
+        `threads` threads, or in TVM's thread pool if there is no native core.
 
         Arrays must be C-contiguous, on a 64-byte boundary, of the dtypes and shapes in `params` and
         `outputs`; outputs must be writable and overlap no other buffer. Anything else is a `ValueError`.

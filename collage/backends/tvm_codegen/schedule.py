@@ -44,7 +44,7 @@ On Collage's team a loop costs 0.1 us, and in TVM's pool several times as much.
 def schedule(func: Any, threads: int) -> Any:
     """Schedule one PrimFunc of concrete shapes for `threads` CPU threads; never parallel when `threads` is 1.
 
-    Falls back to TVM's serial nests, parallel over their outer loops, where a rule does not apply.
+    Falls back to TVM's serial nests, parallel over their outer loops, if a rule does not apply.
     """
     outputs = {hash(p) for p in func.params}
     if not isinstance(func.body, s_tir.SBlockRealize):

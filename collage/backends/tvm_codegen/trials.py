@@ -30,11 +30,11 @@ _BATCH = 16
 
 
 class TuningError(Exception):
-    """Raised where no trial gave a kernel that runs."""
+    """Raised if no trial gave a kernel that runs."""
 
 
 def record_of(lowered: LoweredKernel, limit_s: float, tune_one: Callable[[Any, float], Any]) -> str:
-    """A record of what `tune_one` finds for each PrimFunc that holds a contraction, or "" where there is none.
+    """A record of what `tune_one` finds for each PrimFunc that holds a contraction, or "" if there is none.
 
     It takes a PrimFunc and a moment of `time.monotonic()`, by which it has to end. All of them have `limit_s` seconds.
     """

@@ -125,9 +125,7 @@ def test_what_a_slice_leaves_out_need_not_be_computed() -> None:
 def test_pixels_that_a_stride_leaves_out_need_not_be_read() -> None:
     points = np.ones((32, 16, 1, 1), np.float32)
     _, work = chain(helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2]), w=points)
-    assert work() == LeastWork(
-        2 * 32 * 16 * 16, points.nbytes, 4 * 32 * 16, points.nbytes + 4 * 32 * 16
-    )
+    assert work() == LeastWork(2 * 32 * 16 * 16, points.nbytes, 4 * 32 * 16, points.nbytes + 4 * 32 * 16)
 
 
 def test_nothing_is_known_without_measurements() -> None:
