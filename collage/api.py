@@ -112,8 +112,8 @@ def compile(
     - ``strict``: raise an error where an operator cannot be converted and no library has a kernel for it, or where an
       engine has to run the whole model or its dynamic suffix.
     - ``remeasure``: measure again what ``db`` knows, for example when the machine was busy.
-    - ``exact``: leave out algorithms that reassociate (Winograd's and Strassen's). With these a large number takes
-      digits from the small ones beside it.
+    - ``exact``: leave out algorithms that reassociate (Winograd's). With these a large number takes digits from the
+      small ones beside it.
     - ``cluster``: the address of a Ray cluster whose nodes measure instead of this machine, as far as they match it:
       "auto", "host:port", "ray://host:port", or "local" for one that is this machine alone.
     - ``tolerance``: the largest error of the outputs that you allow, on the ``inputs`` or on made-up ones: kernels may

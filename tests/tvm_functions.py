@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,36 +96,11 @@ def const(value: float, dtype: str = "float32") -> Any:
     return relax.const(value, dtype)
 
 
-def np_erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
-
-
 def np_softmax(x: Any, axis: int = -1) -> Any:
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
 
 
-def np_layer_norm(x: Any, g: Any, b: Any) -> Any:
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
-
-
 def np_windows(x: Any, k: int, stride: int, pad: float, by: int = 1) -> Any:
     x = np.pad(x, ((0, 0), (0, 0), (by, by), (by, by)), constant_values=pad)
     return np.lib.stride_tricks.sliding_window_view(x, (k, k), (2, 3))[:, :, ::stride, ::stride]
-
-
-UNARY: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "exp": (op.exp, np.exp),
-    "tanh": (op.tanh, np.tanh),
-    "sigmoid": (op.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
-    "erf": (op.erf, np_erf),
-    "silu": (op.nn.silu, lambda x: x / (1 + np.exp(-x))),
-    "gelu": (op.nn.gelu, lambda x: 0.5 * x * (1 + np_erf(x / math.sqrt(2)))),
-    "relu": (op.nn.relu, lambda x: np.maximum(x, 0)),
-    "abs": (op.abs, np.abs),
-    "negative": (op.negative, np.negative),
-    "square": (op.square, np.square),
-    "floor": (op.floor, np.floor),
-    "clip": (lambda x: op.clip(x, -0.5, 0.5), lambda x: np.clip(x, -0.5, 0.5)),
-    "sin": (op.sin, np.sin),
-}

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from collage.backends.transforms import TransformMaker
-from collage.graph.storage import HOST
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import FORMATS, HOST
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -61,7 +62,7 @@ class UnsupportedError(Exception):
     """Raised by ``codegen`` for a subgraph that the backend does not take. The message says why."""
 
 
-class Backend(TransformMaker, ABC):
+class Backend(ABC):
     """A kernel library, compiler or engine. Instances hold no mutable state and can be pickled.
 
     A third party subclasses it in about 100 lines and registers an instance with ``collage.register_backend``
@@ -78,14 +79,14 @@ class Backend(TransformMaker, ABC):
     ahead_s: ClassVar[float] = 0.1
     """About how many seconds of a core ``codegen`` takes. Other processes may do it while kernels are measured.
 
-    They must not where it is 0, as for a ``codegen`` that computes on a GPU.
+    They must not if it is 0, as for a ``codegen`` that computes on a GPU.
     """
     worker_imports: ClassVar[tuple[str, ...]] = ()
     """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
     keeps_nan: ClassVar[bool] = False
     """Whether a kernel that is right on NaN in its inputs keeps the NaN that it makes inside of itself, too.
 
-    A kernel of another backend is not used where NaN may come up inside of it and may be lost (``graph.domains``).
+    A kernel of another backend is not used if NaN may come up inside of it and may be lost (``graph.domains``).
     """
     draws: ClassVar[bool] = False
     """Whether it draws random numbers as ONNX says. Others get no operators that do."""
@@ -124,8 +125,8 @@ class Backend(TransformMaker, ABC):
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
         """Whether that variant's algorithm forms sums that the operators' definition does not form. False by default.
 
-        Such sums are of different rows, columns or pixels, or of their products, as in Winograd's and Strassen's
-        algorithms; what is small loses digits then beside what is large. The same sum in another order is not
+        Such sums are of different rows, columns or pixels, or of their products, as in Winograd's
+        algorithm; what is small loses digits then beside what is large. The same sum in another order is not
         meant. The report marks such regions, and ``BuildOptions.exact`` leaves them out.
         """
         return False
@@ -147,7 +148,7 @@ class Backend(TransformMaker, ABC):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
 
-        The artifact that is measured is the one that ships, also where idle threads shall spin and did not when it
+        The artifact that is measured is the one that ships, also if idle threads shall spin and did not when it
         was measured. So it must not depend on ``options.exclusive``, which is for ``load`` alone.
         Raises UnsupportedError for a subgraph that it does not take; any other exception is a failed candidate.
         """
@@ -159,3 +160,38 @@ class Backend(TransformMaker, ABC):
         ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.kernel.frames.frame`` may also
         come as ``Framed``, with arrays that lie in the mapped module file.
         """
+
+    # Storages of its own
+
+    def formats(self) -> Sequence[StorageFormat]:
+        """Storage formats that it adds to the built-in ones; ``variants`` may take and give values in them.
+
+        No other format may have their names. There are none by default.
+        """
+        return ()
+
+    def transforms(self, transform: LayoutTransform) -> bool:
+        """Whether it makes that layout transform, as a kernel between two others.
+
+        By default it makes those in the host's memory that begin or end in a format of its own. A backend that has
+        storages on another device says here that it copies there and back.
+        """
+        ends = transform.source, transform.target
+        own = self.formats()
+        return (
+            any(end.format in own for end in ends)
+            and all(end.format in (*FORMATS, *own) for end in ends)
+            and all(end.device == HOST for end in ends)
+        )
+
+    def codegen_transform(self, transform: LayoutTransform, options: BuildOptions) -> bytes:
+        """An artifact of the transform for ``load_transform``. Raises like ``Backend.codegen``."""
+        return transform_artifact(transform)
+
+    def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
+        """Make the kernel of a layout transform, with one input and one output, which are stored as it says.
+
+        By default it is one that calls the formats' own functions, in numpy. A backend that has a faster kernel
+        implements this method and ``codegen_transform``.
+        """
+        return FormatKernel(read_transform(artifact, (*FORMATS, *self.formats())))

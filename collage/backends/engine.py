@@ -24,9 +24,9 @@ _OF_MODELS = ("session", "codegen_model", "compile_onnx", "check_model", "load")
 
 
 class Engine(Backend):
-    """A backend that takes whole models: as kernels where all shapes are known, and as sessions where they are not.
+    """A backend that takes whole models: as kernels if all shapes are known, and as sessions if they are not.
 
-    One that takes nothing but whole models implements ``available``, ``codegen_model``, ``load``, and ``session`` where
+    One that takes nothing but whole models implements ``available``, ``codegen_model``, ``load``, and ``session`` if
     it can. One that also takes parts of models implements ``sources`` and ``codegen``, as any backend does.
     """
 
@@ -62,13 +62,13 @@ class Engine(Backend):
         )
 
     def check_proto(self, model: ModelProto) -> None:
-        """The same as ``check_model`` for a model that is parsed. Its weights are apart where it ``takes_apart``."""
+        """The same as ``check_model`` for a model that is parsed. Its weights are apart if it ``takes_apart``."""
         self.check_model(model.SerializeToString())
 
     def check_model(self, model: bytes) -> None:
         """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
 
-        Such an engine is taken where no other runs the model. Any other exception refuses it for good: it would be
+        Such an engine is taken if no other runs the model. Any other exception refuses it for good: it would be
         unsafe to run.
 
         It is asked once, when a model is compiled; ``session`` does not ask again.
@@ -77,7 +77,7 @@ class Engine(Backend):
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """Names of the settings that are worth trying with a whole model; "", the usual ones, comes first.
 
-        One of them is ``options.profile`` where the model is built and loaded.
+        One of them is ``options.profile`` when the model is built and loaded.
         """
         return ("",)
 
@@ -95,7 +95,7 @@ class Engine(Backend):
     def precisions(self, options: BuildOptions) -> Sequence[str]:
         """The reduced precisions, of ``options.precisions``, in which it runs whole models on this machine.
 
-        One of them is ``options.variant.precision`` where a model is built and loaded in it. There are none by default.
+        One of them is ``options.variant.precision`` when a model is built and loaded in it. There are none by default.
         """
         return ()
 
@@ -109,7 +109,7 @@ class Engine(Backend):
 
 
 def as_engine(backend: Backend) -> Engine:
-    """The backend, which has to be an engine. Raises UnsupportedError where it is none."""
+    """The backend, which has to be an engine. Raises UnsupportedError if it is none."""
     if not isinstance(backend, Engine):
         raise UnsupportedError(_no_models(backend))
     return backend

@@ -40,7 +40,7 @@ class Mkl(Backend):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds products with their epilogues."""
-        from collage.backends.mkl_kernels.rule import MklRule
+        from collage.backends.mkl_kernels.plan import MklRule
 
         return (MklRule(),)
 

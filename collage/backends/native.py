@@ -34,7 +34,7 @@ class Native(Backend):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds operators with their epilogues."""
-        from collage.backends.native_kernels.rule import NativeRule
+        from collage.backends.native_kernels.algorithms import NativeRule
 
         return (NativeRule(exact=options.exact, precisions=options.precisions),)
 
@@ -52,13 +52,13 @@ class Native(Backend):
             return ()
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
-        """Whether the algorithm is Winograd's or Strassen's, which the variant's words for the split name."""
+        """Whether the algorithm is Winograd's, which the variant's words for the split name."""
         from collage.backends.native_kernels.algorithms import reassociates
 
         return reassociates(variant)
 
     def settings(self, options: BuildOptions) -> str:
-        """How much of their operands the kernels work on at a time, where that is not the usual."""
+        """How much of their operands the kernels work on at a time, if that is not the usual."""
         return str(options.speeds.blocking)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:

@@ -24,7 +24,7 @@ EXACT_QUOTIENTS = "Round no quotients"
 
 
 def with_quotients_noted(model: ModelProto) -> ModelProto:
-    """The model, or a copy of it with that note where it rounds or compares quotients."""
+    """The model, or a copy of it with that note if it rounds or compares quotients."""
     from collage.frontend.rewrite.bounds import Types
     from collage.frontend.rewrite.rounded_quotients import rounded_quotients
 
@@ -69,7 +69,7 @@ class OnnxEngine(Engine):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The artifact that ``compile_onnx`` makes of the subgraph.
 
-        Raises UnsupportedError also where the subgraph has no ONNX form, or the engine would compute it wrong.
+        Raises UnsupportedError also if the subgraph has no ONNX form, or the engine would compute it wrong.
         """
         from collage.frontend.export.to_onnx import ExportError
 
@@ -89,7 +89,7 @@ class OnnxEngine(Engine):
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The artifact that ``compile_onnx`` makes of the model.
 
-        Raises UnsupportedError also where the engine's arithmetic is too narrow for the model.
+        Raises UnsupportedError also if the engine's arithmetic is too narrow for the model.
         """
         if self.narrow:
             from collage.backends.engine_faults.narrow import whole_problem
@@ -100,13 +100,13 @@ class OnnxEngine(Engine):
         return self.compile_onnx(model, options)
 
     def check_model(self, model: bytes) -> None:
-        """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
+        """Raises UnsupportedError if the engine's arithmetic is too narrow for the model."""
         import onnx
 
         self.check_proto(onnx.load_model_from_string(model))
 
     def check_proto(self, model: ModelProto) -> None:
-        """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
+        """Raises UnsupportedError if the engine's arithmetic is too narrow for the model."""
         if self.narrow:
             from collage.backends.engine_faults.narrow import whole_problem
 

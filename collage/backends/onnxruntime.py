@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _SPIN_US = "30"
-"""How long idle threads spin when another engine's kernel may be next, in microseconds.
+"""How long idle threads spin if another engine's kernel may be next, in microseconds.
 
-Long enough to bridge the gaps between operators, short enough to be out of the next kernel's way. DCGAN on two
-cores, alternating with OpenVINO: 0.87 ms and 0.81 ms for the two; spinning on without end 1.56 and 6.43, not
-spinning at all 1.41 and 1.30.
+Long enough to bridge the gaps between operators, short enough to be out of the next kernel's way.
 """
 
 _NO_SPINNING = "no spinning"
@@ -64,11 +62,11 @@ class OnnxRuntime(OnnxEngine):
         return (DYNAMIC_INT8,) if exact else ()
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The artifact of a whole model, with a note where it rounds or compares quotients."""
+        """The artifact of a whole model, with a note if it rounds or compares quotients."""
         return super().codegen_model(with_quotients_noted(model), options)
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The serialised model, whose weights are quantised here where that is asked for."""
+        """The serialised model, whose weights are quantised here if that is asked for."""
         if options.variant.precision == DYNAMIC_INT8:
             from collage.backends.dynamic_quantisation import quantised
 
@@ -166,8 +164,7 @@ class _BoundableSession(Session):
     """An ``InferenceSession`` on the CPU.
 
     Runs go to the session inside it, which takes the names of the outputs, and does not look at the inputs in Python
-    first: a voice detector of 95 us spends 18 us there. Where ``recurrent`` is the model's protobuf, empty inputs are
-    checked before.
+    first. If ``recurrent`` is the model's protobuf, empty inputs are checked before.
     """
 
     def __init__(self, session: Any, recurrent: bytes) -> None:
@@ -187,7 +184,7 @@ class _BoundableSession(Session):
         return _SessionKernel(self._session, own_threads=True).bind(inputs, outputs)
 
     def _refuse_empty(self, feeds: Mapping[str, Any]) -> None:
-        """Raises InputError where ONNX Runtime would end the process (see ``frontend.empty_recurrent``)."""
+        """Raises InputError if ONNX Runtime would end the process (see ``engine_faults.empty_recurrent``)."""
         shapes = {name: each.shape for name, each in feeds.items() if isinstance(each, np.ndarray)}
         if not any(0 in shape for shape in shapes.values()):
             return
@@ -233,7 +230,7 @@ class _InputBinding:
         return list(self._binding.copy_outputs_to_cpu())
 
     def _bind_outputs(self) -> None:
-        """Forget the outputs of the last run: a run into them fails where they get other shapes."""
+        """Forget the outputs of the last run: a run into them fails if they get other shapes."""
         self._binding.clear_binding_outputs()
         for each in self._outputs:
             self._binding.bind_output(*each)
@@ -273,7 +270,7 @@ def _is_fixed(shape: Sequence[Any]) -> bool:
 
 
 def _check_shape(info: Any, array: Array) -> None:
-    """Raises ValueError for an input of another shape than the model has, where it has one."""
+    """Raises ValueError for an input of another shape than the model has, if it has one."""
     if info.shape and (
         len(info.shape) != array.ndim
         or any(isinstance(e, int) and e != own for e, own in zip(info.shape, array.shape, strict=True))

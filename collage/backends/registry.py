@@ -157,11 +157,6 @@ def _check_methods(name: str, kind: type[Backend]) -> None:
                 f"backend {name} has the method {' and '.join(lost)}, which only a collage.{role.__name__} is asked "
                 f"for; derive {kind.__qualname__} from collage.{role.__name__}, too."
             )
-    if hasattr(kind, "takes_models"):
-        raise RegistrationError(
-            f"backend {name} has the method takes_models, which nobody asks; "
-            f"a backend takes whole models where {kind.__qualname__} derives from collage.Engine."
-        )
 
 
 def _probe(backend: Backend) -> Availability:

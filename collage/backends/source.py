@@ -59,7 +59,7 @@ def _from_outside(module: str) -> bool:
 
 
 def _pieces(module: ModuleType | None) -> Iterator[bytes]:
-    """The content of the module's files, or the code of its classes and functions where it has none."""
+    """The content of the module's files, or the code of its classes and functions if it has none."""
     file = Path(getattr(module, "__file__", None) or "")
     if not file.is_file():
         yield from () if module is None else _code_of(module)  # as in a notebook
@@ -78,7 +78,7 @@ def _code_of(module: ModuleType) -> Iterator[bytes]:
 
 
 def _text_of(value: Any) -> str:
-    """A text of code and simple values, which is the same in each process and differs where the code does."""
+    """A text of code and simple values, which is the same in each process and differs if the code does."""
     if isinstance(value, (staticmethod, classmethod)):
         return _text_of(value.__func__)
     if isinstance(value, property):

@@ -77,7 +77,7 @@ class Tvm(Tuner, Backend):
         taken, given = _narrow(large[:count]), _narrow(large[count:])
         none = _narrow([False] * count), _narrow([False] * len(given))
         ends = [(taken, given), (taken, none[1]), (none[0], given)]
-        if sum(large[count:]) > 1:  # a sum stays float32 where what is normalised of it does not
+        if sum(large[count:]) > 1:  # a sum stays float32 if what is normalised of it does not
             alone = (
                 [at == only for at in range(len(given))] for only in range(len(given)) if large[count + only]
             )
@@ -92,7 +92,7 @@ class Tvm(Tuner, Backend):
         return _SCHEDULES + pool
 
     def on_team(self) -> bool:
-        """True where the native core was built."""
+        """True if the native core was built."""
         return not core_problem()
 
     def tunes(self, subgraph: Subgraph) -> bool:
@@ -143,7 +143,7 @@ class Tvm(Tuner, Backend):
             raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
-        """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""
+        """The compiled functions on Collage's team of threads, or in TVM's pool if there is no native core."""
         from collage.backends.tvm_codegen.run import load_kernel
 
         loaded = load_kernel(artifact)

@@ -69,8 +69,8 @@ _PADDING = 1e30
 
 _TIMES = 32.0
 """A result may be off by this many times what changed last bits of the inputs change. Sums of thousands of products
-round in each step: direct ones come to 4 times, and Strassen's algorithm to 25 times on ResNeXt50. Arithmetic in fewer
-bits is far beyond that; bfloat16 comes to ten thousand times."""
+round in each step: direct ones come to 4 times. Arithmetic in fewer bits is far beyond that; bfloat16 comes to ten
+thousand times."""
 
 _TIMES_REDUCED = 4.0
 """The same for reduced precisions, whose inputs are changed by as much as rounding them does, and no more."""

@@ -116,7 +116,7 @@ from collage.frontend.read.model_path import check_model_path
 @click.option(
     "--exact",
     is_flag=True,
-    help="Use direct algorithms only: not Winograd's nor Strassen's, which form sums that the model does not.",
+    help="Use direct algorithms only: not Winograd's, which forms sums that the model does not.",
 )
 @click.option(
     "--tolerance",

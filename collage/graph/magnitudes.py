@@ -13,8 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from collage.graph.arithmetic import CONVOLUTIONS
 from collage.graph.dataflow import Graph, Node, np_dtype
+
+CONVOLUTIONS = frozenset(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose"))
 
 LIMIT = 1e12
 """The largest magnitude that a scan accepts. Trained networks have no larger activations, and sums of squares of such

@@ -1,7 +1,7 @@
 """Arrays in the memory of a GPU: they have a shape, a dtype and an address, and the process cannot read them.
 
 A kernel on the device takes ``array.ctypes.data``. What numpy does without looking at the elements works: slices, views
-and new shapes. Whatever would read or write elements raises an error here, where it would crash otherwise. ``to_host``
+and new shapes. Whatever would read or write elements raises an error here, and would crash otherwise. ``to_host``
 and ``put`` copy.
 """
 
@@ -16,14 +16,13 @@ import numpy as np
 
 from collage.core.cuda_driver import driver
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.storage import CUDA, HOST
+from collage.graph.storage import CUDA
 from collage.kernel.buffers import aligned_empty, as_bytes
 from collage.kernel.buffers import poison as poison_here
 
 __all__ = [
     "DeviceArray",
     "copy_on",
-    "device_of",
     "empty_on",
     "lock_pages",
     "on_device",
@@ -118,7 +117,7 @@ def on_device(array: Array) -> bool:
 
 
 def to_host(array: Array) -> Array:
-    """The array itself where it is on the host, and a copy of it there where it is on a GPU."""
+    """The array itself if it is on the host, and a copy of it there if it is on a GPU."""
     if not on_device(array):
         return array
     found = aligned_empty(array.shape, array.dtype)
@@ -168,8 +167,3 @@ def lock_pages(array: Array) -> None:
     address = int(raw.ctypes.data)
     if raw.nbytes and gpu.lock_pages(address, raw.nbytes):
         weakref.finalize(array, gpu.unlock_pages, address).atexit = False
-
-
-def device_of(array: Array) -> str:
-    """The device that the array is on, as far as this process can tell."""
-    return CUDA if on_device(array) else HOST

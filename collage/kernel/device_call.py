@@ -21,7 +21,7 @@ class DeviceCall(ABC):
     capturable: bool = True
     """Whether a CUDA graph can hold it. One that replays a graph of its own, as engines do, is in no other."""
     many: bool = False
-    """Whether it enqueues many kernels, so that it is faster in a graph also where it is the only launch."""
+    """Whether it enqueues many kernels, so that it is faster in a graph also if it is the only launch."""
 
     @abstractmethod
     def enqueue(self, stream: int) -> None:

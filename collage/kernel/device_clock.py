@@ -53,7 +53,7 @@ def device_clocked(call: DeviceCall) -> Callable[[], int]:
 def clocks_at_work(times: int = 1) -> Clocks | None:
     """The GPU's clocks while it fills memory, some 2 ms or ``times`` as long: without work it lowers them.
 
-    None where they are not known.
+    None if they are not known.
     """
     gpu = driver()
     gpu.enter()
@@ -74,7 +74,7 @@ def _larger_than_l2() -> Array:
 
 
 def _replaying(call: DeviceCall) -> Callable[[int], None]:
-    """What enqueues the call as a graph, or launch by launch where the driver refuses to capture it."""
+    """What enqueues the call as a graph, or launch by launch if the driver refuses to capture it."""
     gpu = driver()
     gpu.enter()
     with gpu.turn:

@@ -1,4 +1,4 @@
-"""Artifacts with arrays: a head of JSON, and arrays that a kernel may read where the module file is mapped."""
+"""Artifacts with arrays: a head of JSON, and arrays that a kernel may read if the module file is mapped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Framed:
     def array(self, index: int) -> npt.NDArray[np.uint8]:
         """An array's bytes from a 64-byte boundary on: in the file itself, read-only, or else a copy of them.
 
-        Raises ValueError where there is none of that number.
+        Raises ValueError if there is none of that number.
         """
         if not 0 <= index < len(self.arrays):
             raise ValueError(f"it has {len(self.arrays)} arrays, and reads number {index}")
@@ -101,9 +101,9 @@ def parts_of(artifact: Buffer) -> Framed:
 
 
 def framed_of(pieces: Sequence[Buffer]) -> Framed | None:
-    """The same for an artifact in pieces. None where it is no such artifact, or not each array is within a piece.
+    """The same for an artifact in pieces. None if it is no such artifact, or not each array is within a piece.
 
-    Raises ValueError where its head is damaged.
+    Raises ValueError if its head is damaged.
     """
     if not pieces or len(pieces[0]) < _START.size or not is_framed(pieces[0]):
         return None

@@ -37,7 +37,7 @@ class GivenAway:
         return result
 
     def _renew(self) -> None:
-        self._idle = 0  # where the next lines fail, nobody knows what is attached, and ``prepare`` renews it
+        self._idle = 0  # if the next lines fail, nobody knows what is attached, and ``prepare`` renews it
         array = self._make()
         self._attach(array)
         # All views of an array, and views of those, refer to the one that owns the memory.

@@ -17,9 +17,8 @@ class Blocking:
 
     The defaults are the best on a core with 1 MB of L2 (Zen 5):
 
-    - ``winograd_bytes`` of transformed values. 64 to 256 channels take as long with half as much, and twice as much
-      loses 3 % (1.25 MB for 14 tiles of 4x4 of 64 channels, 4 planes of 28x28).
-    - ``strassen_bytes`` of left factors. The right ones of a panel need as much of the L2 again.
+    - ``winograd_bytes`` of transformed values. 64 to 256 channels take as long with half as much.
+    - ``strassen_bytes`` are of a kernel that was removed. They are still in recorded speeds and in keys.
     - ``shallow_bytes`` of transformed rows and products.
     - ``narrow_bytes`` of the input's rows with pixels innermost.
     - ``gemm_depth``: the most of the depth. With 1024 a panel of 48 columns has 200 kB, and 64 rows have 256 kB.

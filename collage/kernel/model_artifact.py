@@ -1,4 +1,4 @@
-"""ONNX models as artifacts: one protobuf or, where weights are large, a protobuf that refers to arrays beside it.
+"""ONNX models as artifacts: one protobuf or, if weights are large, a protobuf that refers to arrays beside it.
 
 The second kind has no limit of 2 GiB, and its weights are in the memory of a file that several processes map.
 """
@@ -18,7 +18,7 @@ KIND = "onnx"
 
 
 def model_artifact(model: Artifact) -> bytes | Framed:
-    """The model as an engine takes it: its bytes, or its parts where its weights are apart."""
+    """The model as an engine takes it: its bytes, or its parts if its weights are apart."""
     if isinstance(model, Framed):
         return model
     return parts_of(model) if is_framed(model) else bytes(model)
@@ -38,12 +38,12 @@ def joined(model: bytes | Framed) -> bytes:
 
 
 def protobuf(model: bytes | Framed) -> bytes:
-    """The protobuf, which has no large weights where these are apart."""
+    """The protobuf, which has no large weights if these are apart."""
     return bytes(model.arrays[0]) if isinstance(model, Framed) else model
 
 
 def weights_of(model: bytes | Framed) -> Mapping[str, Array]:
-    """The weights that are apart, by name. The arrays are no copies. Raises ValueError where they do not fit."""
+    """The weights that are apart, by name. The arrays are no copies. Raises ValueError if they do not fit."""
     if not isinstance(model, Framed):
         return {}
     found = {}

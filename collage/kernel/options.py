@@ -40,7 +40,7 @@ class Variant:
         return "; ".join(each for each in (self.layout, self.split, self.precision) if each)
 
     def __repr__(self) -> str:
-        """The fields, without the precision where it is the model's own: keys of artifacts hold this text."""
+        """The fields, without the precision if it is the model's own: keys of artifacts hold this text."""
         fields = [f"inputs={self.inputs!r}", f"outputs={self.outputs!r}", f"split={self.split!r}"]
         fields += [f"precision={self.precision!r}"] if self.precision else []
         return f"Variant({', '.join(fields)})"
@@ -59,9 +59,8 @@ class BuildOptions:
 
     ``tuning`` is the record that ``Tuner.tune`` gave for the subgraph, or "".
 
-    ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
-    kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
-    pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
+    ``exclusive`` says that no other engine's threads share the cores, so that idle threads may spin: the kernel is the
+    whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning pools fight.
 
     ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
     ``Engine.profiles``.
@@ -71,10 +70,10 @@ class BuildOptions:
     is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
 
     ``precisions`` are the reduced precisions that kernels may compute in. A backend offers a variant of another
-    precision than "" only where that is among them and this machine has instructions for it. It is no part of a
+    precision than "" only if that is among them and this machine has instructions for it. It is no part of a
     measurement's key: a variant is the same kernel whatever else is allowed.
 
-    ``speeds`` are what is known of the machine. A backend may leave out variants because of them; where they change a
+    ``speeds`` are what is known of the machine. A backend may leave out variants because of them; if they change a
     variant's kernel, ``Backend.settings`` says so.
     """
 

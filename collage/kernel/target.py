@@ -14,14 +14,14 @@ from collage.core.cgroup import CpuQuota, cpu_quota
 from collage.core.cpuinfo import cpu_flags, describe_cpu, precisions_of
 
 _THROTTLED = re.compile(r" throttled to [0-9.e+-]+\Z")
-"""The end of ``Target.measured_on`` where the threads exceed a quota."""
+"""The end of ``Target.measured_on`` if the threads exceed a quota."""
 
 
 @dataclass(frozen=True)
 class Target:
     """A CPU: its model name, a hash of the instruction sets that matter, and the threads a run may use.
 
-    ``throttled_to`` is the CPU quota in cores where the threads exceed it, so that the system stops them all for a part
+    ``throttled_to`` is the CPU quota in cores if the threads exceed it, so that the system stops them all for a part
     of each period.
     """
 
@@ -65,8 +65,7 @@ class Cores:
         """The number of threads that can run all the time: the quota rounded down, but at least one.
 
         Threads beyond the quota use up a period's time before it ends, and then all of them are stopped until the next
-        one. Two threads under a quota of 1.5 do more in the long run than one, but each call that meets the end of a
-        period takes up to 25 ms longer, and those that share work wait for the one that is stopped.
+        one: each call that meets the end of a period takes up to 25 ms longer.
         """
         return self.allowed if self.quota is None else max(1, min(self.allowed, math.floor(self.quota.cores)))
 
@@ -90,7 +89,7 @@ def cores() -> Cores:
 
 
 def usable_cores() -> int:
-    """Cores this process can keep busy: those it may run on, or its CPU quota where that is less."""
+    """Cores this process can keep busy: those it may run on, or its CPU quota if that is less."""
     return cores().usable
 
 
@@ -108,7 +107,7 @@ def target_of(device: str, flags: str, threads: int | None, cores: Cores) -> Tar
 
 @cache
 def flags() -> frozenset[str]:
-    """The names of this CPU's instruction sets, as the system has them; none where it does not tell."""
+    """The names of this CPU's instruction sets, as the system names them; none if it does not."""
     return cpu_flags(_text())
 
 
@@ -120,7 +119,7 @@ def reduced_precisions() -> frozenset[str]:
 def has_exact_int8_sums() -> bool:
     """Whether sums of products of 8-bit numbers are exact in every library.
 
-    On x86 without dot products of 8 bits (VNNI or AMX) libraries add pairs of products in 16 bits, where they saturate:
+    On x86 without dot products of 8 bits (VNNI or AMX) libraries add pairs of products in 16 bits, which saturates:
     255 * 127 * 2 is 32767 there.
     """
     return "sse2" not in flags() or "int8" in reduced_precisions()

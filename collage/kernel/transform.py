@@ -40,7 +40,7 @@ def transform_artifact(transform: LayoutTransform) -> bytes:
 
 
 def read_transform(artifact: bytes, formats: Iterable[StorageFormat]) -> LayoutTransform:
-    """The transform that an artifact tells of, between these formats. Raises ValueError for anything else."""
+    """The transform that an artifact describes, between these formats. Raises ValueError for anything else."""
     formats = tuple(formats)
     try:
         shape, dtype, source, target = json.loads(bytes(artifact))

@@ -1,6 +1,6 @@
 """Loading Collage's own kernels, which `setup.py` builds from the folder `kernels`.
 
-There are two libraries. One has all kernels, for AVX-512 where they are made of vectors. The other has those of float32
+There are two libraries. One has all kernels, for AVX-512 if they are made of vectors. The other has those of float32
 arithmetic once more for AVX2, and is used on processors that have no AVX-512.
 """
 
@@ -20,7 +20,7 @@ NOT_BUILT = (
     "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 compiler "
     "(Debian: apt install g++) and install Collage again."
 )
-"""What to say where ``library_function`` finds nothing."""
+"""What to say if ``library_function`` finds nothing."""
 
 _AVX512, _AVX2 = 512, 256
 
@@ -60,7 +60,7 @@ def kernel_function(name: str) -> int:
 
 
 def library_function(name: str) -> int | None:
-    """The address of a function for every processor, in its best form, or None where it was not built."""
+    """The address of a function for every processor, in its best form, or None if it was not built."""
     libraries = [_load] if kernels_problem() or has_avx512() else [_load_avx2, _load]
     for load in libraries:
         with suppress(OSError, AttributeError):

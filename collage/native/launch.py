@@ -106,7 +106,7 @@ class Events:
         return found
 
     def renew(self) -> None:
-        """Set all events to not recorded in a fork, where another thread of the parent may have changed some.
+        """Set all events to not recorded in a fork, since another thread of the parent may have changed some.
 
         This is done once for all lists: later ones wait for what earlier ones have recorded.
         """

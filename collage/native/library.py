@@ -52,7 +52,6 @@ def _load() -> ctypes.CDLL:
         "collage_team_create": (pointer, [integer, pointer, integer]),
         "collage_team_destroy": (None, [pointer]),
         "collage_team_spread": (None, [pointer, pointer, integer]),
-        "collage_team_set_spin": (None, [pointer, wide]),
         "collage_team_run": (integer, [pointer, pointer, wide, pointer]),
         "collage_team_park": (None, [pointer]),
         "collage_team_beware": (None, [pointer, wide]),

@@ -2,7 +2,7 @@
 
 Ordinary floats are finite and no larger than LIMIT in magnitude, or than a limit of the value's own, and ordinary
 integers are no larger than INTEGER_LIMIT.
-Kernels that are right on finite numbers only get no other numbers: their inputs are scanned, and where a scan finds
+Kernels that are right on finite numbers only get no other numbers: their inputs are scanned, and if a scan finds
 something else it sets a flag, which the executor reads afterwards. See `kernels/scan.cpp`.
 """
 
@@ -32,7 +32,7 @@ from collage.native.kernel_library import library_function
 from collage.native.launch import Step, Task, in_sequence
 
 Flag = npt.NDArray[np.int64]
-"""An array of one element, which a scan sets to 1 where it finds something."""
+"""An array of one element, which a scan sets to 1 if it finds something."""
 
 _CODES = {name: code for code, name in enumerate((*SCANNED, *SCANNED_INTEGERS))}
 """The enumeration in scan.h."""
@@ -56,7 +56,7 @@ class Scanned:
 
     @property
     def code(self) -> int:
-        """The kind of the elements, and their limit where it is their own, as scan.h has them."""
+        """The kind of the elements, and their limit if it is their own, as scan.h has them."""
         name = self.array.dtype.name
         own = self.limit < LIMIT and can_be_limited(name)
         return _CODES[name] | (limit_bits(name, self.limit) << 8 if own else 0)
@@ -146,7 +146,7 @@ def are_all_ordinary(arrays: Sequence[Array]) -> bool:
 
 @cache
 def _code_of(dtype: np.dtype[Any]) -> int | None:
-    """The kind of the elements as scan.h has it; None where there is no scan of these."""
+    """The kind of the elements as scan.h has it; None if there is no scan of these."""
     name = f"float{dtype.itemsize * 4}" if dtype.kind == "c" else dtype.name
     return _CODES.get(name)
 
@@ -159,7 +159,7 @@ def _callable_scan() -> Any:
 
 @cache
 def scan_function() -> int | None:
-    """The address of the native scan, which runs on every processor, or None where it was not built."""
+    """The address of the native scan, which runs on every processor, or None if it was not built."""
     return library_function("collage_scan_within")
 
 

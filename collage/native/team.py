@@ -38,7 +38,7 @@ class Team:
         _made.add(self)
 
     def spread(self) -> None:
-        """Choose the cores again where the caller may use more of them than those that were chosen from.
+        """Choose the cores again if the caller may use more of them than those that were chosen from.
 
         A pinned thread that makes a team gives its threads the cores that it may use itself, and they keep these.
         """
@@ -51,11 +51,6 @@ class Team:
         """Send idle threads to sleep at once, because another library's threads need the cores."""
         if self.handle:
             self._core.collage_team_park(self.handle)
-
-    def set_spin(self, microseconds: float) -> None:
-        """Set the time that threads without work spin before they sleep."""
-        if self.handle:
-            self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
 
     def beware(self, seconds: float) -> None:
         """Use work sharing for so long: no thread waits for a certain other one (`work_sharing.h`).
@@ -116,7 +111,7 @@ def one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
 
 
 def _siblings(cpu: int) -> str:
-    """The hyperthreads of a CPU's core, as the system writes them; the CPU alone where it does not tell."""
+    """The hyperthreads of a CPU's core, as the system writes them; the CPU alone if it writes none."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:

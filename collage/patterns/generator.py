@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.match import Found
 
 _FUSION_ORDER = (
     OpKind.ELEMWISE,
@@ -19,39 +19,11 @@ _FUSION_ORDER = (
 )
 
 
-class Rule(Protocol):
-    """The interface of rules; see ``collage.patterns.rules.BasePatternRule``."""
-
-    max_nodes: int
-
-    @property
-    def name(self) -> str:
-        """The name for reports."""
-
-    def op_rule(self, op: OpNode, /) -> bool | str:
-        """Whether the operator is admitted, or the reason why not."""
-
-    def fusion_rule(self, cur_type: Any, src: OpNode, sink: OpNode, /) -> bool:
-        """Whether a group may grow up to ``sink``."""
-
-    def kind_value(self, kind: OpKind, /) -> Any:
-        """The rule's value for an operator kind."""
-
-
-@dataclass(frozen=True)
-class Generated:
-    """A group of nodes, its operators as text, and the ``reason`` why its seed is not admitted, or ""."""
-
-    nodes: tuple[int, ...]
-    text: str
-    reason: str = ""
-
-
-def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
-    """All groups of the rule in the model: step 1 admits the seed, and step 2 grows it over post-dominators.
+def generate(context: MatchContext, rule: Any) -> Iterator[Found]:
+    """All groups of a pattern rule in the model: step 1 admits the seed, and step 2 grows it over post-dominators.
 
     A group has every node between its seed and its sink. As the sink post-dominates the seed, no intermediate result
-    escapes. The rule is asked once about each operator.
+    escapes. A seed that is not admitted comes with the reason. The rule is asked once about each operator.
     """
     kinds = {kind: rule.kind_value(kind) for kind in OpKind}
     ops = tuple(OpNode(op.id, context, kinds) for op in context.ops)
@@ -60,11 +32,11 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
         answer = answers[seed.id]
         if answer is not True:
             reason = answer if isinstance(answer, str) else f"{rule.name} does not take {seed.name}"
-            yield Generated((seed.id,), str(seed.name), reason)
+            yield Found((seed.id,), f"{rule.name}: {seed.name}", reason)
             continue
         group: tuple[int, ...] = (seed.id,)
         kind = seed.kind
-        yield Generated(group, text_of(context, group))
+        yield Found(group, f"{rule.name}: {text_of(context, group)}")
         while (sink := context.post_dominator[group[-1]]) is not None:
             grown = context.between(seed.id, sink)
             if len(grown) > rule.max_nodes or any(answers[n] is not True for n in grown):
@@ -74,7 +46,7 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
             for node in grown:
                 kind = combine(kind, ops[node].kind)
             group = grown
-            yield Generated(group, text_of(context, group))
+            yield Found(group, f"{rule.name}: {text_of(context, group)}")
 
 
 def text_of(context: MatchContext, nodes: Sequence[int]) -> str:

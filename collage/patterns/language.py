@@ -40,7 +40,7 @@ def relax_name(name: str) -> str:
 
 
 def check_arguments(pattern: Any) -> None:
-    """Raise RegistrationError where a pattern gives an operator more arguments than it has: it would match nothing."""
+    """Raise RegistrationError if a pattern gives an operator more arguments than it has: it would match nothing."""
     from tvm.ir import Op
     from tvm.relax import dpl
 

@@ -80,7 +80,7 @@ def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSou
 
 
 def _found_by(source: MatchSource, context: MatchContext, backend: str) -> list[Found]:
-    """What the source finds: nothing where it raises, for it may be a plug-in's own code."""
+    """What the source finds: nothing if it raises, for it may be a plug-in's own code."""
     try:
         return list(source.find(context))
     except Exception as error:

@@ -72,8 +72,7 @@ class BasePatternRule:
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """Find all groups that the generator grows in the model (Figure 2.4)."""
-        for each in generate(context, self):
-            yield Found(each.nodes, f"{self.name}: {each.text}", each.reason)
+        return generate(context, self)
 
 
 def check_path(
@@ -84,7 +83,7 @@ def check_path(
 ) -> bool:
     """Whether ``fchecker`` holds for the kind of every operator on the paths from ``src`` to ``sink``.
 
-    ``src`` itself is not checked. ``sink`` is checked (as in TVM's ``CheckPath``), with ``sink_checker`` where one is
+    ``src`` itself is not checked. ``sink`` is checked (as in TVM's ``CheckPath``), with ``sink_checker`` if one is
     given. The checkers get the rule's own values of the kinds, so that Listing 1's
     ``node_pattern == MyPatternRule.kElemwise`` holds.
     """

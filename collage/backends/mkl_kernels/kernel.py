@@ -32,7 +32,7 @@ class MklKernel(NativeKernel):
     """A kernel whose shares multiply parts of the matrices. MKL packs a constant operand when the kernel is loaded."""
 
     def __init__(self, packed: Packed, threads: int) -> None:
-        """Raises ValueError where numbers and arrays do not fit each other."""
+        """Raises ValueError if numbers and arrays do not fit each other."""
         super().__init__(threads)
         self._numbers = packed.numbers
         self._narrow = typed(bool, packed.numbers.get("narrow", False))
@@ -47,7 +47,7 @@ class MklKernel(NativeKernel):
             self._weights = None
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each share. Raises ValueError where buffers are too small."""
+        """One step with a task for each share. Raises ValueError if buffers are too small."""
         left, right, residual = (
             None if self._numbers[name] is None else picked("input", inputs, self._numbers[name])
             for name in ("left", "right", "residual")

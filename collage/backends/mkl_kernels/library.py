@@ -35,7 +35,7 @@ class _Blas(ctypes.Structure):
 
 @dataclass(frozen=True)
 class MklLibrary:
-    """A loaded MKL whose calls are single-threaded where Collage makes them."""
+    """A loaded MKL whose calls by Collage are single-threaded."""
 
     c: ctypes.CDLL
     version: str

@@ -73,7 +73,7 @@ class MklProduct:
 
 
 def read_shares(packed: Packed, threads: int) -> list[list[MklProduct]]:
-    """The products of each share. Raises MalformedError where they, and the arrays, do not fit each other."""
+    """The products of each share. Raises MalformedError if they, and the arrays, do not fit each other."""
     numbers = packed.numbers
     shares = typed(list[list[MklProduct]], numbers["shares"])
     if not 1 <= len(shares) <= threads or not all(shares):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as every
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.epilogue import Epilogue
 from collage.backends.chains.product import ranges, splits
+from collage.backends.chains.product_rule import ProductRule
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
-from collage.backends.mkl_kernels.task import MklTask
+from collage.backends.mkl_kernels.task import ROOTS, MklTask, task_of
+from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import BF16, PLAIN, narrowed
 from collage.kernel.options import Variant
 from collage.native.packed import Packed
@@ -27,6 +29,17 @@ _MOST = 2**31 - 1
 
 Box: TypeAlias = "list[tuple[int, int]]"
 """Where a part of the result begins and ends along each axis."""
+
+
+class MklRule(ProductRule):
+    """Finds products with their epilogues, and pointwise convolutions."""
+
+    library: ClassVar[str] = "MKL"
+    roots: ClassVar[frozenset[str]] = ROOTS
+
+    def take(self, subgraph: Subgraph) -> object:
+        """Read the product and its variants. Raises UnsupportedError if MKL has none."""
+        return variants(task_of(subgraph), 1)
 
 
 def variants(task: MklTask, threads: int) -> list[Variant]:

@@ -13,6 +13,7 @@ from collage.backends.chains.fold import fold
 from collage.backends.chains.product import Product, Views, read_product, views_of
 from collage.backends.chains.strided import dense
 from collage.backends.chains.transposes import ProductChain, product_of, read_product_chain
+from collage.backends.native_kernels.task import check_pixels
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import CHANNELS_LAST, PLAIN, Storage
 from collage.native.kernel_library import kernels_problem
@@ -25,7 +26,7 @@ ROOTS = frozenset({"matmul", *CONVOLUTIONS})
 class MklTask:
     """``factor`` x left x right, then ``bias`` for each column and ``epilogue``.
 
-    ``matrix`` is the right operand where it is constant. Its columns are multiplied with ``scale``.
+    ``matrix`` is the right operand if it is constant. Its columns are multiplied with ``scale``.
     """
 
     chain: Chain
@@ -91,12 +92,7 @@ def _matmul(chain: ProductChain) -> MklTask:
 def _convolution(chain: Chain, conv: Conv) -> MklTask:
     """A convolution of single pixels, with channels innermost."""
     data = chain.root.inputs[0]
-    if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
-        raise UnsupportedError("the windows have more than a pixel, or the convolution is grouped")
-    if max(conv.strides) > 1 or any((*conv.pad_begin, *conv.pad_end)):
-        raise UnsupportedError("the pixels are at distances, or there is padding")
-    if chain.viewed or chain.graph.is_constant(data):
-        raise UnsupportedError("the result is reshaped, or the data is a constant")
+    check_pixels(chain, conv)
     folded = fold(chain, conv.dst, 1)
     outputs, inputs = conv.weights.shape[:2]
     rows = conv.dst[0] * math.prod(conv.dst[2:])

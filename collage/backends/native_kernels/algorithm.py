@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from collage.backends.native_kernels.kernel import CKernel, SharedKernel
 from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions, Variant
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
 T = TypeVar("T")
+
+ROWS, COLUMNS, CHANNELS, WHOLE = "rows", "columns", "output channels", ""
+"""Words for the split of a variant."""
 
 _SMALL_US = 500 / 3
 """Work that takes one thread less than this may be left to it: that can run beside another branch of the model."""
@@ -33,15 +38,20 @@ class Algorithm(ABC, Generic[T]):
     roots: ClassVar[frozenset[str]]
     """Relax operators with which its tasks begin. Algorithms with one in common have tasks of the same kind."""
     precision: ClassVar[str] = ""
-    """The precision of all of its variants. It is asked for them only where that is allowed."""
+    """The precision of all of its variants. It is asked for them only if that is allowed."""
 
     def reassociates(self, variant: Variant) -> bool:
         """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""
         return False
 
+    @staticmethod
     @abstractmethod
+    def read(subgraph: Subgraph) -> T:
+        """The subgraph as a task. Raises UnsupportedError with the reason if it is none."""
+
     def task(self, subgraph: Subgraph) -> T:
-        """The subgraph as a task, read once. Raises UnsupportedError with the reason where it is none."""
+        """What ``read`` makes of the subgraph, which it is asked once."""
+        return subgraph.parsed(self.read)
 
     def direct_variants(self, task: T, build: BuildOptions) -> Sequence[Variant]:
         """The variants for ``BuildOptions.exact``: those that do not reassociate. There may be none."""
@@ -63,14 +73,23 @@ class Algorithm(ABC, Generic[T]):
 class ChainAlgorithm(Algorithm[NativeTask]):
     """One for chains: an operator and the functions that follow it."""
 
-    def task(self, subgraph: Subgraph) -> NativeTask:
-        """The operator and its epilogue."""
-        return subgraph.parsed(read_task)
+    read = staticmethod(read_task)
+    kernel: ClassVar[CKernel]
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """A kernel whose shares read the same arrays."""
+        return SharedKernel(self.kernel, packed, threads)
 
 
 def is_small(flop: float, build: BuildOptions) -> bool:
     """Whether one thread may do all of that work, since there is only one, or since it takes little time."""
     return build.threads == 1 or flop < build.speeds.flop_in(_SMALL_US)
+
+
+def shared_or_whole(split: str, flop: float, build: BuildOptions, units: float = math.inf) -> list[str]:
+    """The split, if there are as many units of work as threads, and "" if one thread may do all of it."""
+    splits = [split] if 1 < build.threads <= units else []
+    return splits if splits and not is_small(flop, build) else [*splits, WHOLE]
 
 
 def in_layout(task: NativeTask, layout: Storage, split: str) -> Variant:

@@ -1,30 +1,29 @@
-"""The algorithms, and which of them takes a subgraph."""
+"""The algorithms, which of them takes a subgraph, and which subgraphs they are offered."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
+from collage.backends.chains.growth import grown
 from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.amx_gemm import AmxGemm
-from collage.backends.native_kernels.bf16_direct import Bf16DirectConv
-from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
-from collage.backends.native_kernels.direct import DirectConv
-from collage.backends.native_kernels.experts import Experts
+from collage.backends.native_kernels.direct import Bf16DirectConv, DirectConv
+from collage.backends.native_kernels.experts import Bf16Experts, Experts, Int8Experts
 from collage.backends.native_kernels.gemm import Gemm
-from collage.backends.native_kernels.int8_gemm import Int8Gemm
 from collage.backends.native_kernels.lstm import LstmLayer
 from collage.backends.native_kernels.narrow import NarrowTransposed
+from collage.backends.native_kernels.reduced_gemm import AmxGemm, Bf16Gemm, Int8Gemm
 from collage.backends.native_kernels.shallow import ShallowConv
-from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.top_k import TopK
-from collage.backends.native_kernels.widened_experts import Bf16Experts, Int8Experts
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
-from collage.errors import unknown_names
+from collage.errors import ModuleFileError, unknown_names
+from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
-
-if TYPE_CHECKING:
-    from collage.frontend.subgraph import Subgraph
+from collage.patterns.context import MatchContext
+from collage.patterns.generator import text_of
+from collage.patterns.match import Found
 
 ALGORITHMS: tuple[Algorithm[Any], ...] = (
     DirectConv(),
@@ -32,9 +31,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
     TransposedWinograd(),
     NarrowTransposed(),
     ShallowConv(),
-    StrassenConv(),
     Gemm(),
-    StrassenGemm(),
     Bf16Gemm(),
     AmxGemm(),
     Bf16DirectConv(),
@@ -50,7 +47,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
 def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[Any]]:
     """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
 
-    Those of reduced precisions are there only where ``build`` allows the precision, or names such a variant.
+    Those of reduced precisions are there only if ``build`` allows the precision, or names such a variant.
 
     Raises UnsupportedError when there is none.
     """
@@ -78,8 +75,11 @@ def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[A
 
 
 def reassociates(variant: Variant) -> bool:
-    """Whether the algorithm of a variant reassociates, which its words for the split tell (see ``Algorithm``)."""
+    """Whether the algorithm of a variant reassociates, by its words for the split (see ``Algorithm``)."""
     return any(each.reassociates(variant) for each in ALGORITHMS)
+
+
+_REMOVED = ("strassen_conv", "strassen_gemm")
 
 
 def named(name: str) -> Algorithm[Any]:
@@ -87,4 +87,33 @@ def named(name: str) -> Algorithm[Any]:
     for each in ALGORITHMS:
         if each.name == name:
             return each
+    if name in _REMOVED:
+        raise ModuleFileError(
+            "it has a kernel by Strassen's algorithm, which this Collage does not have: compile the model again."
+        )
     raise unknown_names("algorithm", [name], [each.name for each in ALGORITHMS])
+
+
+@dataclass(frozen=True)
+class NativeRule:
+    """Finds conv, conv + bias, conv + bias + relu, ... over post-dominators, if an algorithm takes them."""
+
+    max_nodes: int = 12
+    exact: bool = False
+    """Whether to find only what a direct algorithm takes."""
+    precisions: frozenset[str] = frozenset()
+    """Reduced precisions whose algorithms count, too."""
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
+        build = BuildOptions(exact=self.exact, precisions=self.precisions)
+        for seed in range(len(context.graph.nodes)):
+            for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
+                name = f"{type(self).__name__}: {text_of(context, nodes)}"
+                try:
+                    offers(Subgraph(context.model, nodes), build)
+                    yield Found(nodes, name)
+                except UnsupportedError as error:
+                    if len(nodes) == 1:
+                        yield Found(nodes, name, str(error))
+                        break

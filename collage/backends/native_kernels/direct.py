@@ -1,27 +1,37 @@
-"""Direct convolution for groups of few channels and for single ones; see `direct_conv.cpp`."""
+"""Direct convolution for groups of few channels and for single ones, in float32 and bfloat16; see `direct_conv.cpp`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout, is_small
-from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
-from collage.backends.native_kernels.geometry import shape_struct, strides, three
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.algorithm import (
+    CHANNELS,
+    ROWS,
+    WHOLE,
+    ChainAlgorithm,
+    in_layout,
+    shared_or_whole,
+)
+from collage.backends.native_kernels.geometry import padded, shape_struct, strides, three
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import Arrays, Needs, Numbers, direct_limits
 from collage.backends.native_kernels.task import NativeTask
-from collage.core.typed import typed
-from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
+from collage.errors import ModuleFileError
+from collage.graph.storage import BF16, BLOCK, BLOCKED, CHANNELS_LAST, narrowed, widened
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
+from collage.native.kernel_library import narrow_problem
 from collage.native.packed import Packed
-
-ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
 _MOST_INPUTS = 32
 _MOST_WASTE = 8
@@ -30,9 +40,18 @@ _MOST_WIDTH = 7
 _MANY_WEIGHTS = 0.25
 """The share of a core's own cache from which on weights are many, so that channels are split.
 
-1024 channels of 7x7 in groups of 32 take 56 us, and 71 by rows, on cores with 1 MB of L2. With fewer weights both
-splits take the same time.
+With fewer weights both splits take the same time.
 """
+_LANE = 4
+"""The number of channels in 128 bits."""
+
+
+_Shape = shape_struct(
+    *("batch", "inputs", "outputs", "reach"),
+    *(("in", 3), ("out", 3), ("window", 3), ("stride", 3), ("pad", 3), ("from", 5), ("to", 5)),
+    *("blocked", "by_vectors", "shares"),
+)
+"""``collage_direct_conv_shape``."""
 
 
 class DirectConv(ChainAlgorithm):
@@ -40,23 +59,22 @@ class DirectConv(ChainAlgorithm):
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
-    function = "collage_direct_conv"
+    kernel = CKernel(
+        *("collage_direct_conv", _Shape, direct_limits, ("weights", "bias")), lists=("begin", "sources")
+    )
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
         conv = task.convolution.conv
         if problem := problem_of(conv):
             raise UnsupportedError(problem)
-        splits = [_split(conv, build)] if build.threads > 1 else []
-        if is_small(conv.flop, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(_split(conv, build), conv.flop, build)
         layouts = BLOCKED, CHANNELS_LAST
         return [in_layout(task, layout, split) for layout in layouts for split in splits]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
-        convolution, variant = task.convolution, build.variant
-        conv = convolution.scaled
+        conv, variant = task.convolution.scaled, build.variant
         sources = sources_of(conv)
         (layout,) = variant.outputs
         batch, outputs, *_ = conv.dst
@@ -80,32 +98,50 @@ class DirectConv(ChainAlgorithm):
             "blocked": layout == BLOCKED,
             "by_vectors": variant.split == CHANNELS,
             "shares": 1 if variant.split == WHOLE else build.threads,
-            "low": convolution.low,
-            "high": convolution.high,
-            "data": task.place(convolution.data),
-            "residual": task.place(convolution.residual),
+            **task.numbers_of_convolution(),
         }
-        bias = np.zeros(-outputs % BLOCK + outputs, np.float32)
-        if conv.bias is not None:
-            bias[:outputs] = conv.bias
-        return Packed(numbers, {"weights": packed_weights(conv, sources, spatial["window"]), "bias": bias})
+        weights = packed_weights(conv, sources, spatial["window"])
+        return Packed(numbers, {"weights": weights, "bias": padded(conv.bias, outputs)})
+
+
+def _narrow_limits(numbers: Numbers, arrays: Arrays) -> Needs:
+    """The limits of the kernel with bfloat16 data and results, whose elements count as half a float."""
+    needs = direct_limits(numbers, arrays)
+    return Needs(needs.data / 2, needs.result / 2)
+
+
+class Bf16DirectConv(DirectConv):
+    """Takes what the direct convolution takes, so that narrow groups need no conversions between narrow kernels."""
+
+    name = "bf16_direct_conv"
+    precision = BF16
+    kernel = replace(DirectConv.kernel, function="collage_bf16_direct_conv", limits=_narrow_limits)
+
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+        """Return the variants of float32, with narrow storages on both sides."""
+        if problem := narrow_problem():
+            raise UnsupportedError(problem)
+        return [
+            Variant(
+                tuple(narrowed(s, BF16) for s in each.inputs),
+                tuple(narrowed(s, BF16) for s in each.outputs),
+                each.split,
+                BF16,
+            )
+            for each in super().variants(task, build)
+        ]
+
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
+        """The same as for float32, since steps count elements and the weights stay wide."""
+        variant = build.variant
+        inputs, outputs = (tuple(map(widened, side)) for side in (variant.inputs, variant.outputs))
+        return super().pack(task, replace(build, variant=Variant(inputs, outputs, variant.split)))
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights."""
-        reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
-        return SharedKernel(
-            self.function,
-            _Shape,
-            packed,
-            threads,
-            limits=self.limits,
-            constants=[*reach, packed.arrays["weights"], packed.arrays["bias"]],
-        )
-
-    @staticmethod
-    def limits(numbers: Numbers, arrays: Arrays) -> Needs:
-        """The limits of the kernel."""
-        return direct_limits(numbers, arrays)
+        """A kernel whose shares read the same weights. Raises ModuleFileError if this CPU cannot run it."""
+        if problem := narrow_problem():
+            raise ModuleFileError(f"{problem}: compile the model here.")
+        return super().load(packed, threads)
 
 
 def problem_of(conv: Conv) -> str:
@@ -123,7 +159,7 @@ def problem_of(conv: Conv) -> str:
 
 
 def _split(conv: Conv, build: BuildOptions) -> str:
-    """Choose channels where weights are many, since each core then reads only its own; else the more even split."""
+    """Choose channels if weights are many, since each core then reads only its own; else the more even split."""
     if conv.weights.nbytes >= _MANY_WEIGHTS * build.speeds.own_cache_bytes:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
@@ -137,9 +173,78 @@ def _longest(units: int, threads: int) -> float:
     return -(-units // threads) / units
 
 
-_Shape = shape_struct(
-    *("batch", "inputs", "outputs", "reach"),
-    *(("in", 3), ("out", 3), ("window", 3), ("stride", 3), ("pad", 3), ("from", 5), ("to", 5)),
-    *("blocked", "by_vectors", "shares"),
-)
-"""``collage_direct_conv_shape``."""
+class Reach(IntEnum):
+    """Which inputs an output sees (see direct_conv.h)."""
+
+    ITSELF = 0
+    SAME_128_BITS = 1
+    SAME_256_BITS = 2
+    LISTED = 3
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The vectors of inputs that each vector of outputs sees, and how their 128 bits are exchanged."""
+
+    reach: Reach
+    of_vector: tuple[tuple[tuple[int, int], ...], ...]
+
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """Where each vector's sources begin in the list of all sources, and the length of that list."""
+        return tuple(accumulate((len(each) for each in self.of_vector), initial=0))
+
+    @property
+    def per_output(self) -> float:
+        """Multiplications for each output and each point of the window, on average."""
+        return self.begin[-1] / len(self.of_vector) * (1 if self.reach is Reach.ITSELF else _LANE)
+
+
+def sources_of(conv: Conv) -> Sources:
+    """The fewest sources that cover the groups, wherever their channels lie in vectors."""
+    ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
+    vectors = range(-(-conv.dst[1] // BLOCK))
+    if ins == outs == 1:
+        return Sources(Reach.ITSELF, tuple(((v, 0),) for v in vectors))
+    narrow = {1: Reach.SAME_128_BITS, 2: Reach.SAME_128_BITS, 4: Reach.SAME_128_BITS, 8: Reach.SAME_256_BITS}
+    reach = narrow.get(ins, Reach.LISTED) if ins == outs else Reach.LISTED
+    found: list[set[tuple[int, int]]] = [set() for _ in vectors]
+    for group in range(conv.groups):
+        for target in _lanes(group * outs, (group + 1) * outs):
+            for source in _lanes(group * ins, (group + 1) * ins):
+                found[target // _LANE].add((source // _LANE, source % _LANE ^ target % _LANE))
+    if reach is Reach.SAME_256_BITS:
+        found = [{(v, 0), (v, 1)} for v in vectors]  # this also serves a last group that fills half a vector
+    return Sources(reach, tuple(tuple(sorted(each)) for each in found))
+
+
+def packed_weights(conv: Conv, sources: Sources, window: Sequence[int]) -> Floats:
+    """The weights as `direct_conv.h` has them, with zeros where output and input are not in one group.
+
+    ``window`` is (planes, rows, columns), at least as large as the weights are.
+    """
+    outputs, inputs = conv.dst[1], conv.src[1]
+    ins, outs = inputs // conv.groups, outputs // conv.groups
+    weights = np.zeros((outputs, ins, *window), np.float32)
+    planes, rows, columns = (1, 1, 1, *conv.weights.shape[2:])[-3:]
+    weights[:, :, :planes, :rows, :columns] = conv.weights.reshape(outputs, ins, planes, rows, columns)
+    rotation, lane = np.ogrid[: 1 if sources.reach is Reach.ITSELF else _LANE, :BLOCK]
+    packed = []
+    for vector, seen in enumerate(sources.of_vector):
+        block, exchange = np.array(seen).T.reshape(2, -1, 1, 1)
+        source = block * BLOCK + (lane // _LANE ^ exchange) * _LANE + lane % _LANE
+        target = vector * BLOCK + lane // _LANE * _LANE + (lane + rotation) % _LANE
+        source, target = np.broadcast_arrays(source, target)
+        if sources.reach is Reach.ITSELF:
+            target = source
+        group = target // outs
+        inside = (source < inputs) & (target < outputs) & (source // ins == group)
+        found = weights[np.where(inside, target, 0), np.where(inside, source - group * ins, 0)]
+        found[~inside] = 0
+        packed.append(found.transpose(3, 4, 0, 5, 1, 2).reshape(-1))
+    return np.concatenate(packed)
+
+
+def _lanes(start: int, stop: int) -> range:
+    """The numbers of the 128 bits in which these channels lie."""
+    return range(start // _LANE, (stop - 1) // _LANE + 1)

@@ -6,34 +6,39 @@ chosen matrix and multiplies the row with it. An engine that runs it as it is wr
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.chains.int8_weights import quantised
+from collage.backends.native_kernels.algorithm import COLUMNS, Algorithm, shared_or_whole
 from collage.backends.native_kernels.gemm import (
-    COLUMNS,
     IN_ORDER,
     ROW_CHUNK,
-    WHOLE,
     orders_of,
     packed_weights,
     slice_depth,
     split_and_order,
     words,
 )
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.geometry import padded, shape_struct
+from collage.backends.native_kernels.kernel import CKernel, SharedKernel
 from collage.backends.native_kernels.limits import experts_limits
-from collage.backends.native_kernels.streamed import TILE_SUMS
+from collage.backends.native_kernels.reduced_gemm import (
+    TILE_SUMS,
+    WIDENED,
+    bf16_panels,
+    int8_panels,
+    row_chunk,
+)
 from collage.core.typed import typed
 from collage.graph.dataflow import Array
-from collage.graph.storage import BLOCK
+from collage.graph.storage import BF16, BLOCK, INT8
 from collage.kernel.buffers import ALIGNMENT
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
@@ -50,7 +55,7 @@ OPERATOR = "onnx.Scan"
 
 _DOMAINS = ("", "ai.onnx")
 _AXES = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
-"""Attributes of a Scan that are zeros where it goes along first axes, and forward."""
+"""Attributes of a Scan that are zeros if it goes along first axes, and forward."""
 _INDEX_BYTES = 8
 
 
@@ -75,7 +80,7 @@ class ExpertProduct:
 
 
 def read_experts(subgraph: Subgraph) -> ExpertProduct:
-    """The subgraph as such products. Raises UnsupportedError with the reason where it is something else."""
+    """The subgraph as such products. Raises UnsupportedError with the reason if it is something else."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the products of experts")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -145,10 +150,13 @@ class Experts(Algorithm[ExpertProduct]):
 
     name = "experts"
     roots = frozenset({OPERATOR})
-
-    def task(self, subgraph: Subgraph) -> ExpertProduct:
-        """The subgraph as products of experts."""
-        return subgraph.parsed(read_experts)
+    read = staticmethod(read_experts)
+    together: ClassVar[int] = 1
+    """The number of weights that lie in 4 bytes."""
+    kind: ClassVar[str] = ""
+    """What the name of the kernel's function ends with."""
+    scaled: ClassVar[bool] = False
+    """Whether each column of the weights has a factor."""
 
     def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants, split by columns, so that each thread reads its part of the matrices, or one thread has all.
@@ -156,9 +164,7 @@ class Experts(Algorithm[ExpertProduct]):
         Where experts have few rows on average, these may be read in order.
         """
         experts, _, columns = task.weights.shape
-        splits = [COLUMNS] if 1 < build.threads <= columns // BLOCK else []
-        if not splits or is_small(task.flop, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(COLUMNS, task.flop, build, columns // BLOCK)
         orders = orders_of(-(-task.rows // experts))
         return [Variant(split=words(split, order)) for split in splits for order in orders]
 
@@ -168,7 +174,7 @@ class Experts(Algorithm[ExpertProduct]):
         return self.packed(task, build, ROW_CHUNK, slice_depth(depth, build))
 
     def packed(self, task: ExpertProduct, build: BuildOptions, chunk: int, deep: int) -> Packed:
-        """The same, where so many rows are multiplied with a depth of ``deep`` at a time."""
+        """The same, if so many rows are multiplied with a depth of ``deep`` at a time."""
         split, order = split_and_order(build.variant.split)
         experts, depth, columns = task.weights.shape
         shares = build.threads if split.startswith(COLUMNS) else 1
@@ -199,58 +205,96 @@ class Experts(Algorithm[ExpertProduct]):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-        return ExpertKernel(packed, threads)
+        return _ExpertKernel(self, packed, threads)
 
 
-class ExpertKernel(SharedKernel):
-    """A kernel that reads, besides the data, the rows' choices.
+class WidenedExperts(Experts):
+    """The same with weights in fewer bits, which are widened and multiplied with float32 rows; see `expert_widened.h`.
 
-    ``kind`` is what its function's name ends with. ``together`` weights have 4 bytes, and ``scaled`` tells that each
-    column of them has a factor.
+    Dot products of narrow rows would save arithmetic, which sets the pace only if many rows choose the same matrix.
     """
 
-    def __init__(
-        self, packed: Packed, threads: int, kind: str = "", together: int = 1, *, scaled: bool = False
-    ) -> None:
-        super().__init__(
-            f"collage_expert_gemm{kind}",
-            SHAPE,
-            packed,
-            threads,
-            limits=partial(experts_limits, together=together, scaled=scaled),
-            constants=[packed.arrays["weights"], packed.arrays["scales"] if scaled else None],
+    def variants(self, task: ExpertProduct, build: BuildOptions) -> Sequence[Variant]:
+        """The splits and orders of float32."""
+        return [
+            replace(each, split=words(split, WIDENED, order), precision=self.precision)
+            for each in super().variants(task, build)
+            for split, order in [split_and_order(each.split)]
+        ]
+
+    def pack(self, task: ExpertProduct, build: BuildOptions) -> Packed:
+        """The shape of the kernel, and what it reads of each expert. The depth is not sliced."""
+        depth = task.weights.shape[1]
+        return self.packed(task, build, row_chunk(depth), depth)
+
+
+class Bf16Experts(WidenedExperts):
+    """The products with matrices of bfloat16."""
+
+    name = "bf16_experts"
+    precision = BF16
+    together = 2
+    kind = "_bf16"
+
+    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Mapping[str, Floats]:
+        """One expert's matrix (K, N) in bfloat16, of which two are seen as one float32."""
+        return {"weights": bf16_panels(matrix, shares)}
+
+
+class Int8Experts(WidenedExperts):
+    """The products with matrices of 8 bits. Each column of each expert has a factor of its own, as in ``Int8Gemm``."""
+
+    name = "int8_experts"
+    precision = INT8
+    together = 4
+    kind = "_int8"
+    scaled = True
+
+    def one_packed(self, matrix: Floats, deep: int, shares: int) -> Mapping[str, Floats]:
+        """One expert's matrix (K, N) in 8 bits, of which four are seen as one float32, and ``scales`` of its columns.
+
+        Raises UnsupportedError for NaN and infinities.
+        """
+        weights, scales = quantised(matrix)
+        return {
+            "weights": int8_panels(weights, shares),
+            "scales": padded(scales, len(scales)),
+        }
+
+
+class _ExpertKernel(SharedKernel):
+    """A kernel that reads, besides the data, the rows' choices."""
+
+    def __init__(self, algorithm: Experts, packed: Packed, threads: int) -> None:
+        together, scaled = algorithm.together, algorithm.scaled
+        kernel = CKernel(
+            f"collage_expert_gemm{algorithm.kind}",
+            _SHAPE,
+            partial(experts_limits, together=together, scaled=scaled),
+            ("weights", "scales" if scaled else ""),
             residual=False,
-            scratch_bytes=partial(scratch_bytes, together=together),
+            scratch_bytes=partial(_scratch_bytes, together=together),
         )
+        super().__init__(kernel, packed, threads)
         self._choice, self._rows = (typed(int, packed.numbers[name]) for name in ("choice", "rows"))
 
     def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """The rows' choices. Raises MalformedError where there are too few."""
+        """The rows' choices. Raises MalformedError if there are too few."""
         choice = picked("input", inputs, self._choice)
         check_floats("the choice", choice, self._rows * _INDEX_BYTES / FLOAT_BYTES)
         return (choice,)
 
 
-SHAPE = type(
-    "Shape",
-    (ctypes.Structure,),
-    {
-        "_fields_": [
-            (name, ctypes.c_int64)
-            for name in (
-                *("rows", "depth", "columns", "experts"),
-                *("row_chunk", "slice", "shares", "in_order"),
-            )
-        ]
-    },
+_SHAPE = shape_struct(
+    *("rows", "depth", "columns", "experts", "row_chunk", "slice", "shares", "in_order"), clamps=False
 )
 """``collage_expert_gemm_shape``."""
 
 
-def scratch_bytes(numbers: Mapping[str, Any], together: int = 1) -> int:
-    """The size of a share's order of the rows, copies of some, and where weights are widened the sums of a tile.
+def _scratch_bytes(numbers: Mapping[str, Any], together: int) -> int:
+    """The size of a share's order of the rows, copies of some, and for widened weights the sums of a tile.
 
-    It is what ``collage_expert_gemm_scratch`` says, and those of the other kinds. ``together`` weights have 4 bytes.
+    It is what ``collage_expert_gemm_scratch`` and its like say. ``together`` weights have 4 bytes.
     """
     rows = min(numbers["rows"], numbers["row_chunk"])
     parts = (

@@ -8,18 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
-from collage.backends.native_kernels.geometry import shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.algorithm import COLUMNS, ROWS, WHOLE, ChainAlgorithm, is_small
+from collage.backends.native_kernels.geometry import padded, shape_struct
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import gemm_limits
-from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.task import NativeProduct, NativeTask
 from collage.graph.storage import BLOCK
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.kernel_library import narrow_problem
 from collage.native.packed import Packed
 
-COLUMNS, ROWS, WHOLE = "columns", "rows", ""
 IN_ORDER = "in order"
 """Says in a variant's split that nothing is prefetched: the processor does that as it sees fit."""
 TILE_ROWS = 8
@@ -32,23 +31,26 @@ ROW_CHUNK = 128
 _PANEL = 3
 
 
+_Shape = shape_struct(
+    *("rows", "depth", "columns", "row_chunk", "slice"),
+    *("shares", "by_rows", "activation", "residual_first", "in_order"),
+)
+"""``collage_gemm_shape``."""
+
+
 class Gemm(ChainAlgorithm):
     """Takes a matrix, or several with rows of the same length, times a constant one."""
 
     name = "gemm"
     roots = frozenset({"matmul"})
+    kernel = CKernel("collage_gemm", _Shape, gemm_limits, ("weights", "bias"))
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
-        """Plain variants, split by columns, so that each thread reads its part of the weights, or by rows."""
-        product, threads = task.product, build.threads
-        splits = []
-        if threads > 1:
-            splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
-            splits += [ROWS] if product.rows >= 8 * threads else []
-        if not splits or is_small(product.flop, build):
-            splits.append(WHOLE)
-        orders = orders_of(product.rows)
-        return [Variant(split=words(split, order)) for split in splits for order in orders]
+        """Plain variants, with each split and each order of reading the weights."""
+        orders = orders_of(task.product.rows)
+        return [
+            Variant(split=words(split, order)) for split in splits_of(task.product, build) for order in orders
+        ]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
@@ -68,23 +70,21 @@ class Gemm(ChainAlgorithm):
             "in_order": order == IN_ORDER,
             **task.numbers_of(product),
         }
-        bias = np.zeros(columns + -columns % BLOCK, np.float32)
-        if product.bias is not None:
-            bias[:columns] = product.bias
-        parts = shares if split == COLUMNS else 1
-        weights = packed_weights(product.weights, deep, parts)
-        return Packed(numbers, {"weights": weights, "bias": bias})
+        weights = packed_weights(product.weights, deep, shares if split == COLUMNS else 1)
+        return Packed(numbers, {"weights": weights, "bias": padded(product.bias, columns)})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read one array of weights."""
-        return SharedKernel(
-            "collage_gemm",
-            _Shape,
-            with_order(packed),
-            threads,
-            limits=gemm_limits,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
-        )
+        """The kernel, also of an older artifact."""
+        return super().load(with_order(packed), threads)
+
+
+def splits_of(product: NativeProduct, build: BuildOptions) -> list[str]:
+    """By columns, so that each thread reads its part of the weights, by rows, or all on one thread."""
+    threads, splits = build.threads, []
+    if threads > 1:
+        splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
+        splits += [ROWS] if product.rows >= TILE_ROWS * threads else []
+    return splits if splits and not is_small(product.flop, build) else [*splits, WHOLE]
 
 
 def words(*parts: str) -> str:
@@ -128,10 +128,3 @@ def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
                 panel = padded[k : k + deep, block * BLOCK : min(block + _PANEL, end) * BLOCK]
                 parts.append(panel.reshape(-1))
     return np.concatenate(parts)
-
-
-_Shape = shape_struct(
-    *("rows", "depth", "columns", "row_chunk", "slice"),
-    *("shares", "by_rows", "activation", "residual_first", "in_order"),
-)
-"""``collage_gemm_shape``."""

@@ -6,6 +6,9 @@ import ctypes
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from collage.backends.chains.chain import Floats
 from collage.graph.storage import BLOCK, BLOCKED, Storage
 
 
@@ -28,15 +31,19 @@ def strides(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tu
     return image, block, rows * columns * pixel, columns * pixel, pixel
 
 
-def shape_struct(*fields: str | tuple[str, int]) -> type[ctypes.Structure]:
-    """The C struct that tells a kernel its shape.
+def padded(terms: Floats | None, count: int) -> Floats:
+    """So many terms, or zeros, and zeros up to the end of the last block."""
+    return np.pad(np.zeros(count, np.float32) if terms is None else terms, (0, -count % BLOCK))
 
-    It has 64-bit integers and, at its end, the bounds of the clamp, ``low`` and ``high``. A pair is an array: its name,
-    and how many numbers it has.
+
+def shape_struct(*fields: str | tuple[str, int], clamps: bool = True) -> type[ctypes.Structure]:
+    """The C struct with a kernel's numbers: 64-bit integers and, if the kernel ``clamps``, the bounds at the end.
+
+    A pair is an array: its name and length.
     """
     integers = [
         (field, ctypes.c_int64) if isinstance(field, str) else (field[0], ctypes.c_int64 * field[1])
         for field in fields
     ]
-    bounds = [("low", ctypes.c_float), ("high", ctypes.c_float)]
+    bounds = [("low", ctypes.c_float), ("high", ctypes.c_float)] if clamps else []
     return type("Shape", (ctypes.Structure,), {"_fields_": (*integers, *bounds)})

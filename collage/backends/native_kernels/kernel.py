@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,47 +36,64 @@ def pieces_of_share(flop: float, chunks: int) -> int:
     return max(1, min(round(flop / _PIECE_FLOP), chunks // _FEWEST_CHUNKS))
 
 
+def kernel_task(function: int, shape: ctypes.Structure, arrays: Sequence[Array | None], number: int) -> Task:
+    """The call ``function(&shape, &buffers, number)``, whose buffers are the addresses of the arrays."""
+    buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+    keep = (shape, buffers, arrays)
+    return Task(function, ctypes.addressof(shape), ctypes.addressof(buffers), number, 0, keep)
+
+
+@dataclass(frozen=True)
+class CKernel:
+    """A kernel's C function, and the C struct of its numbers.
+
+    - ``limits``: how far the function goes in its buffers.
+    - ``arrays``: the names of the kernel's own arrays. One that an artifact lacks becomes NULL.
+    - ``lists``: numbers that become arrays of integers, before the other arrays.
+    - ``residual``: whether it can add one.
+    - ``scratch_bytes``: the size of the memory that a share works in.
+    """
+
+    function: str
+    shape: type[ctypes.Structure]
+    limits: Limits
+    arrays: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    residual: bool = True
+    scratch_bytes: Callable[[Mapping[str, Any]], int] = lambda numbers: 0
+
+
 class SharedKernel(NativeKernel):
     """A kernel whose share i is the call ``function(&shape, &buffers, i)``. A thread has ``pieces`` shares.
 
-    The kernel's C struct of buffers is pointers in this order: the data, other inputs (``also_read``), ``constants``
-    (arrays of the kernel's own, None for NULL), the residual or NULL where the kernel can add one, the result, and
-    scratch memory of the share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual``
-    say which of the subgraph's inputs these are, and ``shares`` how many there are. ``limits`` tells how far the
-    function goes in its buffers.
+    The C struct of buffers is pointers in this order: the data, other inputs (``also_read``), the kernel's own arrays,
+    the residual or NULL, the result, and scratch memory. The numbers ``data`` and ``residual`` say which of the
+    subgraph's inputs these are, and ``shares`` how many there are.
     """
 
-    def __init__(
-        self,
-        function: str,
-        shape: type[ctypes.Structure],
-        packed: Packed,
-        threads: int,
-        *,
-        limits: Limits,
-        constants: Sequence[npt.NDArray[Any] | None],
-        residual: bool = True,
-        scratch_bytes: Callable[[Mapping[str, Any]], int] | None = None,
-    ) -> None:
-        """Raises ValueError where numbers and arrays do not fit each other by ``limits``."""
+    def __init__(self, kernel: CKernel, packed: Packed, threads: int) -> None:
+        """Raises ValueError if numbers and arrays do not fit each other by the kernel's limits."""
         super().__init__(threads)
-        self._function = kernel_function(function)
-        self._shape = structure(shape, packed.numbers)
-        self._numbers = packed.numbers
-        check_shares(packed.numbers, threads)
-        self._needs = limits(packed.numbers, packed.arrays)
-        self._takes_residual = residual
-        typed(list[int], [packed.numbers["data"], *([packed.numbers["residual"] or 0] if residual else [])])
-        self._pieces: int = packed.numbers.get("pieces", 1)
-        self._constants = tuple(constants)
-        self._scratch_bytes = 0 if scratch_bytes is None else scratch_bytes(packed.numbers)
+        numbers = self._numbers = packed.numbers
+        self._function = kernel_function(kernel.function)
+        self._shape = structure(kernel.shape, numbers)
+        check_shares(numbers, threads)
+        self._needs = kernel.limits(numbers, packed.arrays)
+        self._takes_residual = kernel.residual
+        typed(list[int], [numbers["data"], *([numbers["residual"] or 0] if kernel.residual else [])])
+        self._pieces: int = numbers.get("pieces", 1)
+        self._constants: list[npt.NDArray[Any] | None] = [
+            *(np.array(typed(list[int], numbers[name]), np.int64) for name in kernel.lists),
+            *(packed.arrays.get(name) for name in kernel.arrays),
+        ]
+        self._scratch_bytes = kernel.scratch_bytes(numbers)
 
     def also_read(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Inputs that are read besides the data, and no residual. There are none unless a kernel has some."""
         return ()
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each thread that takes part. Raises ValueError where buffers are too small."""
+        """One step with a task for each thread that takes part. Raises ValueError if buffers are too small."""
         numbers = self._numbers
         data, result = picked("input", inputs, numbers["data"]), picked("output", outputs, 0)
         check_floats("the data", data, self._needs.data)
@@ -90,16 +108,12 @@ class SharedKernel(NativeKernel):
         pieces, tasks = self._pieces, []
         for thread in range(numbers["shares"] // pieces):
             mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]
-            tasks.append(in_sequence([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
+            shares = range(thread * pieces, (thread + 1) * pieces)
+            tasks.append(in_sequence([kernel_task(self._function, self._shape, mine, i) for i in shares]))
         return [Step(tuple(tasks))]
 
-    def _task(self, share: int, arrays: Sequence[Array | None]) -> Task:
-        buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
-        keep = (self._shape, buffers, arrays)
-        return Task(self._function, ctypes.addressof(self._shape), ctypes.addressof(buffers), share, 0, keep)
-
     def _scratch(self, thread: int) -> npt.NDArray[np.uint8]:
-        """The thread's scratch memory, or memory of the kernel's own where it may run beside other kernels."""
+        """The thread's scratch memory, or memory of the kernel's own if it may run beside other kernels."""
         if self._numbers["shares"] == self.threads * self._pieces:
             return shared_scratch(self.threads, thread, self._scratch_bytes)
         return aligned_bytes(self._scratch_bytes)

@@ -2,7 +2,7 @@
 
 An artifact comes from a file, and the kernels believe what it says. Each function takes the numbers of one C struct
 (its header tells what they mean) and the kernel's own arrays, and gives the floats that the kernel reads of its data
-and writes of its result. It raises MalformedError where a number makes no sense, or an array is too short.
+and writes of its result. It raises MalformedError if a number makes no sense, or an array is too short.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from collage.backends.chains.int8_weights import INT8_DEPTH
 from collage.core.typed import MalformedError, typed
 from collage.graph.storage import BLOCK
 from collage.native.reach import at_least, check_floats, one_of, reach
@@ -45,7 +44,7 @@ def check_shares(numbers: Numbers, threads: int) -> None:
 
 
 def _check_work(numbers: Numbers, *extents: int) -> None:
-    """Raise MalformedError where the kernel's own count of so many pieces of work would overflow.
+    """Raise MalformedError if the kernel's own count of so many pieces of work would overflow.
 
     A step of zero lets many of them be in a small buffer.
     """
@@ -112,16 +111,18 @@ def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
     per_point = n["in_blocks"] * n["out_blocks"] * n["depth_taps"] * BLOCK * BLOCK
     check_floats("weights", arrays["weights"], rows.phases * columns.phases * n["points"] ** 2 * per_point)
     check_floats("bias", arrays["bias"], n["out_blocks"] * BLOCK)
-    inside = n["in_blocks"], (n["in_depth"], rows.inputs, columns.inputs)
-    outside = n["out_blocks"], (n["out_depth"], rows.reached, columns.reached)
+    inside = n["in_depth"], rows.inputs, columns.inputs
+    outside = n["out_depth"], rows.reached, columns.reached
     return Needs(
-        *(
-            reach(
-                (n["batch"], steps[0]), (blocks, steps[1]), *zip(spatial, steps[2:], strict=True), last=BLOCK
-            )
-            for (blocks, spatial), steps in ((inside, n["from"]), (outside, n["to"]))
-        )
+        _blocks_reach(n["batch"], n["in_blocks"], inside, n["from"]),
+        _blocks_reach(n["batch"], n["out_blocks"], outside, n["to"]),
     )
+
+
+def _blocks_reach(batch: int, blocks: int, spatial: Sequence[int], steps: Sequence[int]) -> int:
+    """The floats that pixels reach over whose channels fill blocks. ``steps`` are those of ``collage_steps``."""
+    per_batch, per_block, *others = steps
+    return reach((batch, per_batch), (blocks, per_block), *zip(spatial, others, strict=True), last=BLOCK)
 
 
 @dataclass(frozen=True)
@@ -154,26 +155,6 @@ class _Axis:
         return max(-(-count // tile) for count in self.counts)
 
 
-def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """The limits of the kernel in `strassen.h`."""
-    at_least(1, n, "batch", "in_blocks", "out_blocks", "out", "row_chunk", "slice")
-    at_least(0, n, "from", "to")
-    _check_work(n, n["batch"], *n["out"], n["out_blocks"])
-    if n["slice"] > n["in_blocks"] or n["row_chunk"] > 128:
-        raise MalformedError(f"{n['slice']} blocks of {n['in_blocks']} at a time, {n['row_chunk']} rows")
-    check_floats("weights", arrays["weights"], 7 * n["in_blocks"] * n["out_blocks"] * BLOCK * BLOCK)
-    for name in ("bias", "column_scales"):
-        check_floats(name, arrays[name], 2 * n["out_blocks"] * BLOCK)
-    if "depth_scales" in arrays:
-        check_floats("depth_scales", arrays["depth_scales"], 2 * n["in_blocks"] * BLOCK)
-    return Needs(
-        *(
-            reach((n["batch"], s[0]), (2 * blocks, s[1]), *zip(n["out"], s[2:], strict=True), last=BLOCK)
-            for blocks, s in ((n["in_blocks"], n["from"]), (n["out_blocks"], n["to"]))
-        )
-    )
-
-
 def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `shallow_conv.h`."""
     at_least(
@@ -182,13 +163,8 @@ def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     at_least(1, n, "row_chunk", "planes")
     at_least(0, n, "pad")
     _check_work(n, n["batch"], *n["out"], n["out_blocks"])
-    plane_by_plane = n["planes"] == 1
-    if (
-        n["planes"] > 4
-        or n["seen"] > 16
-        or n["stride"][2] > 2
-        or (plane_by_plane and n["seen"] != n["points"])
-    ):
+    many = n["planes"] > 4 or n["seen"] > 16 or n["stride"][2] > 2
+    if many or (n["planes"] == 1 and n["seen"] != n["points"]):
         raise MalformedError(f"{n['planes']} planes from {n['seen']} by {n['points']} points")
     if n["row_chunk"] > n["out"][1]:
         raise MalformedError(f"{n['row_chunk']} rows of {n['out'][1]} at a time")
@@ -197,10 +173,9 @@ def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     check_floats("before", arrays["before"], n["points"] * n["seen"])
     check_floats("after", arrays["after"], 4 * n["points"])
     check_floats("bias", arrays["bias"], n["out_blocks"] * BLOCK)
-    steps = [n[name] for name in ("to_plane", "to_row", "to_pixel")]
-    walks = (n["batch"], n["to_batch"]), (n["out_blocks"], n["to_block"]), *zip(n["out"], steps, strict=True)
-    planes, rows, columns = n["in"]
-    return Needs(n["batch"] * n["channels"] * planes * rows * columns, reach(*walks, last=BLOCK))
+    steps = [n[f"to_{name}"] for name in ("batch", "block", "plane", "row", "pixel")]
+    result = _blocks_reach(n["batch"], n["out_blocks"], n["out"], steps)
+    return Needs(n["batch"] * n["channels"] * math.prod(n["in"]), result)
 
 
 def narrow_limits(n: Numbers, arrays: Arrays) -> Needs:
@@ -212,9 +187,9 @@ def narrow_limits(n: Numbers, arrays: Arrays) -> Needs:
         raise MalformedError(f"{n['inputs']} to {n['outputs']} channels, {n['row_chunk']} rows at a time")
     check_floats("weights", arrays["weights"], 16 * n["inputs"] * n["outputs"])
     check_floats("bias", arrays["bias"], n["outputs"])
-    walks = (n["batch"], n["from_batch"]), (n["inputs"] // BLOCK, n["from_block"])
-    inside = (n["in"][0], n["from_row"]), (n["in"][1], n["from_pixel"])
-    return Needs(reach(*walks, *inside, last=BLOCK), n["batch"] * n["outputs"] * n["out"][0] * n["out"][1])
+    steps = [n[f"from_{name}"] for name in ("batch", "block", "row", "pixel")]
+    data = _blocks_reach(n["batch"], n["inputs"] // BLOCK, n["in"], steps)
+    return Needs(data, n["batch"] * n["outputs"] * math.prod(n["out"]))
 
 
 def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
@@ -226,10 +201,10 @@ def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
-def experts_limits(n: Numbers, arrays: Arrays, together: int = 1, *, scaled: bool = False) -> Needs:
+def experts_limits(n: Numbers, arrays: Arrays, together: int, *, scaled: bool) -> Needs:
     """The limits of the kernel in `expert_gemm.h`. Its choices are checked where it is bound to buffers.
 
-    So many weights lie ``together`` in 4 bytes, and ``scaled`` tells that each column of them has a factor.
+    So many weights lie ``together`` in 4 bytes. If they are ``scaled``, each column has a factor.
     """
     at_least(1, n, "rows", "depth", "columns", "experts", "row_chunk", "slice")
     one_of((0, 1), n, "in_order")
@@ -242,32 +217,20 @@ def experts_limits(n: Numbers, arrays: Arrays, together: int = 1, *, scaled: boo
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
-def bf16_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """The limits of the kernel in `bf16_gemm.h`. A number of bfloat16 counts as half a float."""
+def reduced_gemm_limits(
+    n: Numbers, arrays: Arrays, names: Sequence[str], together: int, most_depth: int
+) -> Needs:
+    """The limits of the kernels in `bf16_gemm.h`, `amx_gemm.h` and `int8_gemm.h`.
+
+    So many weights lie ``together`` in 4 bytes. The other arrays of ``names`` have a number for each column. A number
+    of bfloat16 counts as half a float.
+    """
     at_least(1, n, "rows", "depth", "columns", "row_chunk")
     one_of((0, 1), n, "by_rows", "widens", "src_narrow", "dst_narrow")
-    if max(n["rows"], n["depth"], n["columns"], n["row_chunk"]) > _MOST_FLOATS:
+    if max(n["rows"], n["columns"], n["row_chunk"]) > _MOST_FLOATS or n["depth"] > most_depth:
         raise MalformedError(f"a product of {n['rows']} x {n['depth']} x {n['columns']}")
-    blocks = -(-n["columns"] // BLOCK)
-    check_floats("weights", arrays["weights"], -(-n["depth"] // 2) * blocks * BLOCK)
-    check_floats("bias", arrays["bias"], n["columns"])
-    return _narrow_needs(n)
-
-
-def int8_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """The limits of the kernel in `int8_gemm.h`, whose weights are a quarter of a float each."""
-    at_least(1, n, "rows", "depth", "columns", "row_chunk")
-    one_of((0, 1), n, "by_rows", "widens", "src_narrow", "dst_narrow")
-    if max(n["rows"], n["columns"], n["row_chunk"]) > _MOST_FLOATS or n["depth"] > INT8_DEPTH:
-        raise MalformedError(f"a product of {n['rows']} x {n['depth']} x {n['columns']} in 8 bits")
     whole = -(-n["columns"] // BLOCK) * BLOCK
-    check_floats("weights", arrays["weights"], -(-n["depth"] // 4) * whole)
-    for name in ("scales", "sums", "bias"):
-        check_floats(name, arrays[name], whole)
-    return _narrow_needs(n)
-
-
-def _narrow_needs(n: Numbers) -> Needs:
-    """What a product reads and writes where both ends may be bfloat16, of which a number counts as half a float."""
+    for name in names:
+        check_floats(name, arrays[name], -(-n["depth"] // together) * whole if name == "weights" else whole)
     data, result = n["rows"] * n["depth"], n["rows"] * n["columns"]
     return Needs(data / 2 if n["src_narrow"] else data, result / 2 if n["dst_narrow"] else result)

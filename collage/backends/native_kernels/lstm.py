@@ -6,7 +6,6 @@ it, whose weights stay in the cache of the core that computes these units.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,16 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
-from collage.backends.native_kernels.gemm import COLUMNS, ROW_CHUNK, WHOLE, Gemm, packed_weights, slice_depth
+from collage.backends.native_kernels.algorithm import COLUMNS, WHOLE, Algorithm, shared_or_whole
+from collage.backends.native_kernels.gemm import ROW_CHUNK, Gemm, packed_weights, slice_depth
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.kernel import kernel_task
 from collage.core.typed import MalformedError
 from collage.graph.dataflow import Array
 from collage.graph.storage import BLOCK, PLAIN
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel, Step, Task, in_sequence
+from collage.native import NativeKernel, Step, in_sequence
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.reach import at_least, check_floats, one_of, picked
@@ -85,7 +86,7 @@ class Lstm:
 
 
 def read_lstm(subgraph: Subgraph) -> Lstm:
-    """The subgraph as a layer. Raises UnsupportedError with the reason where it is none that the kernel takes."""
+    """The subgraph as a layer. Raises UnsupportedError with the reason if it is none that the kernel takes."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the LSTM")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -109,7 +110,7 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
         raise UnsupportedError("an LSTM of constant data")
     if not all(graph.is_constant(value) for value in (of_data, of_state, bias) if value is not None):
         raise UnsupportedError("the weights of the LSTM are no constants")
-    # Exporters write the zeros down that a state begins with where none is given.
+    # Exporters write the zeros down that a state begins with if none is given.
     before_h, before_c = (
         None if v is not None and graph.is_constant(v) and not graph.constants[v].any() else v
         for v in (before_h, before_c)
@@ -154,16 +155,11 @@ class LstmLayer(Algorithm[Lstm]):
 
     name = "lstm"
     roots = frozenset({OPERATOR})
-
-    def task(self, subgraph: Subgraph) -> Lstm:
-        """The subgraph as a layer."""
-        return subgraph.parsed(read_lstm)
+    read = staticmethod(read_lstm)
 
     def variants(self, task: Lstm, build: BuildOptions) -> list[Variant]:
         """Plain variants: units are shared by the threads, or one thread has all. Raises UnsupportedError."""
-        splits = [COLUMNS] if 1 < build.threads <= task.blocks else []
-        if not splits or is_small(task.flop, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(COLUMNS, task.flop, build, task.blocks)
         plain = (PLAIN,) * task.inputs, (PLAIN,) * task.outputs
         return [Variant(*plain, split) for split in splits]
 
@@ -273,20 +269,11 @@ class _LstmKernel(NativeKernel):
             if each is not None:
                 check_floats("a state", each, state)
         arrays = [sums, self._of_state, *before, y, c, made["last_h"]]
-        steps = [*self._product.steps([data], [sums])]
-        whole = n["shares"] == 1
-        tasks = [
-            [self._task(step * n["shares"] + share, arrays) for share in range(n["shares"])]
-            for step in range(n["steps"])
-        ]
-        if whole:
-            return [*steps, Step((in_sequence([task for each in tasks for task in each]),))]
-        return [*steps, *(Step(tuple(each)) for each in tasks)]
-
-    def _task(self, number: int, arrays: Sequence[Array | None]) -> Task:
-        buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
-        keep = (self._shape, buffers, arrays)
-        return Task(self._function, ctypes.addressof(self._shape), ctypes.addressof(buffers), number, 0, keep)
+        first, shares = self._product.steps([data], [sums]), n["shares"]
+        tasks = [kernel_task(self._function, self._shape, arrays, i) for i in range(n["steps"] * shares)]
+        if shares == 1:
+            return [*first, Step((in_sequence(tasks),))]
+        return [*first, *(Step(tuple(tasks[at : at + shares])) for at in range(0, len(tasks), shares))]
 
     @staticmethod
     def _scratch(floats: int) -> Array:
@@ -294,13 +281,5 @@ class _LstmKernel(NativeKernel):
         return found
 
 
-_Shape = type(
-    "Shape",
-    (ctypes.Structure,),
-    {
-        "_fields_": [
-            (name, ctypes.c_int64) for name in ("steps", "batch", "hidden", "directions", "reverse", "shares")
-        ]
-    },
-)
+_Shape = shape_struct("steps", "batch", "hidden", "directions", "reverse", "shares", clamps=False)
 """``collage_lstm_shape``."""

@@ -11,20 +11,36 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
+from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shared_or_whole
 from collage.backends.native_kernels.geometry import shape_struct, strides
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import narrow_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel
 from collage.native.packed import Packed
-
-ROWS, WHOLE = "rows", ""
 
 _MOST_OUTPUTS = 4
 _LANES, _VECTORS = 16, 2
+
+
+def _row_floats(inside: int, outside: int) -> int:
+    unit = _LANES * _VECTORS
+    return -(-max(-(-outside // 2), inside) // unit) * unit + 2 * _LANES
+
+
+def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of the memory that a share keeps rows in (``collage_narrow_transposed_scratch``)."""
+    row_floats = _row_floats(numbers["in"][1], numbers["out"][1])
+    return 4 * int(numbers["row_chunk"] + 2) * int(numbers["inputs"]) * row_floats
+
+
+_Shape = shape_struct(
+    *("batch", "inputs", "outputs"),
+    *(("in", 2), ("out", 2), ("row_pad", 2), ("column_pad", 2)),
+    *("from_batch", "from_block", "from_row", "from_pixel", "row_chunk", "activation", "shares"),
+)
+"""``collage_narrow_transposed_shape``."""
 
 
 class NarrowTransposed(ChainAlgorithm):
@@ -32,13 +48,16 @@ class NarrowTransposed(ChainAlgorithm):
 
     name = "narrow_transposed"
     roots = frozenset({"nn.conv2d_transpose"})
+    kernel = CKernel(
+        *("collage_narrow_transposed", _Shape, narrow_limits, ("weights", "bias")),
+        residual=False,
+        scratch_bytes=_scratch_bytes,
+    )
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost for the input, split by rows, and one thread alone for small work."""
         conv, _ = _checked(task)
-        splits = [ROWS] if build.threads > 1 else []
-        if is_small(conv.flop, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(ROWS, conv.flop, build)
         layouts = BLOCKED, CHANNELS_LAST
         return [Variant((layout,), (PLAIN,), split) for layout in layouts for split in splits]
 
@@ -73,19 +92,6 @@ class NarrowTransposed(ChainAlgorithm):
         }
         bias = np.zeros(outputs, np.float32) if conv.bias is None else conv.bias
         return Packed(numbers, {"weights": _packed_weights(conv), "bias": bias})
-
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights, and work in memory of their own."""
-        return SharedKernel(
-            "collage_narrow_transposed",
-            _Shape,
-            packed,
-            threads,
-            limits=narrow_limits,
-            residual=False,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
-            scratch_bytes=scratch_bytes,
-        )
 
 
 def _checked(task: NativeTask) -> tuple[Conv, Epilogue]:
@@ -125,22 +131,3 @@ def _packed_weights(conv: Conv) -> Floats:
     first, second = ([[(p + pad) % 2 + 2, (p + pad) % 2] for p in (0, 1)] for pad in conv.pad_begin)
     windows = conv.weights[:, :, first][..., second]  # its axes: O, I, row phase, row, column phase, column
     return np.ascontiguousarray(windows.transpose(2, 1, 3, 4, 5, 0))
-
-
-def _row_floats(inside: int, outside: int) -> int:
-    unit = _LANES * _VECTORS
-    return -(-max(-(-outside // 2), inside) // unit) * unit + 2 * _LANES
-
-
-_Shape = shape_struct(
-    *("batch", "inputs", "outputs"),
-    *(("in", 2), ("out", 2), ("row_pad", 2), ("column_pad", 2)),
-    *("from_batch", "from_block", "from_row", "from_pixel", "row_chunk", "activation", "shares"),
-)
-"""``collage_narrow_transposed_shape``."""
-
-
-def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """The size of the memory that a share keeps rows in (``collage_narrow_transposed_scratch``)."""
-    row_floats = _row_floats(numbers["in"][1], numbers["out"][1])
-    return 4 * int(numbers["row_chunk"] + 2) * int(numbers["inputs"]) * row_floats

@@ -10,19 +10,16 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
-from collage.backends.native_kernels.convolution import NativeConvolution
+from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shared_or_whole
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
-from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
+from collage.backends.native_kernels.kernel import CKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
-from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.task import NativeConvolution, NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel
 from collage.native.packed import Packed
 
-ROWS, WHOLE = "rows", ""
 WINOGRAD = "winograd over planes"
 
 _MOST_INPUTS = 8
@@ -30,11 +27,34 @@ _PLANES = 4
 _PANEL = 2 * BLOCK
 
 
+_TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
+_Shape = shape_struct(
+    *("batch", "channels", "out_blocks", ("in", 3), ("out", 3)),
+    *("rows", "columns", ("stride", 3), ("pad", 3)),
+    *("planes", "seen", "points", "row_chunk", *_TO, "shares"),
+)
+"""``collage_shallow_conv_shape``."""
+
+
+def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
+    width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
+    row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
+    rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]
+    point_lines = numbers["channels"] * rows * row_lines | 1
+    product_lines = numbers["out_blocks"] * chunk * width | 1
+    return 4 * BLOCK * int(points * point_lines + (points if numbers["planes"] > 1 else 1) * product_lines)
+
+
 class ShallowConv(ChainAlgorithm):
     """Takes up to 8 input channels in the plain layout, as a network's first convolution has them."""
 
     name = "shallow_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+    kernel = CKernel(
+        *("collage_shallow_conv", _Shape, shallow_limits, ("weights", "before", "after", "bias")),
+        scratch_bytes=_scratch_bytes,
+    )
 
     def reassociates(self, variant: Variant) -> bool:
         """Whether it uses Winograd's algorithm, which sums planes."""
@@ -53,8 +73,7 @@ class ShallowConv(ChainAlgorithm):
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, transforms and bias."""
-        convolution, variant = _checked(task), build.variant
-        conv = convolution.scaled
+        conv, variant = _checked(task).scaled, build.variant
         batch, channels, *_ = conv.dst
         inside, outside = three(conv.src[2:]), three(conv.dst[2:])
         depth, rows, columns = three(conv.weights.shape[2:])
@@ -89,10 +108,7 @@ class ShallowConv(ChainAlgorithm):
             **dict(zip(_TO, strides(channels, outside, variant.outputs[0]), strict=True)),
             "shares": shares * pieces,
             "pieces": pieces,
-            "low": convolution.low,
-            "high": convolution.high,
-            "data": task.place(convolution.data),
-            "residual": task.place(convolution.residual),
+            **task.numbers_of_convolution(),
         }
         after = np.zeros((_PLANES, points))
         after[: len(found.after)] = found.after
@@ -103,18 +119,6 @@ class ShallowConv(ChainAlgorithm):
             "bias": np.zeros(channels, np.float32) if conv.bias is None else conv.bias,
         }
         return Packed(numbers, {name: np.asarray(array, np.float32) for name, array in arrays.items()})
-
-    def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights, and work in memory of their own."""
-        return SharedKernel(
-            "collage_shallow_conv",
-            _Shape,
-            packed,
-            threads,
-            limits=shallow_limits,
-            constants=[packed.arrays[name] for name in _ARRAYS],
-            scratch_bytes=scratch_bytes,
-        )
 
 
 def packed_weights(weights: Floats, found: Transforms) -> Floats:
@@ -147,7 +151,7 @@ def _checked(task: NativeTask) -> NativeConvolution:
 
 
 def _transforms(conv: Conv) -> Transforms | None:
-    """Winograd's transforms over planes, where they are worth it."""
+    """Winograd's transforms over planes, if they are worth it."""
     if len(conv.src) != 5 or conv.strides[0] != 1 or conv.dst[2] < _PLANES:
         return None
     taps = conv.weights.shape[2]
@@ -156,10 +160,7 @@ def _transforms(conv: Conv) -> Transforms | None:
 
 
 def _splits(task: NativeTask, build: BuildOptions) -> list[str]:
-    splits = [ROWS] if build.threads > 1 else []
-    if is_small(_checked(task).conv.flop, build):
-        splits.append(WHOLE)
-    return splits
+    return shared_or_whole(ROWS, _checked(task).conv.flop, build)
 
 
 def _variants(task: NativeTask, splits: Sequence[str]) -> list[Variant]:
@@ -168,25 +169,3 @@ def _variants(task: NativeTask, splits: Sequence[str]) -> list[Variant]:
         inputs = tuple(PLAIN if each == data else target for each in task.chain.inputs)
         found += [Variant(inputs, (target,), split) for split in splits]
     return found
-
-
-_TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
-_Shape = shape_struct(
-    *("batch", "channels", "out_blocks", ("in", 3), ("out", 3)),
-    *("rows", "columns", ("stride", 3), ("pad", 3)),
-    *("planes", "seen", "points", "row_chunk", *_TO, "shares"),
-)
-"""``collage_shallow_conv_shape``."""
-
-
-_ARRAYS = "weights", "before", "after", "bias"
-
-
-def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
-    width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
-    row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
-    rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]
-    point_lines = numbers["channels"] * rows * row_lines | 1
-    product_lines = numbers["out_blocks"] * chunk * width | 1
-    return 4 * BLOCK * int(points * point_lines + (points if numbers["planes"] > 1 else 1) * product_lines)

@@ -6,19 +6,19 @@ where NaN is, for all but large shares of a row: there ONNX Runtime has a third 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
-from collage.backends.native_kernels.gemm import ROWS, WHOLE
+from collage.backends.native_kernels.algorithm import ROWS, WHOLE, Algorithm, shared_or_whole
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.kernel import kernel_task
 from collage.core.typed import MalformedError, typed
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN
 from collage.kernel.options import BuildOptions, Variant
-from collage.native import NativeKernel, Step, Task
+from collage.native import NativeKernel, Step
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.reach import FLOAT_BYTES, at_least, check_floats, one_of, picked
@@ -51,7 +51,7 @@ class TopKTask:
 
 
 def read_choice(subgraph: Subgraph) -> TopKTask:
-    """The subgraph as a choice. Raises UnsupportedError with the reason where the kernel does not take it."""
+    """The subgraph as a choice. Raises UnsupportedError with the reason if the kernel does not take it."""
     if len(subgraph.nodes) != 1:
         raise UnsupportedError("something follows the choice")
     graph, (node,) = subgraph.model.graph, subgraph.operators
@@ -82,16 +82,11 @@ class TopK(Algorithm[TopKTask]):
 
     name = "top_k"
     roots = frozenset({OPERATOR})
-
-    def task(self, subgraph: Subgraph) -> TopKTask:
-        """The subgraph as a choice."""
-        return subgraph.parsed(read_choice)
+    read = staticmethod(read_choice)
 
     def variants(self, task: TopKTask, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants: threads have rows of their own, or one thread has all."""
-        splits = [ROWS] if 1 < build.threads <= task.rows else []
-        if not splits or is_small(task.rows * task.columns, build):
-            splits.append(WHOLE)
+        splits = shared_or_whole(ROWS, task.rows * task.columns, build, task.rows)
         made = (PLAIN,) * sum(each is not None for each in (task.values, task.places))
         return [Variant((PLAIN,), made, split) for split in splits]
 
@@ -128,7 +123,7 @@ class _TopKKernel(NativeKernel):
         self._shape = structure(_Shape, n)
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each thread that takes part. Raises MalformedError where buffers are too small."""
+        """One step with a task for each thread that takes part. Raises MalformedError if buffers are too small."""
         n = self._numbers
         data = picked("input", inputs, 0)
         check_floats("the data", data, n["rows"] * n["columns"])
@@ -141,15 +136,9 @@ class _TopKKernel(NativeKernel):
         if places is not None:
             check_floats("the places", places, made * _PLACE_BYTES / FLOAT_BYTES)
         arrays = (data, values, places)
-        buffers = (ctypes.c_void_p * 3)(*(None if each is None else each.ctypes.data for each in arrays))
-        keep = (self._shape, buffers, arrays)
-        shape, held = ctypes.addressof(self._shape), ctypes.addressof(buffers)
-        return [Step(tuple(Task(self._function, shape, held, i, 0, keep) for i in range(n["shares"])))]
+        shares = range(n["shares"])
+        return [Step(tuple(kernel_task(self._function, self._shape, arrays, i) for i in shares))]
 
 
-_Shape = type(
-    "Shape",
-    (ctypes.Structure,),
-    {"_fields_": [(name, ctypes.c_int64) for name in ("rows", "columns", "chosen", "smallest", "shares")]},
-)
+_Shape = shape_struct("rows", "columns", "chosen", "smallest", "shares", clamps=False)
 """``collage_top_k_shape``."""

@@ -24,8 +24,8 @@ from collage.backends.onednn_kernels import (
 )
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends, narrow_variants
-from collage.graph.arithmetic import CONVOLUTIONS
 from collage.graph.dataflow import Graph, Node
+from collage.graph.magnitudes import CONVOLUTIONS
 from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 

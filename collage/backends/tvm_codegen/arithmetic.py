@@ -12,9 +12,6 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import collect, op_name
 
-__all__ = ["POWERS", "is_polynomial", "let", "vector_math"]
-
-
 _WHOLE = ("floor", "ceil", "round", "trunc", "nearbyint")
 """Calls that make whole numbers."""
 _LEAST = 1e-30
@@ -76,7 +73,7 @@ def _by_reciprocal(value: Any) -> Any:
 
 
 def _times_inverse(quotient: Any) -> Any:
-    """The product with the inverse of the divisor, which LLVM computes once where it is the same in a loop."""
+    """The product with the inverse of the divisor, which LLVM computes once if it is the same in a loop."""
     one = tirx.const(1.0, str(quotient.ty.dtype))
     return quotient.a * (one / quotient.b)
 
@@ -131,13 +128,8 @@ def _exp(x: Any) -> Any:
 
     def result(r: Any, k: Any) -> Any:
         p = [
-            1.9875691500e-4,
-            1.3981999507e-3,
-            8.3334519073e-3,
-            4.1665795894e-2,
-            1.6666665459e-1,
-            5.0000001201e-1,
-        ]
+            1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+        ]  # fmt: skip
         value = _fma(_horner(r, p), r * r, r + _f32(1.0))
         return tirx.reinterpret("float32", tirx.reinterpret("int32", value) + k)
 
@@ -178,7 +170,7 @@ def _log(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """The logarithm of 1 + x for numbers from 0 on: that of the sum, whose mantissa is x itself where it is near 1."""
+    """The logarithm of 1 + x for numbers from 0 on: that of the sum, whose mantissa is x itself if it is near 1."""
     inf, low = tirx.infinity("float32"), x < _f32(0.41421353)
     value = _log_of_bits(x + _f32(1.0), _f32(0.0), lambda f: tirx.Select(low, x, f))
     return tirx.Select(x < inf, value, x)  # the comparison is false for inf and NaN

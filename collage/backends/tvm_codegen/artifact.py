@@ -1,6 +1,6 @@
 """What a compiled kernel holds, and the bytes it is kept as: a description, constants, and code.
 
-The code is an image, or LLVM IR where no image could be made. LLVM IR is the only form that TVM 0.27 loads without a
+The code is an image, or LLVM IR if no image could be made. LLVM IR is the only form that TVM 0.27 loads without a
 linker.
 """
 
@@ -18,20 +18,8 @@ from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.value_type import read_type
 from collage.kernel import frames
-from collage.kernel.buffers import ALIGNMENT, aligned_empty
+from collage.kernel.buffers import aligned_empty
 from collage.kernel.frames import frame, unframe
-
-__all__ = [
-    "ALIGNMENT",
-    "Array",
-    "BufferSlot",
-    "TensorSpec",
-    "TvmArtifact",
-    "TvmCall",
-    "empty_aligned",
-    "pack",
-    "unpack",
-]
 
 _KIND = "tvm"
 _MOST_BYTES = 1 << 28
@@ -151,7 +139,7 @@ def unpack(data: frames.Artifact) -> TvmArtifact:
 
 
 def _image(described: Any, content: npt.NDArray[np.uint8]) -> Image:
-    """The image of that description. Raises MalformedError where it is not what was compiled."""
+    """The image of that description. Raises MalformedError if it is not what was compiled."""
     about = described if isinstance(described, dict) else {}
     image = Image(
         content.tobytes(), typed(int, about.get("writable")), typed(int, about.get("size")),

@@ -14,21 +14,7 @@ from tvm import tirx
 
 WINDOW = 49  # reductions up to this many steps (a 7x7 window) are unrolled inside the vectorised axis
 
-_TRANSCENDENTAL = [
-    "exp",
-    "exp2",
-    "exp10",
-    "erf",
-    "tanh",
-    "sigmoid",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "pow",
-    "sin",
-    "cos",
-]
+_TRANSCENDENTAL = "exp exp2 exp10 erf tanh sigmoid log log2 log10 log1p pow sin cos".split()
 _COST = {"sqrt": 4.0, "rsqrt": 4.0, "if_then_else": 8.0, "fmod": 8.0} | dict.fromkeys(_TRANSCENDENTAL, 12.0)
 
 
@@ -163,7 +149,7 @@ def users_of(block: Block, blocks: Iterable[Block]) -> list[Block]:
 
 
 def coefficients_of(expr: Any) -> dict[int, int | None]:
-    """The coefficient of each variable in an index, or None where the dependence is not linear."""
+    """The coefficient of each variable in an index, or None if the dependence is not linear."""
     if isinstance(expr, tvm.ir.Var):
         return {hash(expr): 1}
     if isinstance(expr, tirx.Add | tirx.Sub):
@@ -180,7 +166,7 @@ def coefficients_of(expr: Any) -> dict[int, int | None]:
 
 
 def strides_of(load: Load) -> dict[int, int | None]:
-    """Elements that the flat offset of a load moves by as each variable grows by one, or None where it varies."""
+    """Elements that the flat offset of a load moves by as each variable grows by one, or None if it varies."""
     out: dict[int, int | None] = {}
     pitch = 1
     for extent, index in zip(reversed(load.shape), reversed(load.indices), strict=True):

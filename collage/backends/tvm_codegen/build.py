@@ -24,8 +24,6 @@ from collage.backends.tvm_codegen.tuned import parse_record, replay
 from collage.core.temporary import TemporaryFolder
 from collage.native.library import core_problem
 
-__all__ = ["compile_kernel"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -34,7 +32,7 @@ def compile_kernel(
 ) -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
 
-    With ``in_order`` no arithmetic is reordered, as where another kernel rounds a quotient of this one.
+    With ``in_order`` no arithmetic is reordered, as is needed if another kernel rounds a quotient of this one.
     `record` is what `tune` found for it. With `threads` 1 the code has no parallel loops; with more,
     big nests split over all of the threads it runs on. Raises `UnscheduledError` for convolutions and matrix
     products that the record does not hold, and `RecordError` for a record that is none of this kernel.
@@ -80,7 +78,7 @@ def _code(
 
 
 def _written(module: Any, names: list[str], mapped: bool) -> Image | bytes:
-    """The module's image, or its LLVM IR where there is none: on other CPUs, without the native core."""
+    """The module's image, or its LLVM IR if there is none: on other CPUs, without the native core."""
     with TemporaryFolder("tvm") as folder:
         if mapped:
             path = folder / "kernel.o"

@@ -11,13 +11,11 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coefficients_of, collect, shape_of
 
-__all__ = ["UnscheduledError", "compute_bound_reason", "has_contraction"]
-
 MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel, and are refused without one
 
 
 class UnscheduledError(Exception):
-    """Raised where no schedule of this module is good enough for a function. The message says why."""
+    """Raised if no schedule of this module is good enough for a function. The message says why."""
 
 
 def has_contraction(func: Any) -> bool:

@@ -21,8 +21,6 @@ from collage.backends.tvm_codegen.blocks import (
     strides_of,
 )
 
-__all__ = ["emit_injective", "emit_wide_reduction"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -68,11 +66,7 @@ def _condition_vars(stmt: Any) -> set[int]:
 
 
 def _tile_transpose(sch: Any, block: Block, groups: Sequence[Sequence[int]], loops: list[Any]) -> list[Any]:
-    """Tile 16x16 when the main operand is contiguous along another axis than the result.
-
-    With the operand's axis innermost: NCHW -> NHWC of 1x64x112x112, 238 us plain, 224 tiled with the result's
-    axis innermost, 191 with the operand's.
-    """
+    """Tile 16x16, the operand's axis innermost, if the main operand is contiguous along another axis."""
     position = contiguous_axis(block)
     main = max(block.loads, key=lambda x: math.prod(x.shape), default=None)
     if position is None or main is None or len(groups) < 2:

@@ -12,8 +12,6 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
-__all__ = ["host_cpu", "host_target", "use_threads"]
-
 
 @functools.cache
 def host_cpu() -> str:
@@ -41,12 +39,10 @@ def host_target(threads: int, *, in_order: bool = False) -> Any:
 
 
 def use_threads(threads: int) -> None:
-    """Give the calling thread's TVM pool `threads` threads, unpinned; call it before the first parallel
-    kernel.
+    """Give the calling thread's TVM pool `threads` threads, unpinned; call it before the first parallel kernel.
 
-    Parallel kernels split over the whole pool of the thread that calls them. Without this TVM takes half the
-    cores (one of two here: no speed-up at all), and its simpler setting `config_threadpool(1, n)` pins the
-    caller to a core.
+    Parallel kernels split over the whole pool of the thread that calls them. Without this TVM takes half the cores,
+    and its simpler setting `config_threadpool(1, n)` pins the caller to a core.
     """
     share_cores = -3  # kSpecifyThreadShareAllCore
     cores = [str(c) for c in sorted(os.sched_getaffinity(0))]

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["PAGE", "Image", "ImageError", "image_of"]
-
 PAGE = 4096
 """What is written to while the code runs begins on a page of its own."""
 

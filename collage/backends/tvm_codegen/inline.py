@@ -12,8 +12,6 @@ import tvm
 from collage.backends.tvm_codegen.arithmetic import is_polynomial
 from collage.backends.tvm_codegen.blocks import Block, blocks_of, collect, describe, users_of
 
-__all__ = ["MAX_EXTRA_COST", "inline_cheap"]
-
 logger = logging.getLogger(__name__)
 
 MAX_NODES = 1500  # expression size past which inlining stops: producers used twice grow it exponentially

@@ -1,6 +1,6 @@
 """Maxima and minima that keep NaN, as ONNX Runtime's do, where TVM's give the other operand.
 
-`T.max(a, b)` becomes a compare and a select, `a > b ? a : b`, which is one `vmaxps` that gives b where either is NaN.
+`T.max(a, b)` becomes a compare and a select, `a > b ? a : b`, which is one `vmaxps` that gives b if either is NaN.
 With a constant the variable goes to the second place, which costs nothing; two variables take a test for NaN and a
 blend more.
 
@@ -16,8 +16,6 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.arithmetic import let
 from collage.backends.tvm_codegen.blocks import collect
-
-__all__ = ["infinite_limits", "keep_nan"]
 
 _FLOATS = ("float16", "float32", "float64")
 _POOLING = "pool"
@@ -68,7 +66,7 @@ def _rewritten(found: Any) -> Any:
     most, a, b = isinstance(found, tirx.Max), found.a, found.b
 
     def better(x: Any, y: Any) -> Any:
-        """The better one of both, or y where either is NaN."""
+        """The better one of both, or y if either is NaN."""
         return tirx.Select(x > y if most else x < y, x, y)
 
     if isinstance(b, tirx.FloatImm):

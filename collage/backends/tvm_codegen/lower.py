@@ -14,9 +14,6 @@ from tvm import relax, tirx
 
 from collage.backends.tvm_codegen.artifact import Array, BufferSlot, TensorSpec, TvmCall
 from collage.backends.tvm_codegen.legalise import OPERATORS
-from collage.backends.tvm_codegen.pooling import LEGALIZE
-
-__all__ = ["LoweredKernel", "LoweringError", "first_line", "lower"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +104,8 @@ def lower(
             name = f"kernel_{len(calls)}"
             funcs[name] = mod[value.args[0]]
             calls.append(TvmCall(name, (*reads, *writes), len(writes)))
+    if not all(spec.dtype for spec in outputs):
+        raise LoweringError("an output is a constant: nothing to compute")
     return LoweredKernel(
         funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants)
     )
@@ -184,7 +183,7 @@ def _legalise(
     mod = tvm.IRModule({**funcs, tvm.ir.GlobalVar("main"): function.with_attr("global_symbol", "main")})
     passes = [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.LegalizeOps({**LEGALIZE, **OPERATORS, **operators}),
+        relax.transform.LegalizeOps({**OPERATORS, **operators}),
     ]
     try:
         mod = tvm.transform.Sequential(passes)(mod)

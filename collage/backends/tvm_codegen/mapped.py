@@ -14,8 +14,6 @@ from collage.backends.tvm_codegen.image import Image
 from collage.core.cpuinfo import compiled_for
 from collage.native.library import address_of, core
 
-__all__ = ["LAUNCH", "Mapped", "instruction_sets", "is_known", "map_image"]
-
 LAUNCH = "TVMBackendParallelLaunch"
 """What code calls for a parallel loop."""
 _READ, _EXECUTE = 1, 4
@@ -81,7 +79,7 @@ def _address(name: str) -> int:
 
 @cache
 def _of_c(name: str) -> int:
-    """The address of a function of C's library; 0 where it has none of that name."""
+    """The address of a function of C's library; 0 if it has none of that name."""
     for library in _LIBRARIES:
         try:
             return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0

@@ -18,9 +18,7 @@ from tvm import tirx
 from collage.backends.tvm_codegen.arithmetic import let
 from collage.backends.tvm_codegen.artifact import TensorSpec, TvmCall
 from collage.backends.tvm_codegen.lower import LoweredKernel, LoweringError
-from collage.backends.tvm_codegen.nests import copy_nest, rebuild, replacer, root_stmts
-
-__all__ = ["STORED", "narrow"]
+from collage.backends.tvm_codegen.tidy import copy_nest, rebuild, replacer, root_stmts
 
 STORED = "uint16"
 """The dtype of buffers whose numbers are the 16 bits of bfloat16."""
@@ -30,7 +28,7 @@ _QUIET_NAN = 0x7FC0
 def narrow(lowered: LoweredKernel, inputs: Sequence[bool], outputs: Sequence[bool]) -> LoweredKernel:
     """The kernel with bfloat16 in the place of float32 in the chosen parameters and outputs.
 
-    Raises LoweringError where one of these is no float32, or not a buffer of nests.
+    Raises LoweringError if one of these is no float32, or not a buffer of nests.
     """
     chosen = {"param": inputs, "output": outputs}
 

@@ -9,13 +9,11 @@ import numpy as np
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import rounds_by_sum
 
-__all__ = ["refusal"]
-
 _UNROUNDED = "bfloat16"
 
 
 def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
-    """Why TVM would get one of the nodes wrong beside the others; "" where it does not."""
+    """Why TVM would get one of the nodes wrong beside the others; "" if it does not."""
     found = tuple(nodes)
     if sum(rounds_by_sum(graph, node) for node in found) > 1:
         return "TVM leaves out a large constant that is added and taken away again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from collage.backends.tvm_codegen.arguments import arguments_of
 from collage.backends.tvm_codegen.artifact import (
-    ALIGNMENT,
     Array,
     TensorSpec,
     TvmArtifact,
@@ -26,12 +25,15 @@ from collage.backends.tvm_codegen.link import is_parallel, link
 from collage.backends.tvm_codegen.mapped import LAUNCH, instruction_sets, map_image
 from collage.core.temporary import TemporaryFolder
 from collage.kernel import frames
-from collage.kernel.buffers import is_aligned
+from collage.kernel.buffers import ALIGNMENT, is_aligned
 from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
 
-__all__ = ["TvmKernel", "load_kernel"]
+_TENSOR_POINTER = 7  # kTVMFFIDLTensorPtr
+_HOST = 1  # kDLCPU
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+"""DLPack's codes of numpy's kinds of dtypes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ class TvmKernel:
 
     def bind(self, params: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """Fix the buffers; the result runs the kernel on them with no further checks: on Collage's team of
-        `threads` threads, or in TVM's thread pool where there is no native core.
+        `threads` threads, or in TVM's thread pool if there is no native core.
 
         Arrays must be C-contiguous, on a 64-byte boundary, of the dtypes and shapes in `params` and
         `outputs`; outputs must be writable and overlap no other buffer. Anything else is a `ValueError`.
@@ -96,7 +98,7 @@ class TvmKernel:
         """The kernel's steps on these buffers, as for `bind`. They need the native core."""
         tasks = []
         for call, arrays in self._arguments(params, outputs):
-            arguments = arguments_of(arrays)
+            arguments = _arguments_of(arrays)
             places = (arguments.address, len(arrays), arguments.result)
             tasks.append(Task(self.addresses[call.name], 0, *places, (self.code, arguments)))
         alone = len(tasks) == 1 and not self.parallel
@@ -196,3 +198,60 @@ def _check_overlap(written: Sequence[Array], read: Sequence[Array]) -> None:
     for i, array in enumerate(written):
         if any(np.may_share_memory(array, other) for other in [*written[:i], *read]):
             raise ValueError("a written buffer overlaps another buffer")
+
+
+# -- arguments, as TVM's calling convention has them, made without TVM
+
+
+class _Any(ctypes.Structure):
+    """The struct TVMFFIAny."""
+
+    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_void_p))
+
+
+class _Tensor(ctypes.Structure):
+    """The struct DLTensor. Without strides it is compact, in row-major order."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Arguments:
+    """The arguments of a call at ``address``, and a place for its result. They are there while this object lives."""
+
+    address: int
+    result: int
+    kept: tuple[object, ...]
+
+
+def _arguments_of(arrays: Sequence[Array]) -> _Arguments:
+    """A call's arguments: C-contiguous arrays in the host's memory. The memory of the arrays is kept, too."""
+    shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    tensors = (_Tensor * len(arrays))(
+        *(
+            _Tensor(
+                *(array.ctypes.data, _HOST, 0, array.ndim),
+                *(_CODES[array.dtype.kind], 8 * array.dtype.itemsize, 1),
+                *(ctypes.addressof(shape), None, 0),
+            )
+            for array, shape in zip(arrays, shapes, strict=True)
+        )
+    )
+    start, size = ctypes.addressof(tensors), ctypes.sizeof(_Tensor)
+    arguments = (_Any * len(arrays))(
+        *(_Any(_TENSOR_POINTER, 0, start + size * number) for number in range(len(arrays)))
+    )
+    result = _Any()
+    kept = (arguments, tensors, shapes, result, tuple(arrays))
+    return _Arguments(ctypes.addressof(arguments), ctypes.addressof(result), kept)

@@ -1,8 +1,6 @@
-"""CPU schedules for the PrimFuncs that TVM's legaliser emits: one loop nest a subgraph, left to LLVM to
-vectorise.
+"""CPU schedules for the PrimFuncs that TVM's legaliser emits: one loop nest a subgraph, left to LLVM to vectorise.
 
-TVM's own CPU lowering keeps one loop nest per operator, never runs in parallel and calls scalar libm. Here,
-in order:
+TVM's own CPU lowering keeps one loop nest per operator, never runs in parallel and calls scalar libm. Here, in order:
 
 1. `tidy` drops and splits what FuseTIR leaves behind.
 2. `inline` computes cheap producers where they are used; `rows` gathers what is left in nests whose outer
@@ -11,9 +9,8 @@ in order:
 3. `keep_nan` makes maxima and minima keep NaN; `products` rounds products before they are added; `arithmetic` turns
    exp, tanh, erf, sigmoid, log and constant powers into polynomials without calls.
 
-Innermost loops stay scalar in TIR. LLVM 22 vectorises them as well as `sch.vectorize` does (erf-GELU 64x3072
-on one Zen5 core: 27 us against 26-29 for explicit widths 16-64), handles tails without predicates, and
-vectorises float sums because the target sets `fast-math-reassoc` (64x768 row sums: 21 -> 1.7 us).
+Innermost loops stay scalar in TIR. LLVM vectorises them as well as `sch.vectorize` does, handles tails without
+predicates, and vectorises float sums because the target sets `fast-math-reassoc`.
 """
 
 from __future__ import annotations
@@ -35,25 +32,19 @@ from collage.backends.tvm_codegen.rows import emit_rows, gather
 from collage.backends.tvm_codegen.tidy import drop_dead_blocks, order_floats, split_read_outputs
 from collage.native.library import core_problem
 
-__all__ = ["default_schedule", "schedule"]
-
 logger = logging.getLogger(__name__)
 
-# Work (iterations, an operation counting an eighth on top) from which a nest is worth a parallel loop.
-#
-# On Collage's team, where a loop costs 0.1 us. One thread against two, Zen5, us: relu(x+y) on 16384 elements
-# (work 20k) 1.06 / 0.78, erf-GELU on 8192 (25k) 1.24 / 0.88, on 2048 (6k) 0.32 / 0.46; layer norm of 4x768
-# (21k) 0.39 / 0.48, of 8x768 (41k) 0.77 / 0.68.
-TEAM_WORK = 30_000.0
-# In TVM's pool: x+1 on 65536 elements (work 74k) 2.13 / 2.21, on 131072 6.7 / 3.0; erf-GELU on 8192 1.29 / 1.36,
-# on 32768 (work 98k) 4.8 / 3.2. A pool gone to sleep takes longer to wake.
-POOL_WORK = 100_000.0
+TEAM_WORK, POOL_WORK = 30_000.0, 100_000.0
+"""Work (iterations, an operation counting an eighth on top) from which a nest is worth a parallel loop.
+
+On Collage's team a loop costs 0.1 us, and in TVM's pool several times as much.
+"""
 
 
 def schedule(func: Any, threads: int) -> Any:
     """Schedule one PrimFunc of concrete shapes for `threads` CPU threads; never parallel when `threads` is 1.
 
-    Falls back to TVM's serial nests, parallel over their outer loops, where a rule does not apply.
+    Falls back to TVM's serial nests, parallel over their outer loops, if a rule does not apply.
     """
     outputs = {hash(p) for p in func.params}
     if not isinstance(func.body, s_tir.SBlockRealize):

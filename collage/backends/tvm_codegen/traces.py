@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["CPU", "GPU", "Device", "check_trace"]
-
 Check: TypeAlias = Callable[[list[Any], list[Any]], None]
 """Takes the inputs and the attributes of an instruction, and raises ValueError."""
 

@@ -21,23 +21,20 @@ from collage.backends.tvm_codegen.traces import CPU, Device
 from collage.backends.tvm_codegen.tuned import RecordError, format_record, plain_trace, tunable_module
 from collage.kernel.target import usable_cores
 
-__all__ = ["Search", "TuningError", "record_of"]
-
 logger = logging.getLogger(__name__)
 
-# TVM's population of 512 over 4 generations takes 10-18 s a batch, this one 1.5, and they find equally good
-# schedules (conv2d 64x56x56 3x3, one Zen5 core, 32 trials without a cost model: 1935-2133 us, and 1572-1996).
+# TVM's population of 512 over 4 generations takes 10-18 s a batch, this one 1.5, and they find equally good schedules.
 _POPULATION = 64
 _GENERATIONS = 2
 _BATCH = 16
 
 
 class TuningError(Exception):
-    """Raised where no trial gave a kernel that runs."""
+    """Raised if no trial gave a kernel that runs."""
 
 
 def record_of(lowered: LoweredKernel, limit_s: float, tune_one: Callable[[Any, float], Any]) -> str:
-    """A record of what `tune_one` finds for each PrimFunc that holds a contraction, or "" where there is none.
+    """A record of what `tune_one` finds for each PrimFunc that holds a contraction, or "" if there is none.
 
     It takes a PrimFunc and a moment of `time.monotonic()`, by which it has to end. All of them have `limit_s` seconds.
     """

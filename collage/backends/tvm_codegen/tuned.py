@@ -15,29 +15,18 @@ from collage.backends.tvm_codegen.keep_nan import keep_nan
 from collage.backends.tvm_codegen.lower import first_line
 from collage.backends.tvm_codegen.traces import CPU, Device, check_trace
 
-__all__ = [
-    "RecordError",
-    "format_record",
-    "parse_record",
-    "plain_trace",
-    "postprocessed",
-    "replay",
-    "scheduled",
-    "tunable_module",
-]
-
 
 class RecordError(ValueError):
     """A text that is no record, does more than schedule, or was made for other operators."""
 
 
 def format_record(traces: Mapping[str, Any]) -> str:
-    """The record of a trace for each tuned PrimFunc, or None where our own schedule was the fastest."""
+    """The record of a trace for each tuned PrimFunc, or None if our own schedule was the fastest."""
     return json.dumps(traces, separators=(",", ":")) if traces else ""
 
 
 def plain_trace(trace: Any, device: Device = CPU) -> Any:
-    """A trace of TVM's as JSON values. Raises `RecordError` where `parse_record` would not take it."""
+    """A trace of TVM's as JSON values. Raises `RecordError` if `parse_record` would not take it."""
     found = json.loads(json.dumps(trace.simplified(False).as_json(), default=_plain))
     _check(found, device)
     return found
@@ -79,10 +68,8 @@ def replay(func: Any, trace: Any, threads: int) -> Any:
 
 
 def scheduled(func: Any, trace: Any) -> Any:
-    """Schedule a PrimFunc as the trace says. Raises `RecordError` where it was made for other operators."""
-    module = tunable_module(
-        func
-    )  # where nobody else has it, TVM changes the nodes of the function that it was made of
+    """Schedule a PrimFunc as the trace says. Raises `RecordError` if it was made for other operators."""
+    module = tunable_module(func)  # TVM may change the nodes of the function that it is made of
     schedule = s_tir.Schedule(module)
     try:
         s_tir.Trace.apply_json_to_schedule(trace, schedule)

@@ -47,10 +47,6 @@ BLOCKS: Mapping[str, Sequence[_Layer]] = {
         _Layer("Conv", (1, 64, 56, 56), (64, 64, 3, 3), "winograd 4x4"),
         _Layer("Conv", (1, 256, 14, 14), (256, 256, 3, 3), "winograd 4x4"),
     ),
-    "strassen_bytes": (
-        _Layer("Conv", (1, 512, 28, 28), (256, 512, 1, 1), "strassen"),
-        _Layer("Conv", (1, 1024, 14, 14), (512, 1024, 1, 1), "strassen"),
-    ),
     "shallow_bytes": (_Layer("Conv", (1, 3, 224, 224), (64, 3, 7, 7), "rows", 2),),
     "narrow_bytes": (_Layer("ConvTranspose", (1, 64, 32, 32), (64, 3, 4, 4), "rows", 2),),
     "gemm_depth": (_Layer("MatMul", (64, 3072), (3072, 768), "columns"),),

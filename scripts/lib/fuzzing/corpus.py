@@ -78,7 +78,6 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     yield "native", "narrow", _conv([1, 32, 6, 6], 3, 4, transposed=True, then=("Tanh",))
     yield "native", "shallow", _conv([1, 3, 20, 20], 32, 7, strides=[2, 2])
     yield "native", "shallow_planes", _conv([1, 3, 6, 10, 10], 32, 3)
-    yield "native", "strassen", _conv([1, 256, 8, 20], 128, 1)
     yield "native", "gemm", _product([48, 64], 80, then=("Gelu",))
     yield "mkl", "product", _product([48, 64], 80, then=("Relu",))
     yield "mkl", "batched", _node("MatMul", [[3, 8, 20], [3, 20, 12]], [3, 8, 12])

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 import collage
 import collage.backends.onnxruntime
-from collage.backends.base import UnsupportedError
 from collage.backends.dynamic_quantisation import quantised
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.compare import relative_error
@@ -57,12 +56,6 @@ def test_the_artifact_holds_weights_in_8_bits_and_computes_the_model() -> None:
     engine.load(artifact, IN_8_BITS).bind([x], [y])()
     (expected,) = reference_run(model, {"x": x})
     assert 1e-4 < relative_error(y, expected) < 0.1
-
-
-def test_a_model_without_products_of_weights_is_refused() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["y"], "relu")]
-    with pytest.raises(UnsupportedError, match="finds no product with weights"):
-        quantised(make_model(nodes, {"x": [4, 4]}, {"y": [4, 4]}, {}))
 
 
 def test_convolutions_stay_in_float32() -> None:

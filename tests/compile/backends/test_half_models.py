@@ -8,13 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from collage.backends.base import Backend, UnsupportedError
+from collage.backends.base import Backend
 from collage.backends.chains.activations import recognise
-from collage.backends.chains.chain import read_chain, read_float_chain
 from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.cublas import Cublas
 from collage.backends.cudnn import Cudnn
-from collage.backends.cudnn_kernels.task import task_of
 from collage.backends.mkl import Mkl
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
@@ -63,16 +61,6 @@ def test_libraries_for_cpus_take_none(backend: Backend) -> None:
     assert not found(backend, imported(TensorProto.FLOAT16))
 
 
-def test_one_reading_is_not_the_other() -> None:
-    """What a library for GPUs has read of a subgraph is not handed to one for CPUs."""
-    model = imported(TensorProto.FLOAT16)
-    node = next(each for each in model.graph.nodes if each.op == "nn.max_pool2d")
-    subgraph = Subgraph(model, (node.id,))
-    assert subgraph.parsed(read_float_chain).dtype == "float16"
-    with pytest.raises(UnsupportedError, match="libraries get float32 with elements only"):
-        subgraph.parsed(read_chain)
-
-
 def test_a_chain_has_one_dtype() -> None:
     """A product in float16 whose result goes on in float32 is a product alone."""
 
@@ -86,22 +74,6 @@ def test_a_chain_has_one_dtype() -> None:
     whole.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     model = import_model(whole, halves=True)
     assert found(Cublas(), model) == {("matmul",)}
-
-
-def test_a_normalisation_between_casts() -> None:
-    """TVM imports RMS normalisation in float16 between casts: one kernel. Between other casts it is one by itself."""
-
-    def make(net: Net) -> str:
-        return net.op("RMSNormalization", net.input(4, 32), net.random(32), axis=-1)
-
-    def other(net: Net) -> str:
-        wide = net.op("Cast", net.input(4, 32, dtype="int32"), to=TensorProto.FLOAT)
-        found = net.op("RMSNormalization", wide, net.random(32), axis=-1)
-        return net.op("Cast", found, to=TensorProto.INT32)
-
-    assert found(Cudnn(), imported(TensorProto.FLOAT16, make, 23)) == {("astype", "rms_norm", "astype")}
-    assert found(Cudnn(), imported(TensorProto.FLOAT, make, 23)) == {("rms_norm",)}
-    assert found(Cudnn(), imported(TensorProto.FLOAT, other, 23)) == {("rms_norm",)}
 
 
 def gelu(net: Net, *, tanh: bool) -> str:
@@ -145,13 +117,3 @@ def test_another_function_is_no_gelu() -> None:
     product, *rest = graph.nodes
     match = recognise(graph, {node.id: node for node in rest}, product.outputs[0])
     assert match is None or not {each.algorithm for each in match.functions} & {DnnlAlgorithm.GELU_ERF}
-
-
-def test_precisions_of_tasks() -> None:
-    """A model's own float16 is no reduced precision, and attention has it in float16 but not in float32."""
-    model = imported(TensorProto.FLOAT16)
-    node = next(each for each in model.graph.nodes if each.op == "nn.max_pool2d")
-    task = task_of(Subgraph(model, (node.id,)))
-    assert (task.own, task.offered) == ("fp16", ("",))
-    (lowered,) = task.lower(task.formats[0], task.own)
-    assert {each.dtype for each in lowered.graph.tensors} == {"float16"}

@@ -11,7 +11,7 @@ import pytest
 import collage
 from collage.backends import registry as registries
 from collage.backends.base import Backend, BackendKind
-from collage.backends.engine import Engine, as_engine
+from collage.backends.engine import Engine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.tuner import Tuner
 from collage.backends.tvm import Tvm
@@ -41,13 +41,6 @@ class OldTuner(NumpyBackend):
         return "found"
 
 
-class Undecided(OnnxRuntime):
-    name = "undecided"
-
-    def takes_models(self) -> bool:
-        return False
-
-
 class Whole(Engine):
     """All that an engine needs that takes no parts of models."""
 
@@ -65,7 +58,6 @@ class Whole(Engine):
     [
         (OldEngine(), r"old has the method profiles and session, .* derive OldEngine from collage\.Engine"),
         (OldTuner(), r"old has the method tune, .* derive OldTuner from collage\.Tuner"),
-        (Undecided(), r"undecided has the method takes_models"),
     ],
 )
 def test_methods_that_nobody_would_call_are_refused(backend: Backend, message: str) -> None:
@@ -73,18 +65,6 @@ def test_methods_that_nobody_would_call_are_refused(backend: Backend, message: s
     with pytest.raises(RegistrationError, match=message):
         registry.register(backend)
     assert registry.names == ()
-
-
-def test_the_built_in_backends_are_what_they_derive_from() -> None:
-    registry = collage.builtin_registry(with_entry_points=False)
-    kinds = {
-        name: (isinstance(registry[name], Engine), isinstance(registry[name], Tuner))
-        for name in registry.names
-    }
-    engines = {"onnxruntime", "openvino", "tensorrt", "torch_cuda", "onnxruntime_cuda"}
-    assert {name for name, (engine, _) in kinds.items() if engine} == engines
-    assert {name for name, (_, tuner) in kinds.items() if tuner} == {"tvm", "tvm_cuda"}
-    assert all(registry[name].kind is BackendKind.ENGINE for name in engines)
 
 
 def test_an_old_plug_in_of_an_entry_point_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +94,6 @@ def test_an_engine_may_take_whole_models_only() -> None:
         engine.session(b"", options)
     with pytest.raises(collage.UnsupportedError, match="tensorrt takes whole models as kernels only"):
         collage.builtin_registry()["tensorrt"].session(b"", options)
-
-
-def test_what_is_no_engine_takes_no_models() -> None:
-    with pytest.raises(collage.UnsupportedError, match="tvm takes no whole ONNX models"):
-        as_engine(Tvm())
 
 
 def test_a_backend_is_in_the_worker_what_it_is_here() -> None:

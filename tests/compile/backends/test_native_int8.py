@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,24 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.base import UnsupportedError
-from collage.backends.chains.int8_weights import quantised
-from collage.backends.native_kernels import int8_gemm
-from collage.backends.native_kernels.gemm import orders_of, words
-from collage.backends.native_kernels.int8_gemm import packed_weights
-from collage.backends.native_kernels.rule import NativeRule
-from collage.backends.native_kernels.streamed import WIDENED
-from collage.errors import CollageError, ModuleFileError
+from collage.backends.native_kernels import reduced_gemm
+from collage.backends.native_kernels.algorithms import NativeRule
+from collage.backends.native_kernels.reduced_gemm import WIDENED
+from collage.errors import ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import CHANNELS_LAST, CHANNELS_LAST_BF16, INT8, PLAIN, PLAIN_BF16, is_narrow
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import has_int8_dots, narrow_problem
-from collage.native.packed import from_artifact, to_bytes
 from collage.patterns.context import MatchContext
-from tests.backends.bf16_checks import check, convolution, rounded, run
+from tests.backends.bf16_checks import check, rounded, run
 from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
 from tests.backends.product_models import EPILOGUES, product_model, weighted_products
+from tests.compile.backends.test_native_bf16 import PIXELS
 from tests.models import make_model
 from tests.reference import evaluate
 
@@ -106,7 +100,7 @@ def check_all(subgraph: Subgraph, threads: int, inputs: Sequence[np.ndarray] | N
     return variants
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weighted_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     check_all(longest(proto), threads)
@@ -123,13 +117,6 @@ def test_many_rows() -> None:
     variants = check_all(longest(product_model([300, 2050], 96, then=("Residual", "Relu"))), 2)
     kinds = {"columns", "rows"} if has_int8_dots() else {"columns, widened", "rows, widened"}
     assert {each.split for each in variants} <= kinds
-
-
-PIXELS = {
-    "pixels": convolution((1, 64, 9, 7), (48, 64, 1, 1), "Add", "Relu"),
-    "of 3 axes": convolution((2, 20, 3, 4, 5), (33, 20, 1, 1, 1), "Sigmoid"),
-    "one row": convolution((1, 33, 50), (16, 33, 1)),
-}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -196,68 +183,11 @@ def test_the_longest_sums_do_not_overflow(sign: int) -> None:
     assert not offered(subgraphs_of(sum_of((1 << 16) + 1))[-1], 1)
 
 
-def test_what_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (longest(product_model([rows, 64], 96)) for rows in (4, 64))
-    splits = {each.split for each in offered(few, 1)}
-    kinds = {"", WIDENED} if has_int8_dots() else {WIDENED}
-    assert splits == {words(kind, order) for kind in kinds for order in orders_of(4)}
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: True)
-    assert {each.split for each in offered(many, 1)} == {""}
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: False)
-    assert {each.split for each in offered(many, 1)} == {WIDENED}
-
-
-def test_weights_lie_as_they_are_read() -> None:
-    weights = (np.arange(5 * 70) % 251 - 125).astype(np.int8).reshape(5, 70)
-    packed = packed_weights(weights, 2).view(np.int8)
-    first = packed[: 8 * 32].reshape(2, 2, 16, 4)  # 5 blocks: 2 for the first share, 3 for the second
-    np.testing.assert_array_equal(first[0, 1, :, 3], weights[3, 16:32])
-    np.testing.assert_array_equal(first[1, 0, :, 0], weights[4, :16])
-    assert not first[1, :, :, 1:].any()
-    second = packed[8 * 32 :].reshape(2, 3, 16, 4)
-    np.testing.assert_array_equal(second[0, 2, :6, 2], weights[2, 64:])
-    assert not second[:, 2, 6:].any()
-
-
-def test_each_column_of_weights_has_a_factor() -> None:
-    weights = np.array([[1, 1e-3, 0, 1e-42], [-2, 1e-4, 0, 0], [0.5, -1e-3, 0, -1e-42]], np.float32)
-    steps, scales = quantised(weights)
-    np.testing.assert_array_equal(steps[:, :3], [[64, 127, 0], [-127, 13, 0], [32, -127, 0]])
-    np.testing.assert_allclose(scales[:3], [2 / 127, 1e-3 / 127, 0], rtol=1e-6)
-    assert np.abs(steps).max() == 127
-    with pytest.raises(UnsupportedError, match="NaN"):
-        quantised(np.array([[np.nan]], np.float32))
-
-
-def test_a_quarter_of_the_bytes() -> None:
-    chain = longest(product_model([4, 512], 512))
-    sizes = [
-        len(BACKEND.codegen(chain, BuildOptions(variant=each))) for each in (Variant(), offered(chain, 1)[0])
-    ]
-    assert sizes[1] < 0.27 * sizes[0]
-
-
-def test_damaged_artifacts_are_refused() -> None:
-    chain = longest(product_model([4, 64], 96))
-    options = BuildOptions(variant=offered(chain, 1)[0], precisions=ALLOWED)
-    name, packed = from_artifact(BACKEND.codegen(chain, options))
-    numbers: list[tuple[str, Any]] = [("depth", 68), ("depth", 1 << 17), ("columns", 1 << 50)]
-    numbers += [("src_narrow", 2), ("rows", 0), ("shares", 2)]
-    for number, value in numbers:
-        damaged = replace(packed, numbers={**packed.numbers, number: value})
-        with pytest.raises((CollageError, ValueError)):
-            BACKEND.load(to_bytes(name, damaged), options)
-    for array in ("scales", "sums", "bias"):
-        short = replace(packed, arrays={**packed.arrays, array: packed.arrays[array][:-1]})
-        with pytest.raises((CollageError, ValueError)):
-            BACKEND.load(to_bytes(name, short), options)
-
-
 def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = longest(product_model([64, 64], 96))
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: True)
+    monkeypatch.setattr(reduced_gemm, "has_int8_dots", lambda: True)
     options = BuildOptions(variant=offered(chain, 1)[0])
     artifact = BACKEND.codegen(chain, options)
-    monkeypatch.setattr(int8_gemm, "has_int8_dots", lambda: False)
+    monkeypatch.setattr(reduced_gemm, "has_int8_dots", lambda: False)
     with pytest.raises(ModuleFileError, match="AVX512-VNNI"):
         BACKEND.load(artifact, options)

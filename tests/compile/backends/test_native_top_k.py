@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,12 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.backends.native_kernels.top_k import MOST, OPERATOR, TopK
+from collage.backends.native_kernels.top_k import MOST, OPERATOR
 from collage.core.typed import MalformedError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
-from collage.native.packed import Packed
-from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
+from tests.backends.native_checks import BACKEND, kernel_of, needs_native, run_variant, subgraphs_of
 from tests.models import make_model
 
 pytestmark = needs_native
@@ -110,40 +108,11 @@ def test_nan_is_where_onnx_runtime_has_it(columns: int, count: int, largest: int
             np.testing.assert_array_equal(mine, its)
 
 
-def test_threads_share_the_rows() -> None:
-    splits = {
-        (rows, threads): {
-            each.split
-            for each in BACKEND.variants(
-                subgraphs_of(choosing((rows, 32), 4))[0], BuildOptions(threads=threads)
-            )
-        }
-        for rows, threads in ((1, 2), (4, 2), (4, 1))
-    }
-    assert splits == {(1, 2): {""}, (4, 2): {"rows", ""}, (4, 1): {""}}
-
-
-def test_what_is_refused() -> None:
-    assert "another axis" in refusals_of(choosing((6, 8), 3, axis=0))[0]
-    assert f"{MOST} at most" in refusals_of(choosing((2, 300), MOST + 1))[0]
-    numbers = choosing((2, 30), 3)
-    numbers.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
-    numbers.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
-    assert "of int32" in refusals_of(numbers)[0]
-
-
-def test_numbers_that_do_not_fit_are_refused() -> None:
+def test_short_buffers_are_refused() -> None:
     (subgraph,) = [each for each in subgraphs_of(choosing((6, 16), 3)) if each.ops == (OPERATOR,)]
-    algorithm, options = TopK(), BuildOptions(threads=2)
-    options = replace(options, variant=BACKEND.variants(subgraph, options)[0])
-    numbers = algorithm.pack(algorithm.task(subgraph), options).numbers
-    for wrong in ({"chosen": 17}, {"chosen": 0}, {"rows": 0}, {"shares": 3}, {"smallest": 2}):
-        with pytest.raises(MalformedError):
-            algorithm.load(Packed({**numbers, **wrong}, {}), 2)
-    kernel = algorithm.load(Packed(numbers, {}), 2)
-    data = aligned_array(np.zeros((6, 16), np.float32))
-    values, places = aligned_array(np.zeros((6, 3), np.float32)), aligned_array(np.zeros((6, 3), np.int64))
-    kernel.bind([data], [values, places])()
+    kernel = kernel_of(subgraph, BACKEND.variants(subgraph, BuildOptions(threads=2))[0], 2)
+    data, values, places = (aligned_array(each) for each in (*subgraph.input_types, *subgraph.output_types))
+    kernel.bind([data], [values, places])
     for short in (
         ([data[:5]], [values, places]),
         ([data], [values[:5], places]),

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from collage.backends.native_kernels import winograd_plan
+from collage.backends.native_kernels import winograd
 from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model, transposed_model
@@ -28,7 +28,7 @@ REACH = 5
 def every_way() -> None:
     """Not only those that may be the fastest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd_plan, "_SLOWER", 1e9)
+        patch.setattr(winograd, "_SLOWER", 1e9)
         yield
 
 

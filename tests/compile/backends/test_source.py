@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import collage
-from collage.backends.source import keyed_version, keyed_versions, plain_version, source_digest
+from collage.backends.source import keyed_version, plain_version, source_digest
 from tests.models import elementwise_net
 
 PLUGIN = """
@@ -73,13 +73,6 @@ def plugin(name: str) -> Any:
     return importlib.import_module(name).Plugin()
 
 
-def test_built_in_backends_have_no_digest() -> None:
-    registry = collage.builtin_registry(with_entry_points=False)
-    built_in = {name: registry[name] for name in (*registry.names, "view", "layout")}
-    versions = dict.fromkeys(built_in, "1.2")
-    assert keyed_versions(built_in, versions) == versions
-
-
 def test_the_digest_follows_the_file(folder: Path) -> None:
     (folder / "one_file_plugin.py").write_text(f"LEAST = 0{PLUGIN}")
     first = plugin("one_file_plugin")
@@ -109,12 +102,6 @@ def test_the_digest_follows_all_files_of_a_package(folder: Path) -> None:
     assert len({*digests}) == 3
     (package / "notes.txt").write_text("nothing")
     assert source_digest(type(plugin("whole_plugin.plain"))) == digests[-1]
-
-
-def test_a_class_that_derives_from_a_built_in_one_has_a_digest(folder: Path) -> None:
-    text = "from collage.backends.onnxruntime import OnnxRuntime\nclass Plugin(OnnxRuntime):\n    name = 'mine'\n"
-    (folder / "derived_plugin.py").write_text(text)
-    assert source_digest(type(plugin("derived_plugin")))
 
 
 def test_classes_of_a_notebook_are_told_apart_by_their_code() -> None:

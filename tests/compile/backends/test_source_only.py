@@ -54,9 +54,3 @@ def test_other_threads_go_on_compiling(compiled: list[str]) -> None:
         other.join()
         assert compiled == ["code"]
         assert asked() == b""
-
-
-def test_an_error_ends_it(compiled: list[str]) -> None:
-    with pytest.raises(ValueError, match="no"), source_only():
-        raise ValueError("no")
-    assert asked() == b"machine code"

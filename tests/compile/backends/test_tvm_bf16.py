@@ -14,10 +14,8 @@ pytest.importorskip("tvm")
 from collage.backends.tvm import Tvm
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, PLAIN_BF16
-from collage.kernel.options import BuildOptions
 from collage.kernel.target import reduced_precisions
-from tests.backends.bf16_checks import ALLOWED, check_all, check_special_values, reduced_variants
+from tests.backends.bf16_checks import check_all, check_special_values
 from tests.models import make_model
 
 pytestmark = pytest.mark.skipif(
@@ -71,27 +69,3 @@ def test_kernels_compute_what_the_rounding_says(name: str, threads: int) -> None
 @pytest.mark.parametrize("name", ["sigmoid", "transposed"])
 def test_special_values(name: str) -> None:
     check_special_values(BACKEND, NETWORKS[name], least=3)
-
-
-def test_what_is_small_stays_wide() -> None:
-    for variant in reduced_variants(BACKEND, NETWORKS["a factor of each row"], 1):
-        assert variant.inputs[1] == PLAIN
-
-
-def test_a_sum_may_stay_wide_where_what_is_normalised_does_not() -> None:
-    found = reduced_variants(BACKEND, NETWORKS["normalised sum"], 1)
-    sides = {(each.inputs, each.outputs) for each in found}
-    assert ((PLAIN, PLAIN), (PLAIN, PLAIN_BF16)) in sides
-    assert ((PLAIN_BF16, PLAIN_BF16), (PLAIN_BF16, PLAIN_BF16)) in sides
-
-
-def test_contractions_and_integers_stay_as_they_are() -> None:
-    product = network([node("MatMul", ["x", "w"], ["y"])], {"x": [4, 8], "w": [8, 3]}, {"y": [4, 3]})
-    cast = network(
-        [node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32), node("Cast", ["i"], ["y"], to=1)],
-        {"x": [4, 8]},
-        {"y": [4, 8]},
-    )
-    options = BuildOptions(threads=1, precisions=ALLOWED)
-    assert len(BACKEND.variants(product, options)) == 1
-    assert len(BACKEND.variants(cast, options)) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ import collage
 from collage.backends.tvm_codegen import build as build_module
 from collage.backends.tvm_codegen.artifact import pack, unpack
 from collage.backends.tvm_codegen.build import compile_kernel
-from collage.backends.tvm_codegen.image import PAGE, Image, ImageError, image_of
+from collage.backends.tvm_codegen.image import Image, ImageError, image_of
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.mapped import is_known
 from collage.backends.tvm_codegen.run import load_kernel
@@ -88,20 +87,6 @@ def test_an_image_gives_what_llvms_code_gives(
         np.testing.assert_array_equal(mine, theirs)
 
 
-def image_named(name: str) -> Image:
-    image = unpack(compiled(name)).code
-    assert isinstance(image, Image)
-    return image
-
-
-def test_images_name_what_they_call() -> None:
-    names = {name for name, _ in image_named("functions of C's library").imports}
-    assert {"TVMBackendParallelLaunch", "tanf"} <= names
-    image = image_named("memory while it runs")
-    assert image.writable % PAGE == 0 and len(image.content) <= image.size
-    assert "TVMFFIErrorSetRaisedFromCStrParts" in {name for name, _ in image.imports}
-
-
 def test_loading_needs_no_tvm(tmp_path: Path) -> None:
     module = collage.compile(elementwise_net(), backends=["tvm"], db=tmp_path / "db.sqlite", progress=False)
     inputs = {"x": np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)}
@@ -153,29 +138,6 @@ def test_objects_that_cannot_become_images(monkeypatch: pytest.MonkeyPatch) -> N
         image_of(data[:3000], prefix, names, is_known)
     with pytest.raises(ImageError):
         image_of(b"", prefix, names, is_known)
-
-
-def test_a_relocation_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, prefix, names = objects(monkeypatch)
-    near = struct.pack("<I", 2)  # the kind of most relocations, which is the low half of the second word
-    changed = bytearray(data)
-    at = _relocation(data)
-    assert data[at + 8 : at + 12] == near
-    changed[at + 8 : at + 12] = struct.pack("<I", 10)
-    with pytest.raises(ImageError, match="relocation 10"):
-        image_of(bytes(changed), prefix, names, is_known)
-
-
-def _relocation(data: bytes) -> int:
-    """Where the first relocation of the object's code is."""
-    (sections_at,) = struct.unpack_from("<Q", data, 40)
-    count = struct.unpack_from("<H", data, 60)[0]
-    for number in range(count):
-        kind, _, _, offset, _, _, info = struct.unpack_from("<IQQQQII", data, sections_at + 64 * number + 4)
-        (flags,) = struct.unpack_from("<Q", data, sections_at + 64 * info + 8)
-        if kind == 4 and flags & 6 == 6:
-            return int(offset)
-    raise AssertionError("no relocations")
 
 
 @pytest.mark.parametrize(

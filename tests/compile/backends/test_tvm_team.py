@@ -16,7 +16,7 @@ from collage.backends.tvm_codegen.build import compile_kernel
 from collage.backends.tvm_codegen.host import use_threads
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.run import TvmKernel, load_kernel
-from collage.native import LaunchList, Mode, core_problem, team_of
+from collage.native import LaunchList, core_problem, team_of
 from tests.tvm_functions import aligned, draw, f32, function, np_softmax, poisoned, wide
 
 op = relax.op
@@ -50,25 +50,6 @@ def test_kernels_of_two_artifacts_in_one_list(threads: int) -> None:
         np.testing.assert_allclose(last, np_softmax(np.exp(wide(x))), atol=1e-5)
         for out in (middle, sums, last):
             out.fill(np.nan)
-
-
-@needs_core
-@pytest.mark.parametrize(("threads", "runs"), [(2, 10_000), (3, 2000)])  # more threads than cores are slow
-def test_thousands_of_runs_give_the_same_numbers(threads: int, runs: int) -> None:
-    large = kernel_of(lambda e, x: op.nn.relu(x), f32(140_000), threads=threads)
-    small = kernel_of(lambda e, x: op.negative(x), f32(140), threads=threads)
-    assert large.parallel
-    assert not small.parallel
-    x, y = aligned(draw(f32(140_000))), aligned(draw(f32(140), 1))
-    relu, minus = poisoned(large.outputs[0]), poisoned(small.outputs[0])
-    steps = [*large.steps([x], [relu]), *small.steps([y], [minus])]
-    assert [step.mode for step in steps] == [Mode.LEAD, Mode.SPLIT]
-    run = LaunchList(team_of(threads), steps)
-    for _ in range(runs):
-        relu[::7], minus[:] = np.nan, np.nan
-        run()
-    np.testing.assert_array_equal(relu, np.maximum(x, 0))
-    np.testing.assert_array_equal(minus, -y)
 
 
 def test_without_the_native_core_tvms_pool_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def odd_batch(inputs: Sequence[Any], output: Any, calls: int) -> None:
 
 
 def neighbours_of_outliers(inputs: Sequence[Any], output: Any, calls: int) -> None:
-    """As Strassen's algorithm does: an error that comes from the largest row is in all rows."""
+    """As an algorithm does that adds rows to each other: an error that comes from the largest row is in all rows."""
     output += np.float32(1e-6) * np.abs(inputs[0][np.isfinite(inputs[0])]).max(initial=0)
 
 

@@ -127,7 +127,7 @@ def test_a_worker_that_dies_costs_nothing_but_the_speeds(
 
 
 def test_speeds_are_read_back_and_damaged_ones_are_not(database: Database) -> None:
-    speeds = replace(WRITTEN_DOWN, measured=True, blocking=Blocking(strassen_bytes=1000))
+    speeds = replace(WRITTEN_DOWN, measured=True, blocking=Blocking(winograd_bytes=1000, strassen_bytes=900))
     key = speeds_key(TARGET)
     key.record(database, speeds)
     assert key.look_up(database) == speeds

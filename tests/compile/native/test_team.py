@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collage.errors import CollageError
-from collage.native import LaunchList, Mode, Step, Task, TaskError, Team, core_problem, library, team_of
+from collage.native import LaunchList, Mode, Step, Task, TaskError, Team, core_problem, team_of
 from collage.native.library import address_of, core
 
 needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
@@ -134,10 +133,6 @@ def test_split_tasks_have_threads_of_their_own_and_lead_tasks_the_callers(team: 
     assert len({where[f"split {i}"] for i in range(team.threads)}) == team.threads
 
 
-def test_an_empty_list_runs(team: Team) -> None:
-    LaunchList(team, [])()
-
-
 # ----------------------------------------------------------------------------------------------------------
 # -------- Errors
 
@@ -159,33 +154,6 @@ def test_a_status_ends_the_run_and_names_the_step(team: Team, tasks: ctypes.CDLL
     assert counts.tolist() == [600, 600, 600, 300]
 
 
-def test_each_thread_may_fail(team: Team, tasks: ctypes.CDLL) -> None:
-    counts = np.zeros(team.threads, np.int64)
-    for failing in range(team.threads):
-        step = Step(
-            tuple(
-                Task(address_of(tasks.count), counts.ctypes.data + 8 * i, n=5 * (i == failing))
-                for i in range(team.threads)
-            )
-        )
-        with pytest.raises(TaskError, match="step 0 of 2 returned status 5"):
-            LaunchList(team, [step, step])()
-    assert counts.tolist() == [team.threads] * team.threads
-
-
-def test_without_the_core_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> ctypes.CDLL:
-        raise OSError("it was not built")
-
-    monkeypatch.setattr(library, "_load", missing)
-    library.core_problem.cache_clear()
-    try:
-        with pytest.raises(CollageError, match=r"it was not built.*apt install g\+\+"):
-            Team(2)
-    finally:
-        library.core_problem.cache_clear()
-
-
 # ----------------------------------------------------------------------------------------------------------
 # -------- Callers, sleep, the end
 
@@ -205,24 +173,6 @@ def test_callers_take_turns(team: Team, tasks: ctypes.CDLL) -> None:
     for caller in callers:
         caller.join()
     assert counts.tolist() == [16000, 16000]
-
-
-def test_parked_threads_sleep_and_wake(team: Team, tasks: ctypes.CDLL) -> None:
-    counts = np.zeros(1, np.int64)
-    run = LaunchList(team, [Step((Task(address_of(tasks.count), counts.ctypes.data),))])
-    team.set_spin(60e6)
-    run()
-    team.park()
-    time.sleep(0.02)
-    before = time.process_time()
-    time.sleep(0.1)
-    assert time.process_time() - before < 0.05
-    for microseconds in (0, 1, 100):
-        team.set_spin(microseconds)
-        for _ in range(50):
-            run()
-            time.sleep(1e-4)
-    assert counts[0] == 151
 
 
 @needs_core

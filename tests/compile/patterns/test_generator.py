@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.fusion import FusionRule
 from collage.patterns.generator import generate, text_of
-from collage.patterns.language import is_op, is_tuple, wildcard
 from collage.patterns.rules import BasePatternRule, check_path
 from tests.models import conv_net, make_model
 
@@ -69,71 +67,12 @@ def test_growth_stops_where_the_rule_breaks(figure: MatchContext) -> None:
     assert not any("conv2d" in text and "matmul" in text for text in groups(figure, FuseAll()))
 
 
-def test_a_refused_seed_carries_its_reason(figure: MatchContext) -> None:
-    class OnlyConv(BasePatternRule):
-        @staticmethod
-        def op_rule(op: OpNode) -> bool | str:
-            return op.name == "conv2d" or f"no {op.name} here"
-
-    reasons = {g.text: g.reason for g in generate(figure, OnlyConv())}
-    assert reasons["conv2d"] == ""
-    assert reasons["tanh"] == "no tanh here"
-
-
-def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
-    """The group as a pattern of the pattern language, rooted at its last node.
-
-    An example is ``is_op("conv2d")(wildcard(), wildcard())``. Each value from outside is one wildcard, and so is each
-    argument that is no tensor, such as a shape.
-    """
-    graph = context.graph
-    made: dict[int, Any] = {}
-
-    def value_pattern(value: int) -> Any:
-        producer = graph.values[value].producer
-        if producer in made:
-            return made[producer]
-        return made.setdefault(-1 - value, wildcard())
-
-    for node_id in nodes:
-        node = graph.nodes[node_id]
-        arguments: list[Any] = []
-        remaining = list(node.inputs)
-        for arg in context.model.calls[node_id].args:
-            fields = getattr(arg, "fields", None)
-            if fields is not None and remaining:
-                arguments.append(is_tuple([value_pattern(remaining.pop(0)) for _ in fields]))
-            elif type(arg).__name__ in ("ShapeExpr", "IntImm", "FloatImm") or not remaining:
-                arguments.append(wildcard())
-            else:
-                arguments.append(value_pattern(remaining.pop(0)))
-        made[node_id] = is_op(f"relax.{node.op}")(*arguments)
-    return made[nodes[-1]]
-
-
-def test_generated_patterns_match_where_they_were_generated(figure: MatchContext) -> None:
-    for generated in generate(figure, FuseAll()):
-        pattern = pattern_of(figure, generated.nodes)
-        assert figure.relax_form.match(pattern, generated.nodes[-1]) == generated.nodes
-
-
 def test_tvm_fusion_rules() -> None:
     context = MatchContext(import_model(conv_net()))
     found = groups(context, FusionRule())
     assert {"conv2d+add", "conv2d+add+add+relu", "add+relu", "add+add+relu+mean"} <= found
     assert not any(text.startswith("mean+") for text in found), "nothing is fused after a reduction"
     assert not any("matmul" in text and text != "matmul" for text in found)
-
-
-def test_kinds_can_be_renumbered() -> None:
-    class Numbered(BasePatternRule):
-        kFusable = 0
-        kElemwise = 1
-
-    rule = Numbered()
-    assert rule.kind_value(OpKind.OUT_FUSABLE) == 0
-    assert rule.kind_value(OpKind.ELEMWISE) == 1
-    assert rule.kind_value(OpKind.BROADCAST) not in (0, 1)
 
 
 def test_listing_1_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from tests.backends.engines_on_cpu import OnnxRuntimeOnCpu, TorchOnCpu
 from tests.compile.frontend.test_to_onnx import Net
 from tests.compile.frontend.test_to_onnx import run as run_onnx
 from tests.cuda_driver import Driver, no_driver, pretend
-from tests.models import conv_net, elementwise_net, make_model
+from tests.models import conv_net, elementwise_net
 
 ENGINES = [TorchCuda, OnnxRuntimeCuda]
 
@@ -103,14 +103,6 @@ def test_an_onnxruntime_without_cuda_and_one_with_it(monkeypatch: pytest.MonkeyP
     assert OnnxRuntimeCuda().available() == Availability("1.31.1, NVIDIA Made-up 1, CUDA 13.0")
 
 
-def test_what_onnxruntime_is_told() -> None:
-    (name, own), rest = OnnxRuntimeCuda().providers(BuildOptions(profile="CUDA graph"), 4711)
-    assert (name, rest) == ("CUDAExecutionProvider", "CPUExecutionProvider")
-    assert own["user_compute_stream"] == "4711" and own["use_tf32"] == "0" and own["enable_cuda_graph"] == "1"
-    (_, plain), _ = OnnxRuntimeCuda().providers(BuildOptions(), 0)
-    assert "user_compute_stream" not in plain and "enable_cuda_graph" not in plain
-
-
 def test_a_provider_that_is_not_loaded_is_told() -> None:
     """ONNX Runtime takes the CPU's without a word."""
     with (
@@ -137,12 +129,8 @@ def test_pytorch_on_given_arrays(profile: str) -> None:
 CHANGES = {
     "nothing": "",
     "all by the new interface": "torch.backends.fp32_precision = 'tf32'",
-    "products by the new interface": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-    "cuDNN by the new interface": "torch.backends.cudnn.fp32_precision = 'tf32'",
     "convolutions by the new interface": "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
-    "the CPU by the new interface": "torch.backends.mkldnn.fp32_precision = 'bf16'",
     "products by the old interface": "torch.set_float32_matmul_precision('high')",
-    "cuDNN by the old interface": "torch.backends.cudnn.allow_tf32 = False",
     "sums": "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)",
 }
 SETTINGS = """
@@ -227,22 +215,6 @@ def test_onnxruntime_divides_where_quotients_are_rounded() -> None:
         np.testing.assert_array_equal(found, wanted)
     session = OnnxRuntimeOnCpu().session(model.SerializeToString(), BuildOptions())
     np.testing.assert_array_equal(session.run([x])[0], wanted)
-
-
-def test_buffers_that_do_not_fit_are_refused() -> None:
-    pytest.importorskip("torch")
-    kernel = TorchOnCpu().load(TorchOnCpu().codegen_model(conv_net(), BuildOptions()), BuildOptions())
-    with pytest.raises(
-        UnsupportedError, match=r"PyTorch makes torch.float32\[1, 10\], not torch.float32\[1, 1\]"
-    ):
-        kernel.bind([image()], [np.zeros((1, 1), np.float32)])
-
-
-def test_what_pytorch_has_no_form_for_is_named() -> None:
-    pytest.importorskip("torch")
-    nodes = [onnx.helper.make_node("Shrink", ["x"], ["y"])]
-    with pytest.raises(UnsupportedError, match="Shrink has no form in PyTorch here"):
-        TorchOnCpu().codegen_model(make_model(nodes, {"x": [4]}, {"y": [4]}), BuildOptions())
 
 
 def test_sessions_take_values_of_the_host() -> None:

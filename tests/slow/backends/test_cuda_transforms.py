@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collage.backends.cublas import Cublas
-from collage.graph.dataflow import TensorType
 from collage.graph.storage import (
-    BLOCKED,
     CHANNELS_LAST,
     CHANNELS_LAST_BF16,
     CHANNELS_LAST_FP16,
@@ -17,7 +14,6 @@ from collage.graph.storage import (
     PLAIN_FP16,
     Storage,
 )
-from collage.kernel.transform import LayoutTransform
 from tests.cuda_processes import Gpu
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -94,27 +90,3 @@ def test_transforms(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Elements arrive where they belong, and are rounded to the nearest, as numpy rounds them."""
     gpu = Gpu.build(tmp_path_factory.mktemp("transforms"))
     assert int(gpu.run(TRANSFORMS)) >= 100
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "dtype", "makes"),
-    [
-        (PLAIN, Storage(CUDA), "int64", True),
-        (Storage(CUDA), PLAIN, "bool", True),
-        (PLAIN, Storage(CUDA, CHANNELS_LAST.format), "int64", False),
-        (PLAIN, CHANNELS_LAST, "float32", False),
-        (Storage(CUDA), Storage(CUDA), "float32", False),
-        (Storage(CUDA, BLOCKED.format), Storage(CUDA), "float32", False),
-        (Storage(CUDA, PLAIN_BF16.format), Storage(CUDA, PLAIN_FP16.format), "float32", False),
-        (Storage("npu"), Storage(CUDA), "float32", False),
-        (PLAIN, Storage(CUDA, CHANNELS_LAST_FP16.format), "float32", True),
-        (Storage(CUDA, CHANNELS_LAST.format), Storage(CUDA, PLAIN_FP16.format), "float32", False),
-        (Storage(CUDA), Storage(CUDA, CHANNELS_LAST.format), "float16", True),
-        (Storage(CUDA, CHANNELS_LAST.format), PLAIN, "bfloat16", True),
-        (Storage(CUDA), Storage(CUDA, PLAIN_FP16.format), "float16", False),
-        (PLAIN, Storage(CUDA, CHANNELS_LAST_BF16.format), "float16", False),
-    ],
-)
-def test_what_is_transformed(source: Storage, target: Storage, dtype: str, makes: bool) -> None:
-    transform = LayoutTransform(TensorType((2, 3, 4), dtype), source, target)
-    assert Cublas().transforms(transform) == makes

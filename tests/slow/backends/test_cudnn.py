@@ -15,7 +15,7 @@ from collage.backends.cudnn_kernels.graph import CudnnGraph
 from collage.backends.cudnn_kernels.task import task_of
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import CHANNELS_LAST, CUDA, PLAIN, Storage
+from collage.graph.storage import CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
@@ -43,46 +43,6 @@ for name, make in CASES.items():
 net = Net(18)
 found["exact"] = one_kernel("cudnn", net.build(CASES["3x3"](net)), exact=True)
 print(json.dumps(found))
-"""
-
-REFUSED = """
-from collage.backends.base import UnsupportedError
-from collage.backends.cudnn_kernels.enums import Attribute, Kind, Type
-from collage.backends.cudnn_kernels.library import CudnnError, Descriptor
-from collage.backends.cudnn_kernels.plans import load_plan
-
-def tensor(**changed):
-    values = dict(dims=(2, 3), strides=(3, 1), alignment=16, virtual=False, by_value=False) | changed
-    made = Descriptor(Kind.TENSOR)
-    made.set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, 1)
-    made.set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, 0)
-    made.set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, values["alignment"])
-    made.set(Attribute.TENSOR_DIMENSIONS, Type.INT64, *values["dims"])
-    made.set(Attribute.TENSOR_STRIDES, Type.INT64, *values["strides"])
-    made.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, values["virtual"])
-    made.set(Attribute.TENSOR_IS_BY_VALUE, Type.BOOLEAN, values["by_value"])
-    return made.finalize()
-
-def fails(make, words):
-    try:
-        make()
-    except (CudnnError, UnsupportedError) as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(words)
-
-assert tensor()
-fails(lambda: tensor(strides=(1,)), "dimensions and strides differ")
-fails(lambda: tensor(alignment=3), "no power of two")
-fails(lambda: tensor(by_value=True), "no scalar")
-fails(lambda: tensor().set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, 2), "it is finalised")
-fails(lambda: Descriptor(Kind.TENSOR).finalize(), "is missing")
-fails(lambda: Descriptor(Kind.TENSOR).set(Attribute.TENSOR_UNIQUE_ID, Type.FLOAT, 1.0), "type 4")
-fails(lambda: Descriptor(Kind.TENSOR).set(Attribute.POINTWISE_MODE, Type.INT64, 1), "attribute 0 of descriptor 17")
-unfinished = Descriptor(Kind.TENSOR)
-softmax = Descriptor(Kind.OPERATION_SOFTMAX)
-fails(lambda: softmax.set(Attribute.OPERATION_SOFTMAX_XDESC, Type.BACKEND_DESCRIPTOR, unfinished), "not finalised")
-fails(lambda: load_plan(b"{}"), "another version")
 """
 
 
@@ -257,53 +217,6 @@ def test_plans(kernels: Mapping[str, Mapping[str, Any]]) -> None:
     assert all(": direct plan " in name.replace("; ", ": ") for name in exact)
     assert ["error" in exact[f"cuda:plain; direct plan {n}"] for n in (1, 2, 3, 4)] == [True] * 3 + [False]
     assert "cuDNN offers 3 plans for this graph" in exact["cuda:plain; direct plan 4"]["failed"]
-
-
-def test_what_the_library_refuses(gpu: Gpu) -> None:
-    gpu.run(REFUSED)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda net: conv(net, (1, 3, 8, 8), (3, 4, 3, 3), "Relu", transposed=True),
-            "",
-        ),
-        (lambda net: net.op("Relu", net.input(1, 3, 8, 8)), "cuDNN gets no nn.relu"),
-        (lambda net: net.op("Conv", net.weight(_ones(1, 3, 8, 8)), net.input(4, 3, 3, 3)), "no constant"),
-    ],
-)
-def test_what_it_does_not_take(make: Callable[[Net], str], words: str) -> None:
-    """The whole of these models is no match."""
-    net = Net(18)
-    model = import_model(net.build(make(net)))
-    matches, rejected = find_matches(MatchContext(model), "cudnn", Cudnn().sources(BuildOptions()))
-    assert all(len(each.nodes) < len(model.graph.nodes) for each in matches)
-    assert any(words in each.reason for each in rejected)
-
-
-def _ones(*shape: int) -> Any:
-    import numpy as np
-
-    return np.ones(shape, np.float32)
-
-
-def test_variants() -> None:
-    subgraph = matched(model_of("residual"))
-    variants = Cudnn().variants(subgraph, BuildOptions())
-    plain, last = Storage(CUDA, PLAIN.format), Storage(CUDA, CHANNELS_LAST.format)
-    assert [each.split for each in variants] == [f"plan {n}" for n in (1, 2, 3, 4)] * 2
-    assert {(each.inputs, each.outputs) for each in variants} == {((s, s), (s,)) for s in (plain, last)}
-    assert all(Cudnn().reassociates(subgraph, each) for each in variants)
-    direct = Cudnn().variants(subgraph, BuildOptions(exact=True))
-    assert not any(Cudnn().reassociates(subgraph, each) for each in direct)
-    reduced = Cudnn().variants(subgraph, BuildOptions(precisions=frozenset(REDUCED)))
-    assert {str(each.outputs[0]) for each in reduced if each.precision == "bf16"} == {
-        "cuda:plain-bf16",
-        "cuda:channels-last-bf16",
-    }
-    assert {str(each.outputs[0]) for each in reduced if each.precision == "tf32"} == {str(plain), str(last)}
 
 
 def test_artifacts() -> None:

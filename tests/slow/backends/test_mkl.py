@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
 import sys
@@ -24,8 +23,7 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.target import reduced_precisions
 from tests.backends import native_checks
 from tests.backends.bf16_checks import check_all as check_all_bf16
-from tests.backends.bf16_checks import convolution, reduced_variants
-from tests.backends.native_checks import run_variant
+from tests.backends.bf16_checks import convolution
 from tests.backends.product_models import (
     EPILOGUES,
     any_products,
@@ -113,49 +111,6 @@ def test_pointwise_convolutions(
 
 
 @needs_mkl
-def test_factors_of_computed_products_are_mkls() -> None:
-    nodes = [
-        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 2, 3, 1]),
-        helper.make_node("Transpose", ["q"], ["s"], perm=[0, 2, 1, 3]),
-        helper.make_node("MatMul", ["s", "t"], ["p"]),
-        helper.make_node("Div", ["p", "c"], ["y"]),
-    ]
-    scale = {"c": np.array(8.0, np.float32)}
-    proto = make_model(nodes, {"q": [2, 9, 3, 16], "k": [2, 9, 3, 16]}, {"y": [2, 3, 9, 9]}, scale)
-    whole = chains_of(proto)[-1]
-    assert len(whole.operators) == 4
-    assert check(whole, 2) == {"batch", ""}
-
-
-@needs_mkl
-def test_refusals() -> None:
-    double = make_model(
-        [helper.make_node("MatMul", ["x", "z"], ["y"])],
-        {"x": [4, 4], "z": [4, 4]},
-        {"y": [4, 4]},
-        types=dict.fromkeys("xyz", onnx.TensorProto.DOUBLE),
-    )
-    assert not chains_of(double)
-    assert any("float32" in each for each in native_checks.refusals_of(double, BACKEND))
-    wide = make_model(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        {"x": [1, 4, 5, 5]},
-        {"y": [1, 4, 3, 3]},
-        {"w": np.ones((4, 4, 3, 3), np.float32)},
-    )
-    assert any("more than a pixel" in each for each in native_checks.refusals_of(wide, BACKEND))
-
-
-@needs_mkl
-def test_without_our_own_kernels_products_are_bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    from collage.backends.mkl_kernels import task
-
-    monkeypatch.setattr(task, "kernels_problem", lambda: "no AVX-512")
-    chains = chains_of(product_model([8, 16], 32, then=("Relu",)))
-    assert {chain.ops for chain in chains} == {("matmul",)}
-
-
-@needs_mkl
 def test_mkl_that_somebody_else_set_up_keeps_its_threads() -> None:
     """In a process whose MKL runs on threads already, Collage's calls are single-threaded and leave that be."""
     code = f"""
@@ -188,12 +143,6 @@ def test_a_path_that_is_wrong_is_said(search: Any, monkeypatch: pytest.MonkeyPat
     assert "no MKL, or too old" in search()
 
 
-def test_a_missing_library_says_how_to_install_it(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(library.PATH_VARIABLE, raising=False)
-    monkeypatch.setattr(library, "_NAMES", ("libmkl-of-nobody.so.2",))
-    assert search() == "not installed: pip install '.[mkl]' in Collage's checkout"
-
-
 @needs_mkl
 def test_an_incomplete_installation_does_not_end_the_process(tmp_path: Path) -> None:
     """MKL exits when a part of it is missing; Collage must see that before the first call."""
@@ -217,24 +166,6 @@ def test_an_incomplete_installation_does_not_end_the_process(tmp_path: Path) -> 
     assert "is missing: pip install '.[mkl]'" in found.stdout
 
 
-@needs_mkl
-def test_nothing_is_kept_between_runs_of_two_bindings() -> None:
-    chain = chains_of(product_model([20, 30], 40, then=("Gelu",)))[-1]
-    options = BuildOptions(threads=2, variant=BACKEND.variants(chain, BuildOptions(threads=2))[0])
-    x = np.random.default_rng(1).standard_normal((20, 30)).astype(np.float32)
-    (first,) = run_variant(chain, options.variant, 2, [x], BACKEND)
-    (second,) = run_variant(chain, options.variant, 2, [2 * x], BACKEND)
-    assert not np.allclose(first, second)
-    np.testing.assert_array_equal(run_variant(chain, options.variant, 2, [x], BACKEND)[0], first)
-
-
-def test_structs_are_as_large_as_in_c() -> None:
-    from collage.backends.mkl_kernels.kernel import _Epilogue, _Product
-
-    assert ctypes.sizeof(_Product) == 11 * 4
-    assert ctypes.sizeof(_Epilogue) == 5 * 8 + 2 * 4
-
-
 needs_bf16 = pytest.mark.skipif(
     not (BACKEND.available() and library.library().has_bf16 and BF16 in reduced_precisions()),
     reason="this MKL or this processor has no bfloat16",
@@ -252,22 +183,8 @@ def test_products_in_bf16(proto: onnx.ModelProto, threads: int) -> None:
 
 
 @needs_bf16
-@pytest.mark.parametrize("rows", [151, 300])
-def test_chunks_of_rows_in_bf16(rows: int) -> None:
-    """A packed matrix serves chunks of different heights."""
-    check_all_bf16(BACKEND, chains_of(product_model([1, rows, 64], 1030, then=("Residual", "Relu")))[-1], 2)
-
-
-@needs_bf16
 def test_pixels_in_bf16() -> None:
     for then in ((), ("Add", "Relu")):
         chain = chains_of(convolution((1, 33, 9, 7), (48, 33, 1, 1), *then))[-1]
         built = check_all_bf16(BACKEND, chain, 2)
         assert {each.outputs[0] for each in built} == {CHANNELS_LAST}
-
-
-@needs_bf16
-def test_computed_operands_are_not_offered_in_bf16() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "z"], ["y"])]
-    (chain,) = chains_of(make_model(nodes, {"x": [4, 8], "z": [8, 4]}, {"y": [4, 4]}))
-    assert not reduced_variants(BACKEND, chain, 2)

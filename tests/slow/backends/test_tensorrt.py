@@ -21,15 +21,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import collage
-from collage.backends import tensorrt
-from collage.backends.base import BackendKind, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.backends.tensorrt import TensorRt
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
-from tests.cuda_driver import Driver, no_driver, pretend
+from tests.cuda_driver import Driver, pretend
 from tests.cuda_processes import SOURCES, Gpu
 from tests.models import conv_net, make_model
 
@@ -51,21 +48,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
     return install
 
 
-def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt, "_DISTRIBUTIONS", ("no-such-distribution",))
-    probe = TensorRt().available()
-    assert not probe
-    assert (
-        probe.reason == "not installed: pip install '.[tensorrt]' in Collage's checkout; needs an NVIDIA GPU"
-    )
-
-
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
-        (no_driver, "there is no NVIDIA driver (libcuda.so.1)"),
         (lambda name: Driver(1, version=12080), "the NVIDIA driver is for CUDA 12.8"),
-        (lambda name: Driver(0), "the NVIDIA driver finds no GPU"),
         (lambda name: Driver(1, problem=100), "the NVIDIA driver finds no GPU"),
     ],
 )
@@ -79,21 +65,6 @@ def test_no_gpu(
         f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install"
     )
     assert "'.[tensorrt]'" in found and "has never run on a GPU" in found
-
-
-@pytest.mark.parametrize("distribution", ["tensorrt", "tensorrt_cu13", "tensorrt_cu12"])
-def test_version_names_the_gpu(
-    installed: Installer, distribution: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(**{distribution: "11.4.0"})
-    pretend(monkeypatch, lambda name: Driver(2))
-    assert TensorRt().available().version == "11.4.0, NVIDIA Made-up 1, CUDA 13.0"
-
-
-def test_registered_as_a_graph_engine() -> None:
-    backend = collage.default_registry()["tensorrt"]
-    assert backend.kind is BackendKind.ENGINE
-    assert "does not know the operator domain com.example" in str(backend.accepts("com.example", "Op"))  # type: ignore[attr-defined]
 
 
 NETWORKS = """
@@ -231,34 +202,3 @@ def test_what_tensorrt_refuses_is_a_rejection_with_its_words(standin: Any) -> No
             TensorRt().codegen(_elementwise(op, "Relu"), BuildOptions())
     with pytest.raises(RuntimeError, match="cannot load the engine: the plan is of another version"):
         TensorRt().load(b"of another version", BuildOptions())
-
-
-def test_memory_that_the_engine_lacks_is_told(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, options = TensorRt(), BuildOptions()
-    kernel = backend.load(backend.codegen(_elementwise("Exp"), options), options)
-    monkeypatch.setattr(standin.Engine, "create_execution_context", lambda self: None)
-    array = aligned_array(_elementwise("Exp").output_types[0])
-    with pytest.raises(RuntimeError, match="TensorRT cannot run the engine: it gave no reason"):
-        kernel.bind([array], [array])
-
-
-def test_tensors_that_are_not_as_expected_are_refused(standin: Any) -> None:
-    backend, options = TensorRt(), BuildOptions()
-    kernel = backend.load(backend.codegen(_elementwise("Exp"), options), options)
-    right, narrow = np.zeros((4, 8), np.float32), np.zeros((4, 7), np.float32)
-    with pytest.raises(UnsupportedError, match=r"input0 the shape \(4, 8\), not \(4, 7\)"):
-        kernel.bind([narrow], [right])
-    with pytest.raises(UnsupportedError, match="output0 the type FLOAT, not float64"):
-        kernel.bind([right], [right.astype(np.float64)])
-
-
-def test_timings_are_kept_between_builds(standin: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        TensorRt().codegen(_elementwise("Exp"), BuildOptions())
-    (file,) = (tmp_path / "cache" / "collage").iterdir()
-    assert file.name == "tensorrt-11.4.0-NVIDIA-Made-up-1.timings"
-    assert [config.cache.data for config in standin.Builder.configs] == [b"", b"timed"]
-    file.write_bytes(b"damaged")
-    TensorRt().codegen(_elementwise("Exp"), BuildOptions())
-    assert standin.Builder.configs[-1].cache.data == b""
-    assert file.read_bytes() == b"timed"

@@ -110,23 +110,6 @@ def test_of_equal_numbers_topk_takes_the_first(count: int, most: int, largest: i
     same(net.build(both[1]), [x])
 
 
-def test_topk_sorts_only_where_places_are_read() -> None:
-    from collage.backends.torch_graph.convert import graph_module, simplified
-
-    for count, asked in ((1, False), (2, True)):
-        net = Net(18)
-        model = net.build(*net.ops("TopK", 2, net.input(4, 8), net.ints(2), axis=1)[:count])
-        nodes = graph_module(simplified(model), writing=False).graph.nodes
-        assert [each.kwargs["places"] for each in nodes if "places" in each.kwargs] == [asked]
-
-
-@pytest.mark.parametrize("axis", [-1, -2, -4, 0, 2, 4])
-def test_flattened_from_the_end(axis: int) -> None:
-    net = Net(18)
-    model = net.build(net.op("Flatten", net.input(2, 3, 4, 5), axis=axis))
-    same(model, [np.random.default_rng(1).standard_normal((2, 3, 4, 5)).astype(np.float32)])
-
-
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("keep", [0, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from collage.backends.tvm_codegen.run import load_kernel
 from collage.backends.tvm_cuda import TvmCuda
 from collage.backends.tvm_cuda_codegen.artifact import pack, unpack
 from collage.backends.tvm_cuda_codegen.build import compile_kernel, sources_of
-from collage.backends.tvm_cuda_codegen.nvrtc import NvrtcError, compile_cubin
+from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.backends.tvm_cuda_codegen.source import CudaSource
 from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 from collage.core.cuda import NoGpuError
@@ -257,42 +256,6 @@ def test_buffers_between_kernels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, np_windows(x, 3, 1, -np.inf).max((-2, -1)))
 
 
-def test_the_stand_in_shows_broken_code(tmp_path: Path) -> None:
-    """Kernels without their barriers compute something else, as do those that read beside what they should."""
-    x = draw(f32(3, 200))
-    changes: dict[str, Callable[[str], str]] = {
-        "right": str,
-        "barriers": lambda text: text.replace("__syncthreads();", ""),
-        "index": lambda text: text.replace("blockIdx.x) * 200", "blockIdx.x) * 199"),
-        "shuffle": lambda text: text.replace("[0], 16, 32)", "[0], 15, 32)"),
-    }
-    wrong = {}
-    for name, change in changes.items():
-        (folder := tmp_path / name).mkdir()
-        threads = CpuThreads(folder, change)
-        ready = threads.add(lower(function(lambda e, x: op.nn.softmax(x), f32(3, 200))))
-        (found,) = threads.run(ready, [x])
-        wrong[name] = not np.allclose(found, np_softmax(x), rtol=1e-5, atol=1e-6)
-    assert wrong == {"right": False, "barriers": True, "index": True, "shuffle": True}
-
-
-def test_broken_code_does_not_compile() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
-    (source,) = sources_of(lower(function(lambda e, x: op.exp(x), f32(70, 33))), "sm_90")
-    assert compile_cubin(source.text, "sm_90") != compile_cubin(source.text, "sm_80")
-    with pytest.raises(NvrtcError, match='identifier "threadldx" is undefined'):
-        compile_cubin(source.text.replace("threadIdx", "threadldx"), "sm_90")
-
-
-@pytest.mark.parametrize("name", ["exp", "erf", "relu"])
-def test_half_precision_compiles(name: str) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
-    build: Callable[[Any], Any] = {"exp": op.exp, "erf": op.erf, "relu": op.nn.relu}[name]
-    lowered = lower(function(lambda e, x: build(x), ((7, 37), "float16")))
-    (launch,) = unpack(compile_kernel(lowered, "sm_90")).launches
-    assert launch.block == (1024, 1, 1)
-
-
 SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "mean": (lambda x: op.mean(x, [1]), lambda x: x.mean(1)),
     "sum": (lambda x: op.sum(x, [1]), lambda x: x.sum(1)),
@@ -317,28 +280,6 @@ def test_sums_of_float16_are_float32(name: str, tmp_path: Path) -> None:
         errors.append(float((np.abs(found - expected) / expected).max()))
     assert errors[0] < 2.0**-10, errors
     assert name != "product" or errors[1] > 1e-2, errors
-
-
-def test_float16_of_the_stand_in(tmp_path: Path) -> None:
-    """Every number of float16 goes to float32 and back as it is, and others are rounded as numpy rounds them."""
-    threads = CpuThreads(tmp_path)
-    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    rng = np.random.default_rng(8)
-    wide = (rng.normal(size=1 << 16) * 10.0 ** rng.integers(-9, 6, 1 << 16)).astype(np.float32)
-    wide[:6] = 65519.0, 65520.0, 1 + 2**-11, 1 + 3 * 2**-11, 2.0**-25, 3 * 2.0**-25
-    shape = (1 << 16,)
-    ready = [
-        threads.add(lower(function(lambda e, x: op.astype(x, "float32"), (shape, "float16")))),
-        threads.add(lower(function(lambda e, x: op.astype(x, "float16"), (shape, "float32")))),
-    ]
-    (widened,) = threads.run(ready[0], [every])
-    np.testing.assert_array_equal(widened, every.astype(np.float32))
-    (again,) = threads.run(ready[1], [widened])
-    numbers = ~np.isnan(every)
-    np.testing.assert_array_equal(again.view(np.uint16)[numbers], every.view(np.uint16)[numbers])
-    assert np.isnan(again[~numbers]).all()
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(threads.run(ready[1], [wide])[0], wide.astype(np.float16))
 
 
 # -- the backend -------------------------------------------------------------------------------------------
@@ -369,11 +310,6 @@ def test_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, lambda name: Driver(1, capability=(8, 0)))
     with pytest.raises(UnsupportedError, match="compiled for sm_90, and NVIDIA Made-up 1 is sm_80"):
         backend.load(artifact, options)
-
-
-def test_the_gpu_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, lambda name: Driver(1, version=13020))
-    assert re.fullmatch(r".*, NVRTC .*, NVIDIA Made-up 1, CUDA 13.2", TvmCuda().available().version)
 
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
-from tests.models import elementwise_net, make_model
+from tests.models import make_model
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = BuildOptions(threads=1, tune_trials=4)
@@ -196,12 +196,6 @@ def test_where_our_own_schedule_is_the_fastest_the_record_says_so() -> None:
     np.testing.assert_array_equal(own, run(subgraph, OPTIONS, x))
 
 
-def test_memory_bound_subgraphs_are_not_tuned() -> None:
-    subgraph = whole(elementwise_net())
-    assert not Tvm().tunes(subgraph)
-    assert Tvm().tune(subgraph, OPTIONS) == ""
-
-
 def test_convolutions_are_offered_with_trials_only() -> None:
     context = MatchContext(import_model(conv()))
 
@@ -212,11 +206,3 @@ def test_convolutions_are_offered_with_trials_only() -> None:
     assert [node.op for node in context.graph.nodes] == ["nn.conv2d", "add", "sigmoid"]
     assert offered(0) == {(1,), (1, 2), (2,)}
     assert offered(4) == offered(0) | {(0,), (0, 1), (0, 1, 2)}
-
-
-def test_settings_name_the_trials_and_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "")
-    assert Tvm().settings(BuildOptions(2)) == "schedules 7"
-    assert Tvm().settings(BuildOptions(2, 8)) == "schedules 6, 8 trials"
-    monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "not built")
-    assert Tvm().settings(BuildOptions(2)) == "schedules 7, TVM's threads"

@@ -71,7 +71,6 @@ NATIVE = {
         ("points", 5),
     ],
     "native_shallow": [("seen", 3), ("row_chunk", 10**6), ("to_batch", -64), ("channels", 100)],
-    "native_strassen": [("in_blocks", 64), ("row_chunk", 129), ("slice", 999), ("out", [1, 8, 2000])],
     "native_narrow": [("row_pad", [-9, 0]), ("outputs", 4), ("from_row", 1 << 20), ("row_chunk", 10**9)],
     "mkl_product": [("left", 3), ("shares", []), ("residual", 5)],
 }

@@ -23,13 +23,11 @@ from tests.backends.native_checks import needs_native
 from tests.backends.product_models import EPILOGUES, weighted_products
 from tests.compile.backends import (
     test_native_bf16,
-    test_native_expert_bits,
     test_native_gemm,
     test_native_int8,
     test_native_lstm,
     test_native_narrow,
     test_native_shallow,
-    test_native_strassen,
     test_native_top_k,
     test_native_winograd,
 )
@@ -45,7 +43,6 @@ KERNELS = {
     "direct_conv": (test_native_direct.convolutions(), test_native_direct.test_convolutions),
     "narrow_transposed": (test_native_narrow.convolutions(), test_native_narrow.test_convolutions),
     "shallow_conv": (test_native_shallow.convolutions(), test_native_shallow.test_convolutions),
-    "strassen": (test_native_strassen.convolutions(), test_native_strassen.test_convolutions),
     "winograd": (test_native_winograd.convolutions(), test_native_winograd.test_convolutions),
 }
 
@@ -105,11 +102,10 @@ def test_experts() -> None:
     for rows in (3, 100):
         test_native_experts.test_rows_choose_any_expert(4, rows, 2)
         test_native_experts.test_matrices_of_any_size(64, 96)
-    test_native_experts.test_a_row_is_the_same_however_many_there_are(100)
-    for precision in test_native_expert_bits.KINDS:
-        test_native_expert_bits.test_a_row_is_the_same_however_many_there_are(precision, 2099, 37)
-        test_native_expert_bits.test_odd_rows_keep_to_themselves(precision, 37)
-    test_native_expert_bits.test_columns_of_zeros_are_zeros(2)
+    for precision in test_native_experts.KINDS:
+        test_native_experts.test_a_row_is_the_same_however_many_there_are(precision, 2099, 37)
+        test_native_experts.test_odd_rows_keep_to_themselves(precision, 37)
+    test_native_experts.test_columns_of_zeros_are_zeros(2)
 
 
 def test_attention_to_caches_of_all_types() -> None:

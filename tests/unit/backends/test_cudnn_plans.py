@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from collage.backends.base import UnsupportedError
 from collage.backends.cudnn_kernels import plans
 from collage.backends.cudnn_kernels.graph import INPUT, OUTPUT, CudnnGraph, Tensor
 from collage.backends.cudnn_kernels.plans import CudnnPlan, first_plans
@@ -42,15 +41,3 @@ def test_each_plan_is_made_once_and_when_it_is_asked_for(made: list[str]) -> Non
     first_plans(GRAPH, "tf32", 1, direct=False)
     first_plans(GRAPH, "tf32", 1, direct=True)
     assert made[3:] == ["tf320", "tf320"]
-
-
-def test_a_refusal_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offered(*_: Any, **__: Any) -> Iterator[CudnnPlan]:
-        raise UnsupportedError("no such operation")
-        yield
-
-    monkeypatch.setattr(plans, "offered_plans", offered)
-    plans._offered.cache_clear()
-    for _ in range(2):
-        with pytest.raises(UnsupportedError, match="no such operation"):
-            first_plans(GRAPH, "", 1, direct=False)

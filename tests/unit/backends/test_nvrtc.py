@@ -33,14 +33,6 @@ class Library:
         NVRTC_SUCCESS = 0
 
 
-def test_headers_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(nvrtc, "_toolkit_headers", lambda: None)
-    assert nvrtc._include_paths(Library(13, 5), "no includes") == []
-    first, _ = nvrtc._include_paths(Library(13, 5), HALF)
-    assert first == f"-I{tmp_path / 'collage' / 'nvrtc-13.5'}"
-
-
 def test_an_older_library_than_the_bindings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch brings NVRTC 13.0, and the bindings may be newer: the toolkit's headers are taken."""
     monkeypatch.setattr(nvrtc, "_toolkit_headers", lambda: tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import LIMIT, SCANNED
+from collage.graph.magnitudes import INTEGER_LIMIT, LIMIT, SCANNED, SCANNED_INTEGERS
 from collage.native import LaunchList, core_problem, team_of
 from collage.native import scan as module
 from collage.native.scan import Flag, Scanned, new_flag, scan_call, scan_function, scan_step
@@ -139,6 +139,7 @@ def test_a_limit_of_the_values_own(dtype: str, limit: float, scan: Scan) -> None
         if np.isinf(below) or float(below) > limit:
             below = np.nextafter(below, kind(0))
         above = np.nextafter(below, kind(np.inf))
+    assert not any(scan(np.full(9, 1000, other), limit) for other in (np.float64, np.int32))
     for size in (1, 77, 40_000):
         array = (float(below) * rng.uniform(-1, 1, size)).astype(kind)
         array[rng.integers(size)] = -below
@@ -149,11 +150,6 @@ def test_a_limit_of_the_values_own(dtype: str, limit: float, scan: Scan) -> None
             other = array.copy()
             other[rng.integers(size)] = odd
             assert scan(other, limit), (size, odd)
-
-
-def test_a_limit_is_not_for_float64_and_integers(scan: Scan) -> None:
-    for kind in (np.float64, np.int32):
-        assert not scan(np.full(100, 1000, kind), 1.0)
 
 
 def test_arrays_of_any_kind_at_once() -> None:
@@ -178,3 +174,15 @@ def test_arrays_of_any_kind_at_once() -> None:
                 other[place] = np.repeat(usual[place], 2, axis=-1)[..., ::2]  # none of them is contiguous
                 other[place][(-1,) * usual[place].ndim] = odd
                 assert not module.are_all_ordinary(other), (native, place)
+
+
+@pytest.mark.parametrize("dtype", SCANNED_INTEGERS)
+def test_integers_beyond_the_limit(dtype: str, scan: Scan) -> None:
+    info = np.iinfo(dtype)
+    at_limit = [0, 1, INTEGER_LIMIT, *([-1, -INTEGER_LIMIT] if info.min else [])]
+    beyond = [INTEGER_LIMIT + 1, info.max, *([-INTEGER_LIMIT - 1, info.min] if info.min else [])]
+    for size in (1, 17, 1000):
+        for special in (*at_limit, *beyond):
+            array = np.full(size, 3, dtype)
+            array[size // 2] = special
+            assert scan(array) == (special in beyond), special

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -208,37 +206,3 @@ def test_without_capture_they_are_enqueued_one_by_one(
     assert [each.message for each in caplog.records] == [
         "3 launches are enqueued one by one: cuStreamEndCapture: invalidated"
     ]
-
-
-def test_threads_take_turns(recorder: Recorder) -> None:
-    """They share a stream: what one of them enqueues would be in the graph that another one captures."""
-    seen: list[int] = []
-
-    class Slow(DeviceCall):
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def enqueue(self, stream: int) -> None:
-            for _ in range(3):
-                seen.append(self.number)
-                time.sleep(0.001)
-
-    runs = [DeviceLaunches([DeviceLaunch(0, Slow(number))]) for number in range(3)]
-    threads = [threading.Thread(target=lambda run=run: [run() for _ in range(5)]) for run in runs]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(seen) == 45
-    assert all(len({*seen[at : at + 3]}) == 1 for at in range(0, 45, 3))
-
-
-def test_a_missing_dependency_is_noticed(recorder: Recorder) -> None:
-    """The recorder's own test: without its event, a launch does not know of what it reads."""
-    lost: list[Any] = [
-        DeviceLaunch(0, Recorded(recorder, 0), 0),
-        DeviceLaunch(1, Recorded(recorder, 1), 1),
-        DeviceLaunch(2, Recorded(recorder, 2), 1),
-    ]
-    DeviceLaunches(lost)()
-    assert 0 not in recorder.before[2][-1]

@@ -58,13 +58,6 @@ def test_each_device_has_an_arena() -> None:
     assert found.to_json()["devices"] == {"1": "npu", "2": "npu", "3": "npu"}
 
 
-def test_nothing_changes_without_devices() -> None:
-    found = program([region("a", (0,), (1,)), region("b", (1,), (2,))], 2, {})
-    assert "devices" not in found.to_json()
-    assert list(found.arenas) == [HOST]
-    assert found.memory is found.arenas[HOST]
-
-
 def test_results_do_not_overwrite_values_of_another_device() -> None:
     regions = [region("a", (0,), (1,)), region("npu", (1,), (2,), in_place=(0,)), region("c", (2,), (3,))]
     assert program(regions, 3, {}).aliases == {2: BufferView(1, 0)}

@@ -1,4 +1,4 @@
-"""Arrays that are given away keep what they hold while anybody has them, and are filled again afterwards."""
+"""Arrays that engines read and write in place: inputs that are bound, and results that are given away."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_copy
@@ -16,6 +18,7 @@ from collage.kernel.given_away import GivenAway
 from collage.kernel.options import BuildOptions
 from tests.models import make_model
 
+needs_openvino = pytest.mark.skipif(not OpenVino().available(), reason="OpenVINO is not installed")
 Bound = tuple[Callable[[], list[Any]], Array]
 """A call of OpenVINO, and the input that it is bound to."""
 
@@ -65,9 +68,8 @@ def test_where_it_cannot_be_attached_the_next_call_tries_again() -> None:
     assert given.give().ctypes.data == attached[0].ctypes.data
 
 
+@needs_openvino
 def test_a_session_has_its_own_buffers_again_after_a_failure() -> None:
-    if not OpenVino().available():
-        pytest.skip("OpenVINO is not installed")
     model = make_model(
         [helper.make_node("Sub", ["a", "b"], ["y"])], {"a": [2, 3], "b": [2, 3]}, {"y": [2, 3]}, {}
     )
@@ -81,8 +83,6 @@ def test_a_session_has_its_own_buffers_again_after_a_failure() -> None:
 
 @pytest.fixture
 def call_and_input() -> Bound:
-    if not OpenVino().available():
-        pytest.skip("OpenVINO is not installed")
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("Identity", ["r"], ["same"]),
@@ -96,6 +96,7 @@ def call_and_input() -> Bound:
     return session.bind_inputs([x]), x
 
 
+@needs_openvino
 def test_results_of_openvino_stay_while_they_are_kept(call_and_input: Bound) -> None:
     call, x = call_and_input
     rng = np.random.default_rng(0)
@@ -112,9 +113,38 @@ def test_results_of_openvino_stay_while_they_are_kept(call_and_input: Bound) -> 
             np.testing.assert_array_equal(one, other)
 
 
+@needs_openvino
 def test_results_that_nobody_keeps_have_the_same_memory(call_and_input: Bound) -> None:
     call, _ = call_and_input
     places = set()
     for _ in range(5):
         places.add(call()[0].ctypes.data)
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("engine", [OnnxRuntime(), OpenVino()], ids=lambda engine: engine.name)
+def test_inputs_are_read_where_they_are_and_outputs_are_new(engine: OnnxEngine) -> None:
+    if not engine.available():
+        pytest.skip(f"{engine.name} is not installed")
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["places"])]
+    model = make_model(nodes, {"x": [2, 3]}, {"r": [2, 3]}, {})
+    model.graph.output.append(helper.make_tensor_value_info("places", 7, [2, "n"]))
+    x = aligned_copy(np.array([[1, -2, 3], [0, 5, -6]], np.float32))
+    session = engine.session(model.SerializeToString(), BuildOptions(threads=1))
+    call = session.bind_inputs([x])
+    first = call()
+    x[...] = [[-1, 2, -3], [7, 8, 9]]
+    second = call()
+    np.testing.assert_array_equal(first[0], [[1, 0, 3], [0, 5, 0]])
+    np.testing.assert_array_equal(first[1], [[0, 0, 1], [0, 2, 1]])
+    np.testing.assert_array_equal(second[0], [[0, 2, 0], [7, 8, 9]])
+    np.testing.assert_array_equal(second[1], [[0, 1, 1, 1], [1, 0, 1, 2]])
+
+
+@needs_openvino
+def test_an_input_of_another_type_is_not_kept_for_later_calls() -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]}, {})
+    session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
+    for number, dtype in ((1, np.float32), (2, np.float64), (3, np.float32)):
+        (found,) = session.run([np.full(2, number, dtype)])
+        np.testing.assert_array_equal(found, [number, number])
