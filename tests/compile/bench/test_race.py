@@ -14,7 +14,7 @@ import pytest
 from collage.bench.engines import Contest, bench, prepare, reference
 from collage.bench.race import Race, race, verdict
 from collage.core.progress import Progress
-from collage.errors import CollageError, UsageError
+from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from tests.models import elementwise_net
 
@@ -123,11 +123,6 @@ def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:
         race({"mine": setup}, required={"mine"}, progress=ignore)
 
 
-def test_nobody_runs(network: Path) -> None:
-    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
-    assert race({"mine": setup}, progress=ignore).timings == {}
-
-
 def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
     others = {"numpy": f"{HERE}:right", "broken": f"{HERE}:broken", "nowhere": "tests.nowhere:run"}
     contest = Contest(engines=["onnxruntime"], others=others, rounds=1, threads=1)
@@ -137,9 +132,3 @@ def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
     assert found["failed"].keys() == {"broken", "nowhere"}
     assert "ModuleNotFoundError" in found["failed"]["nowhere"]
     assert found["best_engine"] in ("onnxruntime", "numpy")
-
-
-@pytest.mark.parametrize("others", [{"collage": f"{HERE}:right"}, {"numpy": "rubbish"}])
-def test_names_of_others(network: Path, others: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"collage|rubbish"):
-        bench(network, Contest(others=others))

@@ -14,7 +14,7 @@ from collage.cluster import connect
 from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected, import_ray
 from collage.cluster.trial import failure
-from collage.errors import ClusterError, UsageError
+from collage.errors import ClusterError
 from tests.cli.helpers import fails
 from tests.models import elementwise_net
 
@@ -27,11 +27,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         import_ray()
     with pytest.raises(ClusterError, match="pip install"):
         collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="local")
-
-
-def test_no_address(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no address of a cluster"):
-        collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="nowhere")
 
 
 @pytest.mark.parametrize(

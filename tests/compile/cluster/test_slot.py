@@ -51,12 +51,6 @@ def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) ->
     assert slot.so_far(1) == []  # the parts of the last job are not those of the next one
 
 
-def test_nothing_happens_on_the_sender(session: WorkerSession, slot: Slot) -> None:
-    """The session's own worker was never started, and its folder has no reference values."""
-    slot.run(job(session, CandidateRequest((0,), "numpy")), 1)
-    assert sorted(path.name for path in Path(session.folder).iterdir()) == ["model.onnx", "owner.lock"]
-
-
 class CancelledMeanwhile:
     """A job whose slot is told after the first part that the result is not needed."""
 

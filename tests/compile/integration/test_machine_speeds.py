@@ -15,7 +15,7 @@ from collage.backends.native import Native
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import host
 from collage.measure.machine.speeds import speeds_key
-from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.timing.effort import FULL
 from collage.measure_db.database import Database
 from collage.native.speed import can_measure
 from tests.models import make_model
@@ -56,12 +56,6 @@ def test_the_first_compile_measures_the_machine_and_the_next_one_nothing(
     assert first.report.measurements_made > 0 == second.report.measurements_made
     assert known(db) == speeds
     assert [each.nodes for each in second.program.regions] == [each.nodes for each in first.program.regions]
-
-
-def test_a_quick_compile_does_not_measure_the_machine(tmp_path: Path) -> None:
-    assert not QUICK.speeds_s
-    compiled(tmp_path / "db.sqlite", quick=True)
-    assert known(tmp_path / "db.sqlite") is None
 
 
 def test_speeds_that_are_wrong_make_other_kernels_that_are_right(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ import collage.compiler.compile
 import collage.compiler.passes.import_model
 import collage.frontend.read.load
 import collage.frontend.rewrite.simplify
-from collage.errors import InputError, ModelError
-from collage.frontend.read.compared import compared_numbers
-from tests.models import conv_net, make_model
+from collage.errors import InputError
+from tests.models import make_model
 
 RNG = np.random.default_rng(0)
 RATE = 16000
@@ -112,25 +111,6 @@ def test_each_of_two_shapes_runs_its_branch(database: Path) -> None:
         expected = ReferenceEvaluator(model).run(None, {"x": x, "rate": np.array(rate)})
         found = module.run({"x": x, "rate": np.array(rate)})
         np.testing.assert_allclose(found["y"], expected[0], rtol=1e-4, atol=1e-5)
-
-
-def test_shapes_that_no_branch_can_have(database: Path) -> None:
-    """Loading does not show it: the engine has the model, and says at the first run what is wrong."""
-    module = compiled(two_rates(), database, shapes={"x": (1, 5)})
-    assert any("neither measured nor checked" in note for note in module.report.notes)
-    with pytest.raises(collage.CollageError, match="fails on these inputs"):
-        module.run({"x": np.zeros((1, 5), np.float32), "rate": np.array(RATE)})
-
-
-def test_strict_wants_no_way_out(database: Path) -> None:
-    with pytest.raises(ModelError, match="ONNX Runtime cannot load the model"):
-        compiled(two_rates(), database, shapes={"x": (2, 8)}, strict=True)
-
-
-@pytest.mark.parametrize("through", ["", "Identity", "Cast"])
-def test_numbers_that_a_model_compares_with(through: str) -> None:
-    assert compared_numbers(two_rates(through)) == {"rate": RATE}
-    assert compared_numbers(conv_net()) == {}
 
 
 def test_extents_of_minus_one_are_open(database: Path) -> None:

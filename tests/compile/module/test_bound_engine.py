@@ -57,29 +57,6 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return module
 
 
-def test_arrays_that_the_engine_has_the_addresses_of_cannot_be_replaced(
-    whole: collage.CompiledModule,
-) -> None:
-    call = whole.bind()
-    with pytest.raises(TypeError):
-        call.inputs["x"] = drawn(0)["x"]  # type: ignore[index]
-    with pytest.raises(AttributeError):
-        call.outputs.pop("c")  # type: ignore[attr-defined]
-
-
-def test_arrays_are_zeros_until_they_are_filled(whole: collage.CompiledModule) -> None:
-    call = whole.bind()
-    for array in (*call.inputs.values(), *call.outputs.values()):
-        array.fill(np.nan)
-    del call, array  # others get their memory
-    call = whole.bind()
-    assert not any(array.any() for array in (*call.inputs.values(), *call.outputs.values()))
-    call()
-    zeros = {name: np.zeros(SHAPE, np.float32) for name in "xy"}
-    for found, wanted in zip(call.outputs.values(), expected(zeros), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("rows", [0, 3])
 def test_empty_arrays_need_no_alignment(backend: str, rows: int, tmp_path: Path) -> None:

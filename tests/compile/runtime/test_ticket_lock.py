@@ -56,37 +56,6 @@ def test_first_come_first_served() -> None:
     assert served == list(range(20))
 
 
-def test_one_at_a_time() -> None:
-    turns = TicketLock()
-    inside = 0
-
-    def work() -> None:
-        nonlocal inside
-        inside += 1
-        found = inside
-        inside -= 1
-        assert found == 1
-
-    threads = [start(lambda: [turns.run(work) for _ in range(2000)]) for _ in range(8)]
-    for each in threads:
-        each.join()
-    assert inside == 0
-
-
-def test_an_error_inside_gives_the_turn_back() -> None:
-    turns = TicketLock()
-    with pytest.raises(ZeroDivisionError):
-        turns.run(lambda: 1 // 0)
-    assert turns.run(lambda: 3) == 3
-
-
-def test_earlier_places_are_forgotten() -> None:
-    turns = TicketLock()
-    for _ in range(3):
-        turns.run(int)
-    assert turns._last is not None and turns._last.before is None
-
-
 @in_main_thread
 def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
     """The thread behind it waits for those that came earlier."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -20,15 +18,6 @@ from collage.cli import doctor_checks as doctor
 from collage.measure_db.database import Database
 from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.cuda_driver import Driver, no_driver, pretend
-
-COMMANDS = (["compile"], ["run"], ["serve"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_teaches_by_examples(command: list[str]) -> None:
-    text = succeeds(*command, "--help")
-    assert "Examples:" in text
-    assert f"collage {' '.join(command)}" in text.split("Examples:")[1]
 
 
 def test_version_and_module() -> None:
@@ -63,13 +52,6 @@ def test_backends() -> None:
     assert found["tensorrt"]["available"] or "needs an NVIDIA GPU" in found["tensorrt"]["reason"]
     assert "onnxruntime" in succeeds("backends")
     assert "native core" in succeeds("backends")
-
-
-def test_db_stats(module: Path, database: Path) -> None:
-    found = json_of("db", "stats", "--db", database, "--json")
-    assert found["path"] == str(database)
-    assert sum(found["measured"].values()) > 0
-    assert "onnxruntime" in succeeds("db", "stats", "--db", database)
 
 
 def test_db_stats_of_no_database(tmp_path: Path) -> None:
@@ -165,18 +147,6 @@ def test_doctor_tells_of_versions(
     assert (checks["onnxruntime"]["status"], checks["openvino"]["status"]) == ("fail", "warn")
 
 
-def test_doctor_without_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def distribution(name: str) -> metadata.Distribution:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", distribution)
-    checks = {
-        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
-    }
-    assert checks["collage"]["status"] == "warn"
-    assert "CPU" in checks
-
-
 def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "Collage's native core cannot be used: it was not built. Install a compiler."
     monkeypatch.setattr("collage.native.library.core_problem", lambda: problem)
@@ -192,28 +162,12 @@ def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.
     assert json_of("backends", "--json")["native_core"] == {"available": False, "reason": problem}
 
 
-def test_doctor_tells_of_a_search_that_was_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.native.cover_walk.can_walk", lambda: False)
-    checks = {
-        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
-    }
-    assert checks["native core"]["status"] == "warn"
-    assert "search" in checks["native core"]["detail"]
-    assert "C++17" in checks["native core"]["fix"]
-
-
 def test_doctor_tells_of_a_damaged_database(tmp_path: Path) -> None:
     (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
     result = collage("doctor", "--db", tmp_path / "bad.sqlite", "--json")
     assert result.exit_code == 1
     (found,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "database")
     assert found["status"] == "fail"
-
-
-def test_doctor_looks_at_requirements_of_the_package() -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    for name in doctor._MODULES:
-        assert re.search(rf'"{name}[=<>]', text)
 
 
 def test_a_reader_that_goes_away_is_no_error(module: Path) -> None:
@@ -228,15 +182,6 @@ def test_an_unexpected_failure_is_one_line_too(module: Path, monkeypatch: pytest
 
     monkeypatch.setattr("collage.module.file.read_summary", broken)
     fails(1, "show", module, words=("RuntimeError: two lines", "--traceback"))
-
-
-def test_traceback_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "collage", "--traceback", "show", tmp_path / "no.collage"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "COLLAGE_TRACEBACK": ""}
-    )
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
 
 
 def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

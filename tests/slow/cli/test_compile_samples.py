@@ -86,14 +86,6 @@ def test_a_curve_whose_picture_cannot_be_written_is_told_all_the_same(
     assert not [*tmp_path.glob(".*")]
 
 
-def test_the_compiles_of_a_curve_tell_the_budget_of_all(
-    network: Path, database: Path, tmp_path: Path
-) -> None:
-    options = ("--db", database, *CURVE, "--budget", "600")
-    found = json_of("compile", network, "-o", tmp_path / "out.collage", *options)
-    assert {each["budget_s"] for each in told(found)} == {600.0}
-
-
 def test_a_metric_without_a_tolerance_is_refused(network: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.collage"
     words = ("--metric is for --tolerance or --pareto; give that, too, or leave --metric out.",)

@@ -186,8 +186,3 @@ def test_disk_full_in_the_temporary_folder(tmp_path: Path) -> None:
         assert words in done.output
     x = np.linspace(-1, 1, 4 << 18, dtype=np.float32).reshape(4, -1)
     np.testing.assert_allclose(load(out)(x), np.maximum(x, 0) + 2 * np.tanh(x), atol=1e-5)
-
-
-def test_folder_that_nobody_can_write(network: Path) -> None:
-    for out in ("/proc/out.collage", "/proc/self/out.collage"):
-        fails(1, "compile", network, "-o", out, words=(f"cannot write {out}",))

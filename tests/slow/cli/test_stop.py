@@ -158,19 +158,6 @@ def test_a_second_signal_ends_at_once(network: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.collage").exists()
 
 
-def test_a_second_ctrl_c_ends_at_once(network: Path, tmp_path: Path) -> None:
-    process = started(network, tmp_path)
-    read_until(process, "collage: measure (")
-    process.send_signal(signal.SIGINT)
-    read_until(process, GOES_ON.strip())
-    process.send_signal(signal.SIGINT)
-    printed, text = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert printed == ""
-    assert text.endswith(KEPT)
-    assert not (tmp_path / "out.collage").exists()
-
-
 def test_a_budget_that_is_too_short_still_gives_a_module(network: Path, tmp_path: Path) -> None:
     process = started(network, tmp_path, "--budget", "0.01", "--json")
     printed, text = process.communicate(timeout=120)

@@ -21,7 +21,6 @@ from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.results import Timing
-from tests.finished import forget_finished
 from tests.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
@@ -144,34 +143,6 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         assert [c["verdict"] for c in node["candidates"]].count("chosen") == 1
     module.save(tmp_path / "net.collage")
     assert collage.load(tmp_path / "net.collage").report == module.report
-
-
-def test_proposals_whose_parts_take_too_long_are_not_run(
-    module: collage.CompiledModule, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def networks(path: Path) -> int:
-        with Database(path) as known:
-            return known.stats().networks
-
-    copy = tmp_path / "db.sqlite"
-    with Database(database) as known:
-        known._connection.execute("VACUUM INTO ?", (str(copy),))
-    for _ in range(5):  # what a search learns may show the next compile one region more
-        forget_finished(copy)
-        settled = compiled(copy).report
-        if not settled.measurements_made:
-            break
-    monkeypatch.setattr(offload_judge, "_HOPELESS", 0.0)
-    before = networks(copy)
-    found = compiled(copy, search_s=15.0).report
-    assert found.graph_level is not None and settled.graph_level is not None
-    assert found.graph_level.trials > settled.graph_level.trials
-    # At most the last comparison is new; each trial that is run adds two networks.
-    assert (
-        networks(copy) - before
-        <= len(found.finalists)
-        < 2 * (found.graph_level.trials - settled.graph_level.trials)
-    )
 
 
 def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:

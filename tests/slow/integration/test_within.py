@@ -12,7 +12,6 @@ from onnx import helper
 
 import collage
 from collage.check.compare import relative_error
-from collage.errors import InputError, UsageError
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
@@ -122,42 +121,6 @@ def test_a_convolution_net_keeps_the_tolerance_on_samples_that_were_given(databa
     assert errors.measured <= 0.03
     offered = {c.backend for c in module.report.candidates if c.precision == "bf16"}
     assert "onednn" in offered
-
-
-@needs_bf16
-def test_a_quick_compile_keeps_the_tolerance_too(database: Path) -> None:
-    model = transformer()
-    module = collage.compile(
-        model,
-        tolerance=TOLERANCE,
-        quick=True,
-        budget_s=120.0,
-        db=database,
-        backends=["onednn", "native", "onnxruntime"],
-        progress=False,
-    )
-    errors = module.report.errors
-    assert errors is not None
-    assert errors.samples == "4 made-up inputs"
-    assert any(candidate.precision == "bf16" for candidate in module.report.candidates)
-    if any(region.precision for region in module.program.executed):  # on a busy machine float32 may be faster
-        assert errors.measured is not None
-        assert 1e-5 < errors.measured <= TOLERANCE
-    assert max(fresh_error(module, model, seed) for seed in range(10)) <= TOLERANCE
-
-
-def test_bad_samples_and_metrics_are_refused_with_one_line(database: Path) -> None:
-    model = elementwise_net()
-    right, wrong = np.ones((4, 64), np.float32), np.ones((4, 63), np.float32)
-    options: dict[str, Any] = {"db": database, "tolerance": 1e-2, "progress": False}
-    with pytest.raises(InputError, match=r"^sample 2: input x "):
-        collage.compile(model, inputs=[{"x": right}, {"x": wrong}], **options)
-    with pytest.raises(UsageError, match=r"^sample 1: unknown input: z\. Valid: x\.$"):
-        collage.compile(model, inputs=[{"z": right}], **options)
-    with pytest.raises(InputError, match=r"^sample 2 and sample 1 differ in whether they have x\.$"):
-        collage.compile(model, inputs=[{"x": right}, {}], **options)
-    with pytest.raises(UsageError, match=r"the metric top1 says nothing on made-up inputs"):
-        collage.compile(model, metric="top1", **options)
 
 
 def test_what_has_no_reduced_kernels_stays_exact_and_says_so(database: Path) -> None:

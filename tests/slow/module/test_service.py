@@ -22,7 +22,7 @@ from onnx import helper
 import collage
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
-from collage.errors import InputError, ModuleFileError
+from collage.errors import InputError
 from collage.graph.dataflow import TensorType
 from collage.kernel.buffers import aligned_copy
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem
@@ -180,18 +180,6 @@ def test_clones_of_a_single_threaded_module_run_at_the_same_time() -> None:
     assert all(isinstance(each, TaskError) for each in failed)
 
 
-@needs_core
-def test_teams_of_single_threaded_clones_end_with_them() -> None:
-    _, executors = meet(1)
-    team = executors[1]._team
-    assert team is not None
-    assert team.handle
-    del executors[1]
-    gc.collect()
-    assert not team.handle
-    assert executors[0]._team.handle  # type: ignore[union-attr]
-
-
 def test_callers_of_an_engine(engine: Path) -> None:
     module = collage.load(engine)
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
@@ -326,13 +314,6 @@ def test_nothing_is_allocated_between_the_first_kernel_and_the_last(folder: Path
     assert sum(counted(file, control=True)["allocations_per_run"].values()) == pytest.approx(2, abs=0.1)
 
 
-@needs_onednn
-def test_who_allocates_is_told(file: Path) -> None:
-    """oneDNN makes a map of the arguments on each execution; nobody else allocates."""
-    found = _in_every_run(counted(file)["allocations_per_run"])
-    assert all(name.startswith("libdnnl") for name in found), found
-
-
 def _in_every_run(counts: Mapping[str, float]) -> dict[str, float]:
     """Without what happens once in many runs: the dynamic linker allocates when a thread first comes by."""
     return {name: count for name, count in counts.items() if count >= 0.5}
@@ -440,17 +421,6 @@ def test_weights_are_read_where_the_file_is_mapped(file: Path) -> None:
         assert not each.flags.writeable
 
 
-@needs_onednn
-def test_weights_of_its_own_lie_outside_the_file(file: Path) -> None:
-    gc.collect()  # modules of other tests
-    before = mapped(file)
-    module = collage.load(file, share=False)
-    assert mapped(file) == before
-    weights = [each for kernel in module.executor._kernels for each in getattr(kernel, "_weights", ())]
-    assert all(each.ctypes.data % 64 == 0 and not each.flags.writeable for each in weights)
-    np.testing.assert_array_equal(module(image(0)), collage.load(file)(image(0)))
-
-
 def test_loading_imports_no_compiler(file: Path) -> None:
     """Nor an engine: TVM, ONNX and ONNX Runtime take seconds on a busy machine."""
     program = """
@@ -476,17 +446,6 @@ def test_a_mapped_module_outlives_its_file_and_is_saved_again(file: Path, tmp_pa
     np.testing.assert_array_equal(module(image(0)), expected)
     module.save(copy)
     np.testing.assert_array_equal(collage.load(copy)(image(0)), expected)
-
-
-@needs_onednn
-def test_verifying_finds_a_weight_that_changed(file: Path, tmp_path: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[data.index(b"arrays/") + 300] ^= 1
-    path = tmp_path / "changed.collage"
-    path.write_bytes(data)
-    with pytest.raises(ModuleFileError, match=r"damaged \('arrays/"):
-        collage.load(path, verify=True)
-    np.testing.assert_array_equal(collage.load(file, verify=True)(image(0)), collage.load(file)(image(0)))
 
 
 @needs_onednn

@@ -34,7 +34,7 @@ from collage.native import scan
 from collage.runtime.executor import Executor
 from collage.runtime.suffix import SuffixExecutor
 from tests.backends_for_tests import NumpyBackend
-from tests.cli.helpers import json_of, succeeds
+from tests.cli.helpers import json_of
 from tests.models import conv_net, detector, make_model
 from tests.slow.integration.test_static_part import SlowAtConvolutions
 from tests.slow.integration.test_static_part import compiled as with_a_suffix
@@ -237,16 +237,6 @@ def test_clones_and_threads(module: collage.CompiledModule, folder: Path, regist
     assert len({id(each.executor.careful) for each in clones}) == 1  # type: ignore[union-attr]
 
 
-def test_traces_do_not_disturb(
-    module: collage.CompiledModule, folder: Path, registry: collage.Registry
-) -> None:
-    module = fresh(module, folder, registry)
-    assert any(event["ph"] == "X" for event in module.trace({"x": special(np.nan)})["traceEvents"])
-    assert not is_loaded(module)
-    module(ordinary())
-    assert not is_loaded(module)
-
-
 def test_after_a_fork(module: collage.CompiledModule, folder: Path) -> None:
     """A child loads the model when it needs it. It cannot use what the parent had loaded."""
     module.save(folder / "fork.collage")
@@ -441,31 +431,6 @@ def test_several_shapes_share_the_model(folder: Path, registry: collage.Registry
         for rows in (4, 6, 5):
             check(found(special(np.nan, rows)), model, special(np.nan, rows))
     assert json_of("show", path, "--json")["original_bytes"] == len(AsLoaded.of(model).serialised())
-
-
-def test_show(module: collage.CompiledModule, folder: Path) -> None:
-    path = folder / "show.collage"
-    module.save(path)
-    text = succeeds("show", path)
-    assert "drops *" in text
-    assert "5 regions (*) are right on finite numbers only: 1 scan a run" in " ".join(text.split())
-    assert "the original model" in text
-    found = json_of("show", path, "--json")
-    assert found["original_bytes"] == len(AsLoaded.of(network()).serialised())
-    assert [(each["finite_only"], each["scans"]) for each in found["regions"]] == [
-        (True, 1),
-        *[(True, 0)] * 4,
-    ]
-    assert all(c["finite_only"] for node in found["nodes"] for c in node["candidates"] if "cost_us" in c)
-
-
-def test_files_without_guards_hold_no_model(folder: Path, registry: collage.Registry) -> None:
-    found = compiled(folder, registry, backends=["onnxruntime"], quick=True)
-    assert found.parts.careful is None
-    path = folder / "plain.collage"
-    found.save(path)
-    assert "guard" not in succeeds("show", path)
-    assert json_of("show", path, "--json")["original_bytes"] == 0
 
 
 def test_a_model_too_large_to_keep(

@@ -45,8 +45,3 @@ def test_changed_models(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of ONNX's test cases, when they are made
         cases = list(changed_models(MODELS, seed=1))
     run(Start("model", ("onnxruntime", "tvm")), cases, tmp_path)
-
-
-def test_the_same_number_is_the_same_file(tmp_path: Path) -> None:
-    first, second = (list(changed_modules(tmp_path, 3, first=7)) for _ in range(2))
-    assert [each.what for each in first] == [each.what for each in second]

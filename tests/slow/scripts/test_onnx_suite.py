@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.conformance import main as suite
 from scripts.lib.conformance.suite import Result, Results, Runner, Shard, run_all, select
-from scripts.lib.conformance.tables import differences, markdown, summary
 
 EIGHTIETH = Shard(1, 80)
 ENGINES = ("onnxruntime", "openvino")
@@ -50,53 +47,6 @@ def test_one_test_in_a_child(runner: Runner) -> None:
     failed = runner.run("Node/test_image_decoder_decode_png_rgb")
     assert (failed.status, failed.backend) == ("error", "onnxruntime")
     assert "ImageDecoder" in failed.message
-
-
-def test_shards_are_a_partition_that_other_tests_do_not_change() -> None:
-    names = [f"Node/test_{number}" for number in range(1000)]
-    shards = [select(names, Shard(number, 3)) for number in (1, 2, 3)]
-    assert sorted(name for shard in shards for name in shard) == sorted(names)
-    assert all(250 < len(shard) < 420 for shard in shards)
-    assert select(names[:500], Shard(2, 3)) == [name for name in shards[1] if name in set(names[:500])]
-
-
-def test_results_are_kept_and_compared(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    first = Results(path)
-    first.add(Result("collage", "Node/a", "passed", "", 0.1))
-    first.add(Result("collage", "Node/b", "failed", "other numbers", 0.1))
-    first.add(Result("collage", "Simple/c", "hung", "took more than 5 s", 5.0))
-    for name in "Node/a", "Node/b", "Simple/c":
-        first.add(Result("openvino", name, "passed", "", 0.1))
-    found = summary(Results(path), ["collage", "openvino"])
-    assert found["tests"] == 3
-    assert found["backends"]["collage"]["passed"] == 1
-    assert found["backends"]["collage"]["by_category"]["Node"] == [1, 2]
-    assert found["backends"]["collage"]["hung"] == ["Simple/c"]
-    assert list(found["missed"]["collage"]) == ["Node/b", "Simple/c"]
-    assert found["missed"]["openvino"] == {}
-    assert "| all (3) | 1 | 3 |" in markdown(found)
-    assert "`Node/b` (passed by openvino): other numbers" in differences(found, "collage")
-    assert "every test" in differences(found, "openvino")
-
-
-def test_an_interrupted_suite_has_no_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Those of a part would look like those of all tests, and a status of 0 like that of a suite without failures."""
-
-    def interrupted(backend: str, choose: object, results: Results, *_: object) -> None:
-        results.add(Result(backend, "Node/a", "passed", "", 0.1))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(suite, "run_all", interrupted)
-    monkeypatch.setattr(
-        sys, "argv", ["onnx_suite", "--backends", "collage", "--results", str(tmp_path / "r")]
-    )
-    assert suite.main() == 130
-    found = capsys.readouterr()
-    assert not found.out and "interrupted" in found.err
-    assert len(Results(tmp_path / "r").of("collage")) == 1
 
 
 class Crashing(Runner):
