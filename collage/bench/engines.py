@@ -110,10 +110,9 @@ def bench(
                 raise KeyboardInterrupt
             made.save(module)
         expected, failed = reference(setup)
-        drawn = Randomness(load_onnx(path)).outputs
         found = race(
             {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
-            expected=expected and [None if at in drawn else each for at, each in enumerate(expected)],
+            expected=expected and [None if at in setup.drawn else each for at, each in enumerate(expected)],
             rounds=contest.rounds,
             required={OURS, *([] if contest.engines is None else chosen)},
             progress=show,
@@ -264,6 +263,7 @@ def prepare(
     ModelError and UsageError.
     """
     proto = load_onnx(path)
+    drawn = Randomness(proto).outputs
     shapes = {**fitting(proto, open_shapes or {}), **(shapes or {})}
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
@@ -278,6 +278,7 @@ def prepare(
         outputs=outputs,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         dims=dims,
+        drawn=drawn,
     )
 
 

@@ -26,18 +26,15 @@ from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.measure.timing.calls import median_interval, summary
+from collage.measure.timing.effort import FULL
 
-_BURST_S = 0.1
+_BURST_S = 5 * FULL.turn_s
 """The seconds of a burst, few enough that a change in the machine's load affects all contenders alike."""
 FASTER, SLOWER, AS_FAST, UNSURE = "faster", "slower", "as fast", "unsure"
 SURE_ROUNDS = 6
 """Fewer rounds have no interval of 95 %."""
 _NARROW = 0.05
 """An interval that goes no farther from 1 shows that two are alike. A wider one shows nothing."""
-_SETTLE_S = 0.05
-"""The seconds of the pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
-
-
 Beside = Callable[[], AbstractContextManager[Any]]
 """Makes a context in which a contender has its bursts, for example one with a busy process."""
 
@@ -177,7 +174,7 @@ def _rounds(
         for name in names[shift:] + names[:shift]:
             show(Progress("run", number, rounds, name))
             with machine_lock(), standing_still(), beside.get(name, nullcontext)():
-                time.sleep(_SETTLE_S)
+                time.sleep(FULL.settle_s)  # ONNX Runtime's threads spin for some milliseconds after a run
                 try:
                     bursts[name].append(contenders[name].burst(_BURST_S))
                 except ChildError as failure:

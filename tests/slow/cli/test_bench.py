@@ -158,8 +158,8 @@ def test_the_budget_is_that_of_the_compile(network: Path, tmp_path: Path) -> Non
     assert json_of("bench", network, "--quick", *options)["budget_s"] == 10.0
 
 
-@pytest.mark.parametrize("option", [("--budget", "8"), ("--quick",)])
-def test_a_budget_is_of_no_use_with_a_module(option: tuple[str, ...], network: Path, module: Path) -> None:
+@pytest.mark.parametrize("option", [("--budget", "8"), ("--quick",), ("--db", "db.sqlite")])
+def test_what_is_of_no_use_with_a_module(option: tuple[str, ...], network: Path, module: Path) -> None:
     fails(
         2, "bench", network, "--module", module, *option, words=(f"{option[0]} is of no use with --module",)
     )

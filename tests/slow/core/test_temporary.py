@@ -230,8 +230,7 @@ cli.main(["stuck", sys.argv[1]])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("how", ["raise", "swallow"])
+@pytest.mark.parametrize(("how", "number"), [("raise", signal.SIGTERM), ("swallow", signal.SIGHUP)])
 def test_a_command_that_is_ended_cleans_up_first(place: Path, how: str, number: int) -> None:
     """Also where what is raised is swallowed."""
     process = run(STUCK, how, stderr=subprocess.PIPE)
@@ -261,7 +260,7 @@ def test_an_ignored_signal_stays_ignored(place: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
     place: Path, tmp_path: Path, number: int
 ) -> None:

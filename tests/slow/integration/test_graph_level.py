@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +13,10 @@ import onnxruntime as ort
 import pytest
 
 import collage
-from collage import api
 from collage.backends.openvino import OpenVino
 from collage.compiler import offload_judge
+from collage.compiler.compile import compile_model
+from collage.compiler.options import CompileOptions
 from collage.compiler.passes import select
 from collage.core.progress import Progress
 from collage.errors import UsageError
@@ -27,11 +28,13 @@ BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().availab
 
 
 def compiled(
-    db: Path, progress: Callable[[Progress], None] | bool = False, search_s: float = 8.0
+    db: Path,
+    progress: Callable[[Progress], None] = lambda _: None,
+    search_s: float = 8.0,
+    backends: Sequence[str] = BACKENDS,
 ) -> collage.CompiledModule:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "GRAPH_LEVEL_S", search_s)
-        return collage.compile(conv_net(), backends=BACKENDS, level="graph", db=db, progress=progress)
+    options = CompileOptions(db=db, backends=backends, graph_level_s=search_s)
+    return compile_model(conv_net(), options, collage.default_registry(), progress)
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +121,13 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         return found
 
     monkeypatch.setattr(offload_judge.OffloadJudge, "_timings", timings)
-    monkeypatch.setattr(api, "GRAPH_LEVEL_S", 60.0)
     ranked = select._ranked
     monkeypatch.setattr(
         select,
         "_ranked",
         lambda f, t: sorted(ranked(f, t), key=lambda each: each.label != "graph level"),
     )
-    module = collage.compile(
-        conv_net(),
-        backends=["tvm", "onednn", "onnxruntime"],
-        level="graph",
-        db=like,
-        progress=False,
-    )
+    module = compiled(like, search_s=60.0, backends=["tvm", "onednn", "onnxruntime"])
     assert [r.backend for r in module.program.launches].count("onnxruntime") == 2
     assert module.report.graph_level is not None and module.report.graph_level.times < 0.6
     session = ort.InferenceSession(conv_net().SerializeToString(), providers=["CPUExecutionProvider"])

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collage.serve.attention import Heads
 from scripts.lib.bench.main import main
-from scripts.lib.parallel.costs import Costs, crossover, modelled_ms
-from scripts.lib.parallel.wire import Wire
-
-HEADS = Heads(8, 8, 64, 0, False, 0.125)
-COSTS = Costs({1: 10.0, 2: 12.0, 4: 16.0}, 2.0, Wire(50.0, 0.001), HEADS, 6, 512)
 
 
 def test_the_study_on_a_tiny_decoder(tmp_path: Path) -> None:
@@ -34,17 +28,3 @@ def test_the_study_on_a_tiny_decoder(tmp_path: Path) -> None:
         assert 0 <= row["tensor_2_error"] < 1e-4
         assert all(row[f"{kind}_ms"] > 0 for kind in ("one", "data", "tensor", "cache", "pipeline"))
     assert {each["kind"] for each in found["modelled"]} == {"data", "tensor", "cache"}
-
-
-def test_what_the_model_says() -> None:
-    """One sequence is divided by Cache Parallelism only, and messages are what it costs."""
-    assert modelled_ms(COSTS, "data", 4, 1, 1000) == modelled_ms(COSTS, "data", 1, 1, 1000) == 12.0
-    few = modelled_ms(COSTS, "cache", 4, 1, 0)
-    assert few > modelled_ms(COSTS, "data", 4, 1, 0)
-    assert modelled_ms(COSTS, "cache", 4, 1, 1000) == pytest.approx(few + 0.5)
-    at = crossover(COSTS, "data", 4, 1, 100_000)
-    assert at is not None and at % 32 == 0
-    assert modelled_ms(COSTS, "cache", 4, 1, at) < modelled_ms(COSTS, "data", 4, 1, at)
-    assert modelled_ms(COSTS, "cache", 4, 1, at - 32) >= modelled_ms(COSTS, "data", 4, 1, at - 32)
-    assert crossover(COSTS, "data", 2, 2, 100_000) is None  # equal sequences need no sharing
-    assert modelled_ms(COSTS, "tensor", 4, 1, 0) == pytest.approx(2.5 + 6 * 4 * 0.050, abs=0.2)
