@@ -22,8 +22,8 @@ from collage.cli.options import (
     Seconds,
     once_each,
     parse_names,
+    refuse_useless,
 )
-from collage.cli.unused import refuse_useless
 
 
 @click.command()

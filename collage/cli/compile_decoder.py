@@ -19,8 +19,8 @@ from collage.cli.options import (
     Count,
     Number,
     parse_names,
+    refuse_unused,
 )
-from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
 
 if TYPE_CHECKING:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from collage.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -98,6 +101,25 @@ def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
             found.append({})
         found[-1][name] = value
     return found
+
+
+def refuse_unused(name: str, needed: str) -> None:
+    """Raise UsageError if the option ``name``, such as ``--metric``, was given without those it is for, ``needed``."""
+    if _given(name):
+        raise UsageError(f"{name} is for {needed}; give that, too, or leave {name} out.")
+
+
+def refuse_useless(name: str, because: str, why: str) -> None:
+    """Raise UsageError if an option was given that another one, ``because``, makes useless; ``why`` says how."""
+    if _given(name):
+        raise UsageError(f"{name} is of no use with {because}: {why}. Leave one of them out.")
+
+
+def _given(name: str) -> bool:
+    """Whether an option was given on the command line, also with its default value."""
+    context = click.get_current_context()
+    (parameter,) = (each.name for each in context.command.params if name in each.opts)
+    return parameter is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))

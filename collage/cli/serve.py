@@ -8,8 +8,7 @@ import click
 
 from collage.cli.console import say
 from collage.cli.files import check_writable, refuse_same
-from collage.cli.options import Count, Number, Seconds
-from collage.cli.unused import refuse_unused
+from collage.cli.options import Count, Number, Seconds, refuse_unused
 
 
 def parse_origin(text: str) -> str:
