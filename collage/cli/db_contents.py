@@ -1,8 +1,9 @@
-"""``collage db stats``, ``collage db list`` and ``collage db why``."""
+"""``collage db stats``, ``collage db list`` and ``collage db why``: they show what is in a database."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.cli.console import print_json, print_rich, say
-from collage.cli.db_clocks import ClockColumn
-from collage.cli.db_options import date_of, existing, this_machine
 from collage.cli.options import DB_OPTION, JSON_OPTION, Count
 from collage.core.printable import printable
 from collage.errors import DatabaseError, unknown_names
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collage.measure_db.database import Database
     from collage.measure_db.rows import Row
 
+_CLOCKS = "GPU's MHz"
 _BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
 _ALL_OPTION = click.option(
     "--all",
@@ -97,7 +97,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     with existing(db) as database:
         _refuse_unknown(database, backend)
         rows = latest(database, choice, limit)
-        clocks = ClockColumn.of(database, rows)
+        clocks = _clocks(database, rows)
     if as_json:
         print_json({"rows": [_as_json(row) for row in rows]})
         return
@@ -108,10 +108,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
         )
         return
     names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
-    table = _table(*names, *clocks.heading)
+    table = _table(*names, *[_CLOCKS] * bool(clocks))
     for row in rows:
-        cells = date_of(row["created"]), row["backend"], row["description"], *_figures(row)
-        table.add_row(*cells, *clocks.cells(row))
+        cells = _date(row["created"]), row["backend"], row["description"], *_figures(row)
+        table.add_row(*cells, *([clocks.get(id(row), "")] if clocks else []))
     print_rich(table)
 
 
@@ -138,7 +138,7 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
     with existing(db) as database:
         _refuse_unknown(database, backend)
         regions = candidates(database, text, choice)
-        clocks = ClockColumn.of(database, [row for rows in regions.values() for row in rows])
+        clocks = _clocks(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
         raise DatabaseError(
@@ -149,17 +149,35 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         return
     for digest, rows in regions.items():
         say(f"{rows[0]['description']}  ({digest[:12]})")
-        names = "backend", "variant and settings", "threads", "us", "noise", "busy", *clocks.heading
-        table = _table(*names, "", "when")
+        names = "backend", "variant and settings", "threads", "us", "noise", "busy"
+        table = _table(*names, *[_CLOCKS] * bool(clocks), "", "when")
         best: dict[int, float] = {}
         for row in rows:
             if not row.rejected and not row.outrun:
                 best.setdefault(row["threads"], row["median_us"])
             compared = _compared(row, best.get(row["threads"]))
-            figures = *_figures(row), *clocks.cells(row)
-            table.add_row(row["backend"], *figures, compared, date_of(row["created"]))
+            figures = *_figures(row), *([clocks.get(id(row), "")] if clocks else [])
+            table.add_row(row["backend"], *figures, compared, _date(row["created"]))
         print_rich(table)
         say("")
+
+
+def existing(path: Path | None) -> Database:
+    """The database at the path, by default the user's. Raises DatabaseError if there is none."""
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
+
+    path = path or default_path()
+    if not path.exists():  # opening would create it
+        raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
+    return Database(path)
+
+
+def this_machine() -> str:
+    """The hardware of this machine's measurements, without the mark of a CPU quota that more threads exceed."""
+    from collage.kernel.target import host
+
+    return host().measured_on
 
 
 def _refuse_unknown(database: Database, backend: str) -> None:
@@ -207,6 +225,30 @@ def _compared(row: Row, best_us: float | None) -> str:
         return ""
     us = row["median_us"]
     return "fastest" if us <= best_us else f"slower by {us / max(best_us, 1e-9) - 1:.0%}"
+
+
+def _clocks(database: Database, rows: Sequence[Row]) -> dict[int, str]:
+    """The clocks of a GPU's multiprocessors and memory by the id of a row, if they were noted.
+
+    A mark says that they were held back.
+    """
+    from collage.measure_db.database import read_clocks
+    from collage.measure_db.doubt import held_back
+
+    found: dict[int, str] = {}
+    best = {name: database.best_clocks(name) for name in {str(r["hardware"]) for r in rows if r["clocks"]}}
+    for row in rows:
+        clocks = read_clocks(row["clocks"])
+        if clocks is not None:
+            mark = "!" if held_back(clocks, best[str(row["hardware"])]) else ""
+            capped = " by power" if clocks.power_capped else ""
+            found[id(row)] = f"{clocks.sm_mhz}/{clocks.memory_mhz}{mark}{capped}"
+    return found
+
+
+def _date(created: float) -> str:
+    """A time as of ``time.time()`` as a local date and time; years have at most four digits."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(min(created, 32503680000.0)))
 
 
 def _as_json(row: Row) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,26 +63,6 @@ def test_processes_of_a_contender_share_the_rounds(network: Path) -> None:
     assert len(found.bursts["right"]) == 5
     assert (found.errors, asked) == ({"right": (0.5,)}, [1])
     assert list(found.failed) == ["broken"]
-
-
-def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Path) -> None:
-    events: list[str] = []
-
-    @contextmanager
-    def noise() -> Iterator[None]:
-        events.append("begins")
-        yield
-        events.append("ends")
-
-    def show(progress: Progress) -> None:
-        if progress.stage == "run" and progress.text:
-            events.append(progress.text)
-
-    setup = replace(prepare(network, threads=1), engine=f"{HERE}:right")
-    found = race({"a": setup, "b": setup}, beside={"b": noise}, rounds=2, progress=show)
-    assert events == ["a", "b", "begins", "ends", "b", "begins", "ends", "a"]
-    first, second = (one / other for one, other in zip(found.bursts["b"], found.bursts["a"], strict=True))
-    assert found.ratio("b", to="a") == pytest.approx((first + second) / 2)
 
 
 def test_rounds_tell_a_difference_that_is_smaller_than_the_noise() -> None:

@@ -104,26 +104,13 @@ def test_doctor(tmp_path: Path, installed: Callable[..., None]) -> None:
     found = json.loads(result.stdout)
     assert result.exit_code == (0 if found["ok"] else 1)
     checks = {each["name"]: each for each in found["checks"]}
-    assert {"Python", "apache-tvm", "onnx", "CPU", "load", "barrier", "cache folder", "database"} <= set(
-        checks
-    )
+    assert {"Python", "apache-tvm", "onnx", "CPU", "load", "cache folder", "database"} <= set(checks)
     assert "click" not in checks
     for each in checks.values():
         assert each["status"] in ("ok", "warn", "fail")
         assert each["fix"] or each["status"] == "ok"
     assert [checks[name]["status"] for name in ("Python", "apache-tvm", "onnx")] == ["ok"] * 3
     assert "Python" in succeeds("doctor", "--db", tmp_path / "db.sqlite")
-
-
-def test_doctor_tells_of_cores_that_move() -> None:
-    """Some barriers are interrupted. Where many take several times the shortest one, the cores are now far apart."""
-    assert doctor.barrier_found([0.09] * 18 + [0.5, 40.0], 2) == doctor.Check(
-        "barrier", doctor.Status.OK, "2 threads meet in 0.09 us"
-    )
-    found = doctor.barrier_found([0.09] * 12 + [0.35] * 8, 2)
-    assert found.status is doctor.Status.WARN
-    assert "0.09 us at best, and often in 0.35 us" in found.detail
-    assert "collage bench" in found.fix
 
 
 def test_doctor_tells_of_versions(
