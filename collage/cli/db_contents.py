@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import print_json, print_rich, say
+from collage.cli.console import print_json, print_table, say
 from collage.cli.options import DB_OPTION, JSON_OPTION, Count
 from collage.core.printable import printable
 from collage.errors import DatabaseError, unknown_names
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from collage.measure_db.database import Database
     from collage.measure_db.rows import Row
 
 _CLOCKS = "GPU's MHz"
+_NUMBERS = ("us", "noise", "busy", "threads")
 _BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
 _ALL_OPTION = click.option(
     "--all",
@@ -47,20 +46,13 @@ def stats(db: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
         return
-    from rich.text import Text
-
     from collage.report.show import size
-    from collage.report.show_terminal import plain_table
 
     measured, rejected = _by_name(found.measured), _by_name(found.rejected)
-    table = plain_table()
-    table.add_column("backend")
-    table.add_column("measured", justify="right")
-    table.add_column("rejected", justify="right")
-    for name in sorted({*measured, *rejected}):
-        table.add_row(Text(name), str(measured.get(name, 0)), str(rejected.get(name, 0)))
+    names = sorted({*measured, *rejected})
+    rows = ((name, str(measured.get(name, 0)), str(rejected.get(name, 0))) for name in names)
     say(f"{found.path} ({size(found.file_bytes)})")
-    print_rich(table)
+    print_table(("backend", "measured", "rejected"), rows, right=("measured", "rejected"))
     reasons = ", ".join(f"{count} {kind}" for kind, count in _by_name(found.rejections).items())
     say(f"rejected: {reasons}" if reasons else "nothing rejected")
     say(f"whole networks: {found.networks}; facts: {found.facts}")
@@ -108,11 +100,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
         )
         return
     names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
-    table = _table(*names, *[_CLOCKS] * bool(clocks))
-    for row in rows:
-        cells = _date(row["created"]), row["backend"], row["description"], *_figures(row)
-        table.add_row(*cells, *([clocks.get(id(row), "")] if clocks else []))
-    print_rich(table)
+    table = [
+        (_date(row["created"]), row["backend"], row["description"], *_figures(row, clocks)) for row in rows
+    ]
+    print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
 @click.command()
@@ -150,15 +141,14 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
     for digest, rows in regions.items():
         say(f"{rows[0]['description']}  ({digest[:12]})")
         names = "backend", "variant and settings", "threads", "us", "noise", "busy"
-        table = _table(*names, *[_CLOCKS] * bool(clocks), "", "when")
+        table = []
         best: dict[int, float] = {}
         for row in rows:
             if not row.rejected and not row.outrun:
                 best.setdefault(row["threads"], row["median_us"])
             compared = _compared(row, best.get(row["threads"]))
-            figures = *_figures(row), *([clocks.get(id(row), "")] if clocks else [])
-            table.add_row(row["backend"], *figures, compared, _date(row["created"]))
-        print_rich(table)
+            table.append((row["backend"], *_figures(row, clocks), compared, _date(row["created"])))
+        print_table((*names, *[_CLOCKS] * bool(clocks), "", "when"), table, right=_NUMBERS)
         say("")
 
 
@@ -191,20 +181,15 @@ def _refuse_unknown(database: Database, backend: str) -> None:
         raise unknown_names("backend", [backend], known)
 
 
-def _table(*columns: str) -> Table:
-    from collage.report.show_terminal import plain_table
-
-    table = plain_table()
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("us", "noise", "busy", "threads") else "left")
-    return table
-
-
-def _figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected.
+def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
+    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
 
     Of a kernel that lost a race only a lower bound of its time is known.
     """
+    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
+
+
+def _times(row: Row) -> tuple[str, ...]:
     from collage.measure_db.busy import is_busy
 
     settings, threads = str(row["settings"]), str(row["threads"])

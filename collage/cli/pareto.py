@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from collage.cli.console import print_json, print_rich, say
+from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable, refuse_same
 
 log = logging.getLogger(__name__)
@@ -65,20 +65,17 @@ def show_curve(found: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.text import Text
-
-    from collage.report.show_terminal import plain_table
-
-    table = plain_table()
-    table.title, table.title_justify = f"error by {found['metric']} on {found['inputs']}", "left"
-    table.add_column("contender", no_wrap=True)
-    table.add_column("ms", justify="right")
-    table.add_column("error", justify="right")
-    table.add_column("frontier")
-    for name, each in sorted(found["points"].items(), key=lambda point: point[1]["median_us"]):
-        on = "yes" if name in found["frontier"] else ""
-        table.add_row(Text(name), f"{each['median_us'] / 1e3:.3f}", f"{each['error']:.1e}", on)
-    print_rich(table)
+    rows = [
+        (
+            name,
+            f"{each['median_us'] / 1e3:.3f}",
+            f"{each['error']:.1e}",
+            "yes" if name in found["frontier"] else "",
+        )
+        for name, each in sorted(found["points"].items(), key=lambda point: point[1]["median_us"])
+    ]
+    say(f"error by {found['metric']} on {found['inputs']}")
+    print_table(("contender", "ms", "error", "frontier"), rows, right=("ms", "error"))
     files = [*found["modules"].values(), *filter(None, [found["picture"]])]
     say(f"\nwrote {', '.join(files)}")
 

@@ -21,8 +21,7 @@ from collage.backends.view import View
 from collage.cluster import facts
 from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
-from collage.cluster.crews import on_cluster
-from collage.cluster.ray_crew import RayCrew
+from collage.cluster.ray_crew import RayCrew, on_cluster
 from collage.errors import ClusterError
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
