@@ -159,8 +159,8 @@ def _check_methods(name: str, kind: type[Backend]) -> None:
             )
     if hasattr(kind, "takes_models"):
         raise RegistrationError(
-            f"backend {name} has the method takes_models, which nobody asks; "
-            f"a backend takes whole models where {kind.__qualname__} derives from collage.Engine."
+            f"backend {name} has the method takes_models, which is never called; "
+            f"derive {kind.__qualname__} from collage.Engine to run whole models."
         )
 
 

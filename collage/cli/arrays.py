@@ -93,7 +93,7 @@ def fill_inputs(
         listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
         files = _file_names(port.name for port in missing)
         flags = " ".join(f"--input {shlex.quote(f'{name}={file}')}" for name, file in files.items())
-        raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
+        raise InputError(f"missing input: {listing}. Give {flags}, or --random for random values.")
     filled: dict[str, Any] = dict(given)
     for port in missing:
         assert rng is not None

@@ -90,14 +90,14 @@ from collage.frontend.read.model_path import check_model_path
     type=parse_input,
     metavar="NAME=FILE.npy|SAMPLE.npz|FOLDER",
     multiple=True,
-    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too. Files .npz "
-    "or a folder of them are samples of all inputs, to measure errors on (--tolerance).",
+    help="Measure and check with this array instead of random numbers; it fixes the input's shape, too. A file .npz, "
+    "or a folder of them, holds samples of all inputs, on which errors are measured (--tolerance).",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail when a node cannot be converted and no library has a kernel for it, or when an engine has to run the "
-    "whole model or its end.",
+    help="Fail if a node cannot be converted and no library has a kernel for it, or if an engine has to run the whole "
+    "model or its dynamic end.",
 )
 @click.option(
     "--quick",
@@ -126,15 +126,16 @@ from collage.frontend.read.model_path import check_model_path
     type=Number(min=0),
     default=0.0,
     metavar="ERROR",
-    help="The largest error of the outputs that is allowed, such as 1e-2: bfloat16 where faster. Default: float32.",
+    help="Largest allowed error of the outputs, such as 1e-2: kernels may compute in bfloat16 or 8 bits if that is "
+    "faster. Default: float32.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["max", "output", "top1", "cosine"]),
     default="max",
     show_default=True,
-    help="What --tolerance bounds: the largest difference over the scale of its channel, row or column, or over that "
-    "of the whole output, the share of decisions that differ, or 1 - cosine.",
+    help="The error that --tolerance bounds. max: the largest difference over the scale of its channel, row or column. "
+    "output: over the scale of the whole output. top1: the share of decisions that differ. cosine: 1 - the cosine.",
 )
 @click.option(
     "--pareto",
@@ -147,7 +148,7 @@ from collage.frontend.read.model_path import check_model_path
     default="auto",
     show_default=True,
     metavar="cpu|cuda|auto",
-    help="cpu: compute on the CPU alone. cuda: fail where no NVIDIA GPU can be used. auto: whatever is fastest.",
+    help="cpu: compute on the CPU alone. cuda: fail if no NVIDIA GPU can be used. auto: use whatever is fastest.",
 )
 @click.option(
     "--cluster",

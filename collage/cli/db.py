@@ -43,7 +43,9 @@ def db() -> None:
 @db.command("export")
 @click.argument("file", metavar="FILE", type=_FILE)
 @DB_OPTION
-@click.option("--usable", is_flag=True, help="Only what a compile on this machine would use today.")
+@click.option(
+    "--usable", is_flag=True, help="Write only measurements that a compile on this machine would use today."
+)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @JSON_OPTION
 def export_rows(file: Path, db: Path | None, usable: bool, force: bool, as_json: bool) -> None:
@@ -124,9 +126,13 @@ def merge(target: Path, files: tuple[Path, ...], as_json: bool) -> None:
 
 @db.command()
 @DB_OPTION
-@click.option("--older-than", type=Number(min=0), metavar="DAYS", help="Also those that are older.")
-@click.option("--other-machines", is_flag=True, help="Also those of other machines.")
-@click.option("--not-installed", is_flag=True, help="Also those of library versions that are not installed.")
+@click.option("--older-than", type=Number(min=0), metavar="DAYS", help="Remove older measurements, too.")
+@click.option("--other-machines", is_flag=True, help="Remove measurements of other machines, too.")
+@click.option(
+    "--not-installed",
+    is_flag=True,
+    help="Remove measurements of library versions that are not installed, too.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @JSON_OPTION
 def prune(

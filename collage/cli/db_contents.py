@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 _CLOCKS = "GPU's MHz"
 _NUMBERS = ("us", "noise", "busy", "threads")
-_BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
+_BACKEND_OPTION = click.option(
+    "--backend", metavar="NAME", default="", help="Show only this backend's measurements."
+)
 _ALL_OPTION = click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Also what was measured on other machines, or with an earlier edition of the numerics gate.",
+    help="Show measurements of other machines and of earlier editions of the numerics gate, too.",
 )
 
 
@@ -64,7 +66,11 @@ def stats(db: Path | None, as_json: bool) -> None:
 @DB_OPTION
 @_BACKEND_OPTION
 @click.option(
-    "--rejected", "only", flag_value="rejected", default="", help="Only what cannot be used, and why."
+    "--rejected",
+    "only",
+    flag_value="rejected",
+    default="",
+    help="Show only rejected kernels, with the reasons.",
 )
 @click.option(
     "--limit", type=Count(min=1), metavar="N", default=30, show_default=True, help="How many at most."
@@ -205,7 +211,7 @@ def _times(row: Row) -> tuple[str, ...]:
 def _compared(row: Row, best_us: float | None) -> str:
     """What a row loses to the fastest one that was measured to the end, with the same number of threads."""
     if row.outrun:
-        return "lost a race" if row["repeats"] else "not measured: it had no chance"
+        return "lost a race" if row["repeats"] else "not measured: known times ruled it out"
     if row.rejected or best_us is None:
         return ""
     us = row["median_us"]

@@ -216,8 +216,8 @@ def load_check(place: Place) -> Check:
         detail += f", load average {os.getloadavg()[0]:.1f}"
     if is_busy(busy):
         fix = (
-            f"the machine is too busy to tell kernels apart: measuring takes {patience(busy):.1f} times as long, and "
-            "is done again later. Compile while the machine is quiet"
+            f"compile while the machine is quiet: measuring takes {patience(busy):.1f} times as long now, and a later "
+            "compile repeats it"
         )
         return Check("load", Status.WARN, detail, fix)
     return Check("load", Status.OK, detail)

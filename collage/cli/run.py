@@ -37,7 +37,8 @@ from collage.core.new_file import new_file
 @click.option(
     "--verify/--no-verify",
     default=True,
-    help="Compare all of the file with its digests first, or only what may be code. Default: all.",
+    help="Compare the whole file with its digests before it is loaded, or only the parts that may be code. "
+    "Default: the whole file.",
 )
 @JSON_OPTION
 def run(

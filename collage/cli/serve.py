@@ -60,7 +60,7 @@ def parse_origin(text: str) -> str:
     "--max-running",
     type=Count(min=1),
     metavar="N",
-    help="Most sequences in an iteration. Default: 32, or up to 64 where the measured times say that it pays.",
+    help="Most sequences in an iteration. Default: 32, or up to 64 if measured times show that this is faster.",
 )
 @click.option(
     "--max-waiting",
@@ -74,8 +74,8 @@ def parse_origin(text: str) -> str:
     "--itl-target",
     type=Number(min=0, min_open=True),
     metavar="MS",
-    help="Time between tokens that streams keep while prompts are computed. "
-    "Default: twice what the streams take alone, unless many requests wait.",
+    help="Longest time between two tokens of a stream while prompts are computed. "
+    "Default: twice the time without prompts, unless many requests wait.",
 )
 @click.option(
     "--cache-blocks",
@@ -94,9 +94,9 @@ def parse_origin(text: str) -> str:
 @click.option(
     "--own-weights/--share-weights",
     default=None,
-    help="Read the weights into memory of this process, in huge pages where the system has them: few streams get their "
-    "tokens up to a tenth faster. Or share them with all processes that serve this file. Default: own ones where they "
-    "take at most a quarter of the free memory, and shared ones with --parallel and --replicas.",
+    help="Keep the weights in memory of this process, where few streams get tokens up to a tenth faster, or share them "
+    "with all processes that serve this file. Default: own weights if they take at most a quarter of the free memory, "
+    "and shared weights with --parallel and --replicas.",
 )
 @click.option(
     "--prefix-caching/--no-prefix-caching",
@@ -106,7 +106,7 @@ def parse_origin(text: str) -> str:
 @click.option(
     "--preemption",
     is_flag=True,
-    help="Admit requests when their prompt fits, and compute the last ones again where blocks run out.",
+    help="Admit a request as soon as its prompt fits. If blocks run out, compute the latest requests again later.",
 )
 @click.option(
     "--drain-seconds",

@@ -88,9 +88,9 @@ def _arrays(values: Sequence[Any]) -> Iterator[Array]:
 
 def _warn() -> None:
     log.warning(
-        "an input leads to NaN, infinities, magnitudes above %.0e or, where values are stored in 8 bits, numbers far "
-        "beyond the samples', or has a value that the module was not placed for (see `collage show`): such calls are "
-        "answered by ONNX Runtime, more slowly; this is said once",
+        "this call and others like it are answered by ONNX Runtime, more slowly: an input leads to NaN, infinities, "
+        "magnitudes above %.0e or, if values are stored in 8 bits, numbers far beyond the samples, or has a value that "
+        "the module was not placed for (see `collage show`). This warning is shown once",
         LIMIT,
     )
 
@@ -98,7 +98,7 @@ def _warn() -> None:
 def no_original() -> CollageError:
     """The error of a run that has to be a careful one, where the original model is not at hand."""
     return CollageError(
-        f"an input leads to NaN, infinities, magnitudes above {LIMIT:.0e} or, where values are stored in 8 bits, "
-        "numbers far beyond the samples', or has a value that the module was not placed for, and the original model is "
-        "not at hand."
+        "this call needs the original model, and the original model is not at hand: an input leads to NaN, infinities, "
+        f"magnitudes above {LIMIT:.0e} or, if values are stored in 8 bits, numbers far beyond the samples, or has a "
+        "value that the module was not placed for."
     )

@@ -123,8 +123,8 @@ def _check_indices(port: Port | ValuePort, array: Any) -> None:
         if limit > 0 and (low < -limit or high >= limit):
             where = f" in column {column}" if columns else ""
             raise InputError(
-                f"input {name} holds the index {low if low < -limit else high}{where}, but what it indexes has {limit} "
-                f"rows: give values from {-limit} to {limit - 1}."
+                f"input {name} holds the index {low if low < -limit else high}{where}, which is out of range: its "
+                f"table has {limit} rows. Give values from {-limit} to {limit - 1}."
             )
 
 

@@ -156,8 +156,7 @@ class _Masks:
         found = self._known[name]
         if found is None:
             raise ModelError(
-                f"{described(node)} masks attention by what cannot be computed from positions and {MASK} alone, which "
-                "cannot be served."
+                f"{described(node)} masks attention by more than positions and {MASK}: such a decoder cannot be served."
             )
         return found
 

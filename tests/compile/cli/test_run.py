@@ -145,8 +145,8 @@ def test_bad_module_file(command: str, module: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["run", "show", "verify"])
 def test_a_model_is_no_module(command: str, network: Path) -> None:
-    way_out = f"`collage compile {network} -o {network.with_suffix('.collage')}` makes one of it"
-    fails(1, command, network, words=("net.onnx is no module file", way_out))
+    way_out = f"`collage compile {network} -o {network.with_suffix('.collage')}` compiles it"
+    fails(1, command, network, words=("net.onnx is a model, not a module file", way_out))
 
 
 HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846975,), }"
@@ -259,7 +259,7 @@ def test_odd_names_of_inputs_and_outputs(tmp_path: Path, monkeypatch: pytest.Mon
     arrays = {name: np.random.default_rng().standard_normal((1, 2)).astype(np.float32) for name in ODD_NAMES}
     expected = np.sum([*arrays.values()], axis=0)
     line = fails(2, "run", out, words=("--input 'two words=two_words.npy'",))
-    flags = shlex.split(line.partition(" Give ")[2].partition(" or fill")[0])
+    flags = shlex.split(line.partition(" Give ")[2].partition(", or --random")[0])
     for name, flag in zip(ODD_NAMES, flags[1::2], strict=True):
         np.save(tmp_path / flag.removeprefix(f"{name}="), arrays[name])
     monkeypatch.chdir(tmp_path)

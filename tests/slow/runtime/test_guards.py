@@ -300,7 +300,7 @@ def test_a_model_whose_usual_values_trip_its_guards_runs_on_an_engine(
 ) -> None:
     """The kernels are known to be right from a network of the same layers with small weights."""
     model = network(scale=1e13)
-    with pytest.raises(NoPlacementError, match="usual values are beyond what its guarded kernels take"):
+    with pytest.raises(NoPlacementError, match="usual values are beyond the range of its guarded kernels"):
         compiled(folder, registry, model, strict=True)
     whole = compiled(folder, registry, model, backends=["drops", "onnxruntime"])
     assert {region.backend for region in whole.program.executed} == {"onnxruntime"}
