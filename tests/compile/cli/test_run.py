@@ -15,8 +15,8 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.cli.arrays import describe_array, fill_inputs, read_arrays, read_samples, save_arrays
-from collage.errors import CollageError, InputError
+from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
+from collage.errors import CollageError
 from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import TensorType
 from collage.runtime.inputs import collect_inputs
@@ -101,18 +101,6 @@ def test_wrong_shape_or_dtype(module: Path, tmp_path: Path, value: np.ndarray, w
     fails(2, "run", module, "--input", f"x={tmp_path / 'x.npy'}", words=("input x", word))
 
 
-def test_bad_array_files(module: Path, array: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "bad.npy"
-    fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy", "no file"))
-    for content in (b"", b"no array", array.read_bytes()[:200]):
-        bad.write_bytes(content)
-        fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy", "numpy.save"))
-    np.savez(tmp_path / "many.npz", x=np.load(array))
-    fails(2, "run", module, "--input", f"x={tmp_path / 'many.npz'}", words=("several arrays",))
-    np.save(bad, np.array([{"a": 1}], object), allow_pickle=True)
-    fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy",))
-
-
 def test_bad_flags(module: Path, array: Path) -> None:
     fails(2, "run", module, "--input", str(array), words=("INPUT=file.npy",))
     fails(2, "run", module, "--input", f"x={array}", "--input", f"x={array}", words=("more than once", "x"))
@@ -173,30 +161,6 @@ def test_arrays_that_are_damaged(module: Path, tmp_path: Path, name: str, conten
     path = tmp_path / name
     path.write_bytes(content)
     fails(2, "run", module, "--input", f"x={path}", words=("input x", str(path), "cannot be read"))
-
-
-def test_samples_that_are_damaged(tmp_path: Path) -> None:
-    one, cut = tmp_path / "one.npz", tmp_path / "cut.npz"
-    with one.open("wb") as stream:
-        np.save(stream, np.zeros(3))
-    np.savez_compressed(cut, x=np.random.default_rng(0).standard_normal(1000))
-    data = bytearray(cut.read_bytes())
-    data[200:400] = bytes(200)
-    cut.write_bytes(data)
-    locked, odd = tmp_path / "locked.npz", tmp_path / "odd.npz"
-    np.savez(locked, x=np.zeros(3))
-    data = bytearray(locked.read_bytes())
-    at = data.index(b"PK\x01\x02")
-    data[at + 8] |= 1  # encrypted
-    data[6] |= 1
-    locked.write_bytes(data)
-    data[at + 8] &= ~1
-    data[6] &= ~1
-    data[at + 10] = 97  # an unknown compression
-    odd.write_bytes(data)
-    for path in (one, cut, locked, odd):
-        with pytest.raises(InputError, match=f"the sample {path} cannot be read"):
-            read_samples([path])
 
 
 def test_a_terminal_that_lacks_characters() -> None:

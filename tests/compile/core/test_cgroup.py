@@ -75,22 +75,6 @@ def test_v1_controllers_mounted_together_and_named_hierarchies(tmp_path: Path) -
     assert found == CpuQuota(2.5, "/sys/fs/cgroup/cpu,cpuacct/docker/ab:c/cpu.cfs_quota_us")
 
 
-@pytest.mark.parametrize("top", ["/docker/abc", "/"])
-def test_v1_in_docker_is_named_as_on_the_host_and_seen_at_the_top(tmp_path: Path, top: str) -> None:
-    mounts = f"33 31 0:30 {top} /sys/fs/cgroup/cpu ro,nosuid master:11 - cgroup cgroup rw,cpu"
-    files = {
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
-    }
-    assert cores_of(tree(tmp_path, "4:cpu:/docker/abc\n", mounts, files)) == 2.0
-
-
-def test_a_mount_with_a_space_in_its_name_and_a_group_outside_the_namespace(tmp_path: Path) -> None:
-    mount = r"30 23 0:26 / /my\040groups rw - cgroup2 cgroup rw"
-    files = {"my groups/cpu.max": "100000 100000", "cpu.max": "1 100000"}
-    assert cores_of(tree(tmp_path, "0::/../other\n", mount, files)) == 1.0
-
-
 @pytest.mark.parametrize(
     "text", ["", "\n", "max", "0 100000", "-5 100000", "200000 0", "many 7", "1e9 5", "\xff\xfe\x00", "²²² 1"]
 )

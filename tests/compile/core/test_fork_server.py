@@ -122,15 +122,6 @@ def test_how_a_child_ends_is_known(servers: ForkServers, verb: tuple[Any, ...], 
     assert not one.alive
 
 
-def test_a_child_that_is_killed_is_gone(servers: ForkServers) -> None:
-    one = child(servers)
-    found = about(one)
-    one.kill()
-    assert not Path(f"/proc/{found['me']}").exists()  # nor is there a zombie
-    one.kill()
-    assert not one.alive
-
-
 def test_what_decides_what_is_loaded_is_a_new_server(
     servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

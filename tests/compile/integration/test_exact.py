@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +11,8 @@ from onnx import helper
 
 import collage
 from collage.backends.base import NOT_EXACT
-from collage.backends.native import Native
 from collage.core.progress import Progress
-from collage.frontend.model import import_model
-from collage.frontend.subgraph import Subgraph
-from collage.kernel.options import BuildOptions, Variant
-from collage.patterns.context import MatchContext
-from collage.patterns.match import find_matches
-from collage.search.candidates import offers_of
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model
 from tests.models import make_model
@@ -79,24 +71,6 @@ def test_exact_offers_no_algorithm_that_reassociates(folder: Path) -> None:
     x[0, :, 20, 20] = 1e-3
     exact_zeros = exact(x)[0, :, 16, 16]
     np.testing.assert_array_equal(exact_zeros, np.zeros(64, np.float32))
-
-
-class Careless(Native):
-    """A third party's backend that tells what reassociates, and does not look at ``BuildOptions.exact``."""
-
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        return super().variants(subgraph, replace(options, exact=False))
-
-
-def test_what_a_backend_tells_is_enough() -> None:
-    model = import_model(two_convolutions())
-    backend = Careless()
-    matches, _ = find_matches(MatchContext(model), backend.name, backend.sources(BuildOptions()))
-    usual, _ = offers_of(model, matches, {backend.name: backend}, BuildOptions())
-    exact, refused = offers_of(model, matches, {backend.name: backend}, BuildOptions(exact=True))
-    assert len(usual) > len(refused) == len(matches) > 0
-    assert not exact
-    assert refused[0].reason == NOT_EXACT
 
 
 def test_a_convolution_of_few_channels_has_a_direct_kernel_in_its_place() -> None:

@@ -15,7 +15,6 @@ from onnx.reference import ReferenceEvaluator
 import collage
 import collage.compiler.compile
 import collage.compiler.passes.import_model
-import collage.frontend.read.load
 import collage.frontend.rewrite.simplify
 from collage.errors import InputError
 from tests.models import make_model
@@ -146,14 +145,11 @@ def wrong(model: onnx.ModelProto, **_: Any) -> onnx.ModelProto:
 
 
 SIMPLIFY = collage.frontend.rewrite.simplify.simplify
-LOAD, FOLD, COMPILER = collage.frontend.read.load, collage.frontend.rewrite.simplify, collage.compiler.compile
+FOLD, COMPILER = collage.frontend.rewrite.simplify, collage.compiler.compile
 IMPORT = collage.compiler.passes.import_model
 FAULTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
-    "operator set": (LOAD, "settle_opset", renamed, "as its author wrote it"),
     "shapes": (COMPILER, "fix_shapes", lambda m, _: m.CopyFrom(renamed(m)), "as its author wrote it"),
-    "definitions": (FOLD, "expand", renamed, "ONNX Runtime cannot load the model"),
     "types raise": (FOLD, "infer_types", raises, "import fails (IndexError: list index out of range)"),
-    "simplified raises": (IMPORT, "simplify", raises, "import fails (IndexError"),
     "simplified for nobody": (
         IMPORT,
         "simplify",

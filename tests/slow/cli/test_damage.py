@@ -25,16 +25,6 @@ def save_with_weights_beside(folder: Path) -> Path:
     return path
 
 
-def test_weights_file_missing(tmp_path: Path) -> None:
-    path = save_with_weights_beside(tmp_path)
-    (tmp_path / "weights.bin").unlink()
-    words = (
-        "net.onnx",
-        "weights.bin. Put the external data file next to the model",
-    )
-    fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
 def test_weights_file_cut_short(share: float, tmp_path: Path) -> None:
     path = save_with_weights_beside(tmp_path)
@@ -43,16 +33,6 @@ def test_weights_file_cut_short(share: float, tmp_path: Path) -> None:
     words = ("net.onnx", "cannot be read", "The external data file is cut short")
     fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
     assert not (tmp_path / "out.collage").exists()
-
-
-def test_operator_of_a_domain_that_nobody_knows(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Fancy", ["x"], ["y"], "fancy", domain="com.example")]
-    model = make_model(nodes, {"x": [4]}, {"y": [4]})
-    model.opset_import.append(helper.make_opsetid("com.example", 1))
-    path = tmp_path / "net.onnx"
-    onnx.save_model(model, str(path))
-    words = ("com.example", "Fancy")
-    fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
 
 
 def endless(*, constant: bool, typed: bool) -> onnx.ModelProto:

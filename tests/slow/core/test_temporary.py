@@ -13,15 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from collage.check.store import ValueStore
 from collage.core.child_process import command_for, write_message
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, sweep
-from collage.errors import MeasurementError
-from collage.measure.artifacts import Artifacts
-from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import VALUES, artifact_folder, plan_folder
 from collage.measure.worker.whole_protocol import InitWhole
 from tests.models import conv_net
 
@@ -312,14 +307,3 @@ def test_a_signal_during_an_import_is_no_fault(place: Path, number: int) -> None
     _, errors = process.communicate(timeout=30)
     told = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
     assert (process.returncode, errors) == (128 + number, f"collage: {told}.\n")
-
-
-def test_a_worker_makes_no_swept_folder_again(tmp_path: Path) -> None:
-    """Its parent was killed, and another process has swept what they had: nobody would remove a new one."""
-    swept = tmp_path / "collage-measure-abcd1234.tmp"
-    with pytest.raises(MeasurementError, match="cannot be written"):
-        Artifacts(artifact_folder(str(swept)), {}).keep("kernel", b"code")
-    for make in (lambda: ValueStore(swept / VALUES), lambda: WorkerPosition(plan_folder(str(swept)))):
-        with pytest.raises(FileNotFoundError):
-            make()
-    assert not swept.exists()

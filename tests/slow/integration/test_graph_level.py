@@ -141,14 +141,6 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
     assert collage.load(tmp_path / "net.collage").report == module.report
 
 
-def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:
-    module = collage.compile(
-        elementwise_net(), backends=["tvm"], level="graph", db=tmp_path / "db.sqlite", progress=False
-    )
-    assert module.report.graph_level is not None
-    assert (module.report.graph_level.genes, module.report.graph_level.trials) == (0, 0)
-
-
 def test_levels_and_budgets_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match=r"unknown level: kernel\. Valid: graph, op"):
         collage.compile(elementwise_net(), level="kernel", progress=False)

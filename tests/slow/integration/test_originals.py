@@ -25,10 +25,6 @@ from collage.backends.openvino import OpenVino
 from collage.backends.view import View
 from collage.compiler.passes import select
 from collage.compiler.passes.baselines import Baselines
-from collage.frontend.model import from_simplified
-from collage.frontend.original import as_region
-from collage.frontend.read.load import load_onnx
-from collage.frontend.rewrite.simplify import simplify
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.report.words import as_written
@@ -54,17 +50,6 @@ def awkward() -> onnx.ModelProto:
     shapes = {"b": [2, 3], "w": [2, 3], "a": [2, 3]}
     outputs = {"fixed": [3], "again": [2, 3], "s": [2, 3], "y": [2, 3]}
     return make_model(nodes, shapes, outputs, weights)
-
-
-def test_the_original_takes_the_place_of_the_whole_graph() -> None:
-    original = load_onnx(awkward())
-    model = from_simplified(simplify(original))
-    region = as_region(original, model)
-    onnx.checker.check_model(region)
-    assert region.graph.node == original.graph.node
-    assert [i.name for i in region.graph.input] == ["a", "b", "w"]
-    assert len(region.graph.output) == 2
-    assert [i.name for i in original.graph.input] == ["b", "w", "a"]
 
 
 def unread(*nodes: onnx.NodeProto, element: int = onnx.TensorProto.INT64) -> onnx.ModelProto:
@@ -95,11 +80,6 @@ UNREAD = {
         helper.make_node("Range", ["zero", "n", "one"], ["p"]),
         helper.make_node("Cast", ["p"], ["f"], to=onnx.TensorProto.FLOAT),
         helper.make_node("Add", ["t", "f"], ["y"]),
-    ),
-    "its size": unread(
-        helper.make_node("Size", ["u"], ["n"]),
-        helper.make_node("Cast", ["n"], ["f"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("Mul", ["t", "f"], ["y"]),
     ),
     "in a branch that is not taken": unread(
         helper.make_node(

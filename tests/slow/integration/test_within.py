@@ -15,7 +15,6 @@ from collage.check.compare import relative_error
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
-from tests.backends.native_checks import needs_native
 from tests.models import conv_net, elementwise_net, make_model
 
 
@@ -129,32 +128,3 @@ def test_what_has_no_reduced_kernels_stays_exact_and_says_so(database: Path) -> 
     )
     assert not any(region.precision for region in module.program.regions)
     assert any("float32 remains" in note for note in module.report.notes)
-
-
-@needs_native
-def test_products_of_few_rows_are_tried_in_8_bits(database: Path) -> None:
-    """Whichever kernels are placed, the error that the report tells is that of the outputs."""
-    rng = np.random.default_rng(0)
-    weights = {"u": rng.standard_normal((512, 2048)), "v": rng.standard_normal((2048, 512))}
-    model = make_model(
-        [
-            helper.make_node("MatMul", ["x", "u"], ["a"]),
-            helper.make_node("Relu", ["a"], ["b"]),
-            helper.make_node("MatMul", ["b", "v"], ["y"]),
-        ],
-        {"x": [2, 512]},
-        {"y": [2, 512]},
-        {name: (each / len(each) ** 0.5).astype(np.float32) for name, each in weights.items()},
-    )
-    module = collage.compile(
-        model, tolerance=0.05, db=database, backends=["onednn", "native"], progress=False
-    )
-    tried = [c for c in module.report.candidates if c.precision == "int8"]
-    assert {c.backend for c in tried} == {"native"}
-    assert any("widened" in c.split for c in tried)
-    errors = module.report.errors
-    assert errors is not None
-    if any(region.precision for region in module.program.executed):
-        assert errors.measured is not None
-        assert errors.measured <= 0.05
-    assert max(fresh_error(module, model, seed) for seed in range(10)) <= 0.05

@@ -262,15 +262,6 @@ def test_a_manifest_with_far_more_values_than_the_file_has_bytes_is_refused(
     refused_in_little_memory(path)
 
 
-@pytest.mark.parametrize("count", [10, 10_000])
-def test_what_is_written_is_read_however_much_alike_it_is(count: int, tmp_path: Path) -> None:
-    path = tmp_path / "alike.collage"
-    manifest = {"modules": [{"nodes": [1, 2, 3], "names": ["a", "b"], "of": {"c": None}}] * count}
-    with path.open("wb") as stream, archive.NewArchive(stream) as made:
-        made.finish(manifest)
-    assert archive.MappedArchive(path).manifest == manifest
-
-
 def stored(path: Path, artifact: Artifact) -> dict[str, Any]:
     """Write an archive of an artifact, and return what a manifest has of it."""
     with path.open("wb") as stream, archive.NewArchive(stream) as made:

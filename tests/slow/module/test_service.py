@@ -117,15 +117,6 @@ def test_callers_get_their_own_results(cloned: bool, module: collage.CompiledMod
     hammer([module.clone() if cloned else module for _ in range(CALLERS)], 1.0)
 
 
-@needs_onednn
-def test_clones_have_arenas_of_their_own_and_the_same_kernels(module: collage.CompiledModule) -> None:
-    clone = module.clone()
-    assert not np.may_share_memory(clone.executor._arena, module.executor._arena)
-    assert clone.executor._kernels == module.executor._kernels
-    np.testing.assert_array_equal(clone(image(0)), module(image(0)))
-    assert clone.placement == module.placement
-
-
 class Meet(NativeKernel):
     """Waits, on each run, until somebody else is running it; remembers the scratch memory it was given."""
 
@@ -172,28 +163,6 @@ def test_clones_of_a_single_threaded_module_run_at_the_same_time() -> None:
     assert all(isinstance(each, TaskError) for each in failed)
 
 
-def test_callers_of_an_engine(engine: Path) -> None:
-    module = collage.load(engine)
-    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    expected = module(x)
-    clones = [module, *(module.clone() for _ in range(3))]
-    failures: list[int] = []
-
-    def work(i: int) -> None:
-        for k in range(1, 200):
-            factor = np.float32(0 if (i + k) % 2 else 1)
-            found = clones[i](x * factor)
-            if not np.array_equal(found, expected * factor):
-                failures.append(k)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
-
-
 # ----------------------------------------------------------------------------------------------------------
 # -------- Calls on fixed buffers
 
@@ -209,21 +178,6 @@ def test_a_bound_call_reads_and_writes_in_place(module: collage.CompiledModule) 
         call()
         np.testing.assert_array_equal(output, module(image(seed)))
         np.testing.assert_array_equal(mine, image(seed))
-
-
-@needs_onednn
-def test_bound_calls_of_several_threads_do_not_meet(module: collage.CompiledModule) -> None:
-    calls = [module.bind() for _ in range(4)]
-
-    def of(call: collage.BoundCall) -> Callable[[np.ndarray], np.ndarray]:
-        def run(x: np.ndarray) -> np.ndarray:
-            call.inputs["v0"][...] = x
-            call()
-            return call.outputs["v10"].copy()
-
-        return run
-
-    hammer([of(call) for call in calls], 0.5)
 
 
 def test_outputs_that_are_inputs_or_constants_are_copied(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.core.progress import Progress
-from collage.errors import InputError, UsageError
+from collage.errors import InputError
 from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
 from collage.runtime.fallback import Fallback
 from collage.schedule.suffix import ValuePort
@@ -216,30 +214,6 @@ for before in (False, True):
     command = [sys.executable, "-W", "ignore", "-c", program, str(file)]
     done = subprocess.run(command, cwd=ROOT, timeout=120, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["10", "20"]
-
-
-def test_equal_arrays_are_stored_once(file: Path, folder: Path) -> None:
-    module = loaded(file)
-    with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-    assert len(names) == len(set(names))
-    again = folder / "again.collage"
-    module.save(again)
-    assert again.read_bytes() == file.read_bytes()
-    assert os.stat(again).st_mode & 0o600 == 0o600
-
-
-def test_sets_are_looked_at_before_anything_is_measured(folder: Path) -> None:
-    database = folder / "none.sqlite"
-    for sets, words in (
-        ([], "at least one"),
-        ([shapes(4), {"a": (8, 16)}], "no fixed shape: b: nx16"),
-        ([shapes(4), {**shapes(8), "c": (1,)}], "unknown input in the given shapes: c"),
-        ([shapes(4), shapes(8), shapes(4)], "two sets of shapes are the same: a:4x16 b:4x16"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            collage.compile_shapes(network(), sets, db=database, progress=False)  # type: ignore[arg-type]
-    assert not database.exists()
 
 
 def test_show(file: Path, tmp_path: Path) -> None:

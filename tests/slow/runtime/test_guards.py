@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -225,18 +224,6 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return found
 
 
-def test_clones_and_threads(module: collage.CompiledModule, folder: Path, registry: collage.Registry) -> None:
-    module = fresh(module, folder, registry)
-    clones = [module, module.clone(), module.clone()]
-    jobs = [(clones[i % 3], special(SPECIAL[i % 4]) if i % 2 else ordinary(seed=i)) for i in range(60)]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda job: job[0](job[1]), jobs))
-    for (_, x), outputs in zip(jobs, found, strict=True):
-        expected = reference_run(network(), {"x": x})
-        np.testing.assert_allclose(outputs[0], expected[0], rtol=1e-4, atol=1e-5)
-    assert len({id(each.executor.careful) for each in clones}) == 1  # type: ignore[union-attr]
-
-
 def test_after_a_fork(module: collage.CompiledModule, folder: Path) -> None:
     """A child loads the model when it needs it. It cannot use what the parent had loaded."""
     module.save(folder / "fork.collage")
@@ -431,18 +418,6 @@ def test_several_shapes_share_the_model(folder: Path, registry: collage.Registry
         for rows in (4, 6, 5):
             check(found(special(np.nan, rows)), model, special(np.nan, rows))
     assert json_of("show", path, "--json")["original_bytes"] == len(AsLoaded.of(model).serialised())
-
-
-def test_a_model_too_large_to_keep(
-    folder: Path, registry: collage.Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("collage.compiler.lab.fits_an_artifact", lambda _: False)
-    found = compiled(folder, registry, backends=["drops", "onnxruntime"], quick=True)
-    assert {region.backend for region in found.program.launches} == {"onnxruntime"}
-    reasons = {each.reason for each in found.report.candidates if each.backend == "drops"}
-    assert any("inaccurate: wrong on NaN or infinities" in each and "2 GiB" in each for each in reasons)
-    with pytest.raises(NoPlacementError):
-        compiled(folder, registry, strict=True)
 
 
 def test_without_the_native_scan(
