@@ -89,7 +89,6 @@ def branch(sign: str, batch: int) -> onnx.GraphProto:
 def layers(
     inner: Mapping[str, tuple[int, Sequence[int | str]]] = {},
     output: Sequence[int | str] = ("n", 6),
-    element: int = FLOAT,
     *,
     middle: Sequence[onnx.NodeProto] = (N("Relu", ["r"], ["s"], "second"),),
 ) -> onnx.ModelProto:
@@ -101,7 +100,7 @@ def layers(
         N("Tanh", ["m"], ["y"], "tanh"),
     ]
     weights = {"w": normal(10, 6)}
-    model = make_model(nodes, {"x": ["n", 10]}, {"y": output}, weights, types={"y": element})
+    model = make_model(nodes, {"x": ["n", 10]}, {"y": output}, weights)
     for name, (kind, shape) in inner.items():
         model.graph.value_info.append(helper.make_tensor_value_info(name, kind, shape))
     return model
