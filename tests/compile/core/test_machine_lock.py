@@ -127,18 +127,6 @@ def test_a_forked_child_does_not_keep_it() -> None:
     os.close(reader)
 
 
-def test_without_a_place_for_it_nothing_is_locked(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOCK_VARIABLE, str(lock.parent / "none" / "lock"))
-    with machine_lock():
-        assert can_be_had()
-    monkeypatch.setenv(LOCK_VARIABLE, "")
-    assert lock_path() is None
-    with machine_lock():
-        assert can_be_had()
-    monkeypatch.delenv(LOCK_VARIABLE)
-    assert str(os.geteuid()) in str(lock_path())
-
-
 def test_a_file_of_another_user_in_the_default_place_is_left_alone(
     lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,13 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import collage.runtime.suffix
-from collage.errors import CollageError
-from collage.runtime.suffix import _Turn
 from collage.runtime.ticket_lock import TicketLock
 
 ROOT = Path(__file__).parents[3]
@@ -148,11 +143,3 @@ def test_a_turn_that_began_before_a_fork_ends_in_the_child() -> None:
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 3, done.stderr
-
-
-def test_the_turn_of_an_engine_is_refused_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = _Turn()
-    assert turns.run(lambda: 3) == 3
-    monkeypatch.setattr(collage.runtime.suffix, "os", SimpleNamespace(getpid=lambda: os.getpid() + 1))
-    with pytest.raises(CollageError, match="before the process forked"):
-        turns.run(int)

@@ -183,23 +183,6 @@ def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert words in listed["tvm_cuda"]["reason"]
 
 
-def test_what_has_never_run_on_a_gpu_is_told_of_the_backends_that_have_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whether there is a GPU or not, and whether the library is installed or not."""
-    monkeypatch.setenv("COLUMNS", "1000")
-    registry = package.default_registry()
-    for_gpus = [name for name in registry.names if registry[name].device == "cuda"]
-    assert {"tvm_cuda", "cublas", "cudnn", "tensorrt", "torch_cuda", "onnxruntime_cuda"} <= {*for_gpus}
-    for load in (no_driver, lambda name: Driver(1)):
-        pretend(monkeypatch, load)
-        lines = succeeds("backends").splitlines()
-        for name in for_gpus:
-            (line,) = (each for each in lines if each.split()[:1] == [name])
-            never = name in ("tensorrt", "onnxruntime_cuda")
-            assert line.count("has never run on a GPU (docs/gpu.md)") == never, line
-
-
 @pytest.mark.parametrize(
     ("driver", "status", "detail", "fix"),
     [

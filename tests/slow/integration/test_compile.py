@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import collage
 from collage.errors import CollageError, InputError, ModuleFileError, UsageError
@@ -130,26 +130,6 @@ def test_a_module_for_other_libraries_is_refused(
         collage.load(path)
 
 
-def test_inputs_by_name_and_through_dlpack(module: collage.CompiledModule) -> None:
-    class Foreign:
-        def __init__(self, array: np.ndarray) -> None:
-            self._array = array
-
-        def __dlpack__(self, **options: object) -> object:
-            return self._array.__dlpack__(**options)
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return self._array.__dlpack_device__()
-
-    x = image(3)
-    expected = module(x)
-    np.testing.assert_array_equal(module(x=x), expected)
-    np.testing.assert_array_equal(module({"x": x}), expected)
-    np.testing.assert_array_equal(module(Foreign(x)), expected)
-    np.testing.assert_array_equal(module.run({"x": x})["y"], expected)
-    np.testing.assert_array_equal(module(np.asfortranarray(x)), expected)
-
-
 def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
     with pytest.raises(InputError, match=r"unknown input: z\..*x \(float32, 1x3x16x16\)"):
         module(z=image(0))
@@ -208,21 +188,6 @@ def test_outputs_that_are_inputs_or_constants(database: Path) -> None:
     np.testing.assert_array_equal(fixed, weights["k"])
     np.testing.assert_array_equal(y, [0, 0, 2])
     np.testing.assert_array_equal(again, y)
-
-
-def test_integers_and_booleans(database: Path) -> None:
-    nodes = [
-        helper.make_node("Less", ["a", "b"], ["l"]),
-        helper.make_node("Where", ["l", "a", "b"], ["y"]),
-        helper.make_node("Not", ["l"], ["n"]),
-    ]
-    types = {"a": TensorProto.INT64, "b": TensorProto.INT64, "y": TensorProto.INT64, "n": TensorProto.BOOL}
-    model = make_model(nodes, {"a": [7], "b": [7]}, {"y": [7], "n": [7]}, types=types)
-    found = collage.compile(model, db=database, progress=False)
-    a, b = np.arange(7), np.arange(7)[::-1].copy()
-    y, n = found(a, b)
-    np.testing.assert_array_equal(y, np.minimum(a, b))
-    np.testing.assert_array_equal(n, a >= b)
 
 
 def test_without_a_backend_for_some_operator(database: Path) -> None:
