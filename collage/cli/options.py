@@ -124,28 +124,21 @@ def _given(name: str) -> bool:
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=click.Path(path_type=Path))
-SHAPES_OPTION = click.option(
+_SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
+_FIX = "Fix an input's symbolic dimensions; once for each such input."
+SHAPES_OPTION = click.option("--shape", "shapes", **_SHAPES, help=_FIX)
+SHAPE_SETS_OPTION = click.option(
     "--shape",
     "shapes",
-    type=parse_shape,
-    metavar="NAME:1x3x224x224",
-    multiple=True,
-    help="Fix an input's symbolic dimensions; once for each such input.",
+    **_SHAPES,
+    help=f"{_FIX} An input that is named again begins the next set of shapes: the file then has a placement for each "
+    "set, and runs others on ONNX Runtime.",
 )
 THREADS_OPTION = click.option(
     "--threads",
     type=Count(min=1),
     metavar="N",
     help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
-)
-SHAPE_SETS_OPTION = click.option(
-    "--shape",
-    "shapes",
-    type=parse_shape,
-    metavar="NAME:1x3x224x224",
-    multiple=True,
-    help="Fix an input's symbolic dimensions; once for each such input. An input that is named again begins the next "
-    "set of shapes: the file then has a placement for each set, and runs others on ONNX Runtime.",
 )
 DB_OPTION = click.option(
     "--db",

@@ -86,19 +86,20 @@ def _arrays(values: Sequence[Any]) -> Iterator[Array]:
             yield value
 
 
+_WHY = (
+    f"an input leads to NaN, infinities, magnitudes above {LIMIT:.0e} or, if values are stored in 8 bits, numbers far "
+    "beyond the samples, or has a value that the module was not placed for"
+)
+
+
 def _warn() -> None:
     log.warning(
-        "this call and others like it are answered by ONNX Runtime, more slowly: an input leads to NaN, infinities, "
-        "magnitudes above %.0e or, if values are stored in 8 bits, numbers far beyond the samples, or has a value that "
-        "the module was not placed for (see `collage show`). This warning is shown once",
-        LIMIT,
+        "this call and others like it are answered by ONNX Runtime, more slowly: %s (see `collage show`). This warning "
+        "is shown once",
+        _WHY,
     )
 
 
 def no_original() -> CollageError:
-    """The error of a run that has to be a careful one, where the original model is not at hand."""
-    return CollageError(
-        "this call needs the original model, and the original model is not at hand: an input leads to NaN, infinities, "
-        f"magnitudes above {LIMIT:.0e} or, if values are stored in 8 bits, numbers far beyond the samples, or has a "
-        "value that the module was not placed for."
-    )
+    """The error of a run that has to be a careful one if the original model is not at hand."""
+    return CollageError(f"this call needs the original model, and the original model is not at hand: {_WHY}.")
