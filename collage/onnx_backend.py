@@ -28,13 +28,16 @@ from collage.api import default_registry
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
 from collage.core.temporary import TemporaryFolder
-from collage.errors import InputError, UsageError, refuse_fixed, unknown_names
+from collage.errors import InputError, UsageError, unknown_names
 from collage.frontend.read.load import load_onnx
 from collage.frontend.read.scopes import set_all
 from collage.frontend.read.shapes import fixed_inputs, model_inputs
+from collage.frontend.read.value_types import value_type
 from collage.measure.timing.effort import FULL, QUICK
 from collage.measure.worker.process import Workers
 from collage.module.module import CompiledModule
+from collage.runtime.inputs import in_order
+from collage.schedule.suffix import ValuePort
 
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())
 
@@ -48,7 +51,7 @@ class PreparedModel(BackendRep):
     def __init__(self, model: onnx.ModelProto, options: Mapping[str, Any]) -> None:
         self._model = model
         self._options = options
-        self._names = [info.name for info in model_inputs(model)]
+        self._inputs = [ValuePort(info.name, value_type(info.type)) for info in model_inputs(model)]
         self._modules: dict[tuple[Any, ...], CompiledModule] = {}
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -66,7 +69,7 @@ class PreparedModel(BackendRep):
         Raises InputError, and what ``collage.compile`` raises.
         """
         given = self._by_name(inputs)
-        shapes = tuple(_shape(given[name]) for name in self._names)
+        shapes = tuple(map(_shape, given.values()))
         if shapes not in self._modules:
             options = CompileOptions(inputs=given, **self._options)
             self._modules[shapes] = compile_model(
@@ -75,21 +78,9 @@ class PreparedModel(BackendRep):
         return self._modules[shapes]
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
-        if isinstance(inputs, Mapping):
-            refuse_fixed(inputs, fixed_inputs(self._model))
-            unknown = inputs.keys() - set(self._names)
-            if unknown:
-                raise InputError(str(unknown_names("input", unknown, self._names)))
-            missing = [name for name in self._names if name not in inputs]
-            if missing:
-                raise InputError(f"missing input: {', '.join(missing)}. The model takes: {self._names}.")
-            return dict(inputs)
-        values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-        if len(values) != len(self._names):
-            raise InputError(
-                f"{len(values)} inputs given, the model takes {len(self._names)}: {self._names}."
-            )
-        return dict(zip(self._names, values, strict=True))
+        args = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        values = in_order(self._inputs, args, {}, fixed_inputs(self._model))
+        return dict(zip([port.name for port in self._inputs], values, strict=True))
 
 
 class CollageBackend(Backend):

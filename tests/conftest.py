@@ -1,8 +1,9 @@
-"""What all tests share: little time is spent on each measurement."""
+"""What all tests share: little effort is spent on each measurement, as tests check what comes of it."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,20 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from collage.bench import race
 from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
-from collage.measure.timing import effort
 from collage.measure_db.busy import BUSY_VARIABLE
 from tests.cuda_processes import BUILT_VARIABLE
-from tests.little_effort import race_shortly, take_little
+
+# Measuring reads it when it is imported. Its name is that of collage.measure.timing.effort.EFFORT_VARIABLE.
+_LITTLE = {
+    "kernel_s": 0.03,
+    "rounds": 8,
+    "compare_s": 2.0,
+    "settle_s": 0.005,
+    "turn_s": 0.004,
+    "speeds_s": 0.0,
+}
+os.environ["COLLAGE_EFFORT"] = json.dumps(
+    {
+        "usual": {**_LITTLE, "noted_s": 0.05},
+        "exhaustive": {**_LITTLE, "noted_s": 0.05, "transform_s": 0.05},
+        "first": {"rounds": 3, "compare_s": 0.2, "settle_s": 0.0, "turn_s": 0.004},
+    }
+)
 
 # Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
 # What is about that sets its own values. Workers and commands that tests start inherit these.
 os.environ[LOCK_VARIABLE] = ""
 os.environ[BUSY_VARIABLE] = "1"
 
-# Commands and scripts that tests start take little effort, too.
+# Commands and scripts that tests start import TVM without PyTorch.
 _STARTED = str(Path(__file__).with_name("started"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTED, os.environ.get("PYTHONPATH"))))
 
@@ -61,14 +76,3 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What stands in for NVIDIA's libraries is compiled once for the processes that tests run beside each other in."""
     own = tmp_path_factory.getbasetemp()
     os.environ[BUILT_VARIABLE] = str((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "built")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def little_effort() -> Iterator[None]:
-    """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile."""
-    usual = [(each, vars(each).copy()) for each in (effort.FULL, effort.EXHAUSTIVE, effort.FIRST, race)]
-    take_little(effort)
-    race_shortly(race)
-    yield
-    for each, settings in usual:
-        vars(each).update(settings)

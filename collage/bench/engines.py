@@ -29,6 +29,7 @@ from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
 from collage.measure.worker.serialisation import pickle_backend
+from collage.module.file import Summary, closest, read_summary
 from collage.report.best_so_far import INTERRUPT
 from collage.report.report import Report
 from collage.runtime.inputs import extents, shape_arguments
@@ -81,21 +82,22 @@ def bench(
     """
     show = progress or (lambda _: None)
     chosen = _choose(contest.engines)
-    contenders = {name: name for name in chosen} | _outside(contest.others) | {OURS: OURS}
-    own = None if module is None else _of_module(Path(module), contest.shapes)
-    compiled = None if own is None else own.report
+    contenders = {name: name for name in chosen} | dict(contest.others) | {OURS: OURS}
+    summary = None if module is None else read_summary(Path(module))
+    compiled, open_shapes = None, {}
+    if summary is not None:
+        compiled, program = closest(summary, {name: tuple(shape) for name, shape in contest.shapes.items()})
+        open_shapes = {each.name: extents(each) for each in program.model_inputs}
     cores = _threads(contest.threads, module, compiled)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
-    setup = prepare(
-        path,
-        threads=cores,
-        shapes=contest.shapes,
-        open_shapes={} if own is None else own.shapes,
-        seed=contest.seed,
-    )
-    if module is not None:
-        _refuse_other_model(Path(module), setup)
+    setup = prepare(path, threads=cores, shapes=contest.shapes, open_shapes=open_shapes, seed=contest.seed)
+    shapes_of = None
+    if summary is not None:
+        _refuse_other_model(module, summary, setup)
+        if setup.shapes.keys() - contest.shapes.keys():
+            count = len(summary.modules)
+            shapes_of = f"the first of {count} sets in {module}" if count > 1 else str(module)
     with ExitStack() as stack:
         setup = replace(setup, path=str(stack.enter_context(without_links(path))))
         if module is None or compiled is None:
@@ -110,10 +112,9 @@ def bench(
                 raise KeyboardInterrupt
             made.save(module)
         expected, failed = reference(setup)
-        drawn = Randomness(load_onnx(path)).outputs
         found = race(
             {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
-            expected=expected and [None if at in drawn else each for at, each in enumerate(expected)],
+            expected=expected and [None if at in setup.drawn else each for at, each in enumerate(expected)],
             rounds=contest.rounds,
             required={OURS, *([] if contest.engines is None else chosen)},
             progress=show,
@@ -137,22 +138,11 @@ def bench(
             for name, (low, high) in intervals.items()
         },
         "shapes": {name: list(shape) for name, shape in setup.shapes.items()},
-        "shapes_of": own.about if own is not None and setup.shapes.keys() - contest.shapes.keys() else None,
+        "shapes_of": shapes_of,
         "failed": {**failed, **found.failed},
         "ended": compiled.ended,
         "budget_s": compiled.budget_s,
     }
-
-
-def _outside(others: Mapping[str, str]) -> dict[str, str]:
-    """Check contenders from outside. Raises UsageError for names of engines and values without a function."""
-    taken = sorted(others.keys() & ENGINES.keys())
-    if taken:
-        raise UsageError(f"names that engines have already: {', '.join(taken)}.")
-    malformed = [engine for engine in others.values() if ":" not in engine]
-    if malformed:
-        raise UsageError(f'no "module:function": {", ".join(malformed)}.')
-    return dict(others)
 
 
 def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
@@ -183,33 +173,11 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-@dataclass(frozen=True)
-class _OfModule:
-    """The report and the input shapes of a module; ``about`` says which one of its file it is."""
-
-    report: Report
-    shapes: Mapping[str, Sequence[int]]
-    about: str
-
-
-def _of_module(file: Path, shapes: Mapping[str, Sequence[int]]) -> _OfModule:
-    """The module that runs with these shapes, which need not be all, or the first one of several in the file."""
-    from collage.module.file import closest, read_summary
-
-    summary = read_summary(file)
-    report, program = closest(summary, {name: tuple(shape) for name, shape in shapes.items()})
-    which = "" if len(summary.modules) == 1 else f"the first of {len(summary.modules)} sets in "
-    return _OfModule(report, {each.name: extents(each) for each in program.model_inputs}, f"{which}{file}")
-
-
-def _refuse_other_model(module: Path, setup: Setup) -> None:
-    """Raise UsageError where the module's inputs and outputs are not those of the model.
+def _refuse_other_model(module: str | Path | None, summary: Summary, setup: Setup) -> None:
+    """Raise UsageError if the module's inputs and outputs are not those of the model.
 
     A file with several sets of shapes may run others, too.
     """
-    from collage.module.file import read_summary
-
-    summary = read_summary(module)
     wanted = {name: array.shape for name, array in setup.inputs.items()}, [*setup.outputs]
     several = summary.shaped and summary.fallback
     for _, program in summary.modules:
@@ -264,6 +232,7 @@ def prepare(
     ModelError and UsageError.
     """
     proto = load_onnx(path)
+    drawn = Randomness(proto).outputs
     shapes = {**fitting(proto, open_shapes or {}), **(shapes or {})}
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
@@ -278,6 +247,7 @@ def prepare(
         outputs=outputs,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         dims=dims,
+        drawn=drawn,
     )
 
 

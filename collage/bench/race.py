@@ -10,7 +10,7 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,21 +26,15 @@ from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.measure.timing.calls import median_interval, summary
+from collage.measure.timing.effort import FULL
 
-_BURST_S = 0.1
+_BURST_S = 5 * FULL.turn_s
 """The seconds of a burst, few enough that a change in the machine's load affects all contenders alike."""
 FASTER, SLOWER, AS_FAST, UNSURE = "faster", "slower", "as fast", "unsure"
 SURE_ROUNDS = 6
 """Fewer rounds have no interval of 95 %."""
 _NARROW = 0.05
 """An interval that goes no farther from 1 shows that two are alike. A wider one shows nothing."""
-_SETTLE_S = 0.05
-"""The seconds of the pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
-
-
-Beside = Callable[[], AbstractContextManager[Any]]
-"""Makes a context in which a contender has its bursts, for example one with a busy process."""
-
 Errors = Callable[[Callable[[Sequence[Array]], Sequence[Array]]], Sequence[float]]
 """Tells the errors of something that runs on inputs in the model's order and gives its outputs in order."""
 
@@ -88,15 +82,14 @@ def race(
     rounds: int = 30,
     processes: int = 1,
     required: Collection[str] = (),
-    beside: Mapping[str, Beside] | None = None,
     progress: Callable[[Progress], None],
 ) -> Race:
     """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
 
-    ``errors`` is asked for those of each contender on inputs of its own, before the first round. A contender that has
-    an entry in ``beside`` has its bursts inside that context. Each contender has so many ``processes``, one after
-    another, which share the rounds: two processes that run the same differ by 1 to 4 %. Raises CollageError when a
-    contender in ``required`` cannot run the model, and when any contender fails in a later round.
+    ``errors`` is asked for those of each contender on inputs of its own, before the first round. Each contender has so
+    many ``processes``, one after another, which share the rounds: two processes that run the same differ by 1 to 4 %.
+    Raises CollageError when a contender in ``required`` cannot run the model, and when any contender fails in a later
+    round.
     """
     largest: dict[str, float | None] = {}
     told: dict[str, Sequence[float]] = {}
@@ -129,7 +122,7 @@ def race(
                 loads_s.setdefault(name, loaded.load_s)
                 contenders[name] = contender
                 bursts.setdefault(name, [])
-            for name, found in _rounds(contenders, beside or {}, range(begin, end), rounds, progress).items():
+            for name, found in _rounds(contenders, range(begin, end), rounds, progress).items():
                 bursts[name] += found
     return Race(
         {
@@ -164,7 +157,6 @@ def _largest_error(actual: Sequence[Array], expected: Sequence[Array | None]) ->
 
 def _rounds(
     contenders: Mapping[str, _Contender],
-    beside: Mapping[str, Beside],
     numbers: range,
     rounds: int,
     show: Callable[[Progress], None],
@@ -176,8 +168,8 @@ def _rounds(
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             show(Progress("run", number, rounds, name))
-            with machine_lock(), standing_still(), beside.get(name, nullcontext)():
-                time.sleep(_SETTLE_S)
+            with machine_lock(), standing_still():
+                time.sleep(FULL.settle_s)  # ONNX Runtime's threads spin for some milliseconds after a run
                 try:
                     bursts[name].append(contenders[name].burst(_BURST_S))
                 except ChildError as failure:

@@ -45,8 +45,8 @@ class Setup:
     Each call reads the arrays in ``inputs``, which are aligned copies in the process: later messages change their
     values. ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, and ``shapes`` the shapes of inputs that are not static. ``outputs`` has the model's
-    order; the type is None where the shape depends on data. ``backend`` is the pickled backend of an engine that
-    another package or script has registered.
+    order; the type is None if the shape depends on data. ``backend`` is the pickled backend of an engine that another
+    package or script has registered. ``drawn`` are the positions of outputs that depend on random numbers.
     """
 
     engine: str
@@ -57,6 +57,7 @@ class Setup:
     shapes: Mapping[str, tuple[int, ...]]
     dims: Mapping[str, int]
     backend: bytes | None = None
+    drawn: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from collage.core.new_file import refuse_special
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError, InputError, unknown_names
 from collage.frontend.random_inputs import random_value
-from collage.graph.dataflow import Array, TensorType
-from collage.graph.value_type import ValueType
+from collage.graph.dataflow import Array
+from collage.runtime.inputs import listing
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 
@@ -90,10 +90,9 @@ def fill_inputs(
         raise unknown_names("input", unknown, [port.name for port in ports])
     missing = [port for port in ports if port.name not in given]
     if missing and rng is None:
-        listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
         files = _file_names(port.name for port in missing)
         flags = " ".join(f"--input {shlex.quote(f'{name}={file}')}" for name, file in files.items())
-        raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
+        raise InputError(f"missing input: {listing(missing)}. Give {flags}, or --random for random values.")
     filled: dict[str, Any] = dict(given)
     for port in missing:
         assert rng is not None
@@ -171,9 +170,3 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
             stem += "_"
         found[name] = f"{stem}.npy"
     return found
-
-
-def _describe(kind: TensorType | ValueType) -> str:
-    if isinstance(kind, ValueType):
-        return str(kind)
-    return f"{kind.dtype}, {'x'.join(map(str, kind.shape)) or 'scalar'}"

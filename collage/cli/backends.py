@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_table
 from collage.cli.options import JSON_OPTION
 
 
@@ -39,22 +39,13 @@ def backends(as_json: bool) -> None:
         core = {"available": not core_problem(), "reason": core_problem()}
         print_json({"backends": found, "problems": dict(registry.problems), "native_core": core})
         return
-    from rich.text import Text
-
-    from collage.report.show_terminal import plain_table
-
-    table = plain_table()
-    table.add_column("backend", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    table.add_column("version", no_wrap=True)
-    table.add_column("", overflow="fold", ratio=1)
+    rows = []
     for each in found:
         note = "available" if each["available"] else f"not available: {each['reason']}"
         if each["untried"] and str(each["untried"]) not in note:
             note += f"; it {each['untried']}"
-        table.add_row(*(Text(str(each[key])) for key in ("name", "kind", "version")), Text(note))
-    for name, problem in registry.problems.items():
-        table.add_row(Text(name), Text("plug-in"), Text(""), Text(f"cannot be loaded: {problem}"))
+        rows.append((*(str(each[key]) for key in ("name", "kind", "version")), note))
+    rows += [(name, "plug-in", "", f"cannot be loaded: {why}") for name, why in registry.problems.items()]
     note = f"not available: {core_problem()}" if core_problem() else "available"
-    table.add_row(Text("native core"), Text("team of threads"), Text(""), Text(note))
-    print_rich(table)
+    rows.append(("native core", "team of threads", "", note))
+    print_table(("backend", "kind", "version", ""), rows, wide=True)

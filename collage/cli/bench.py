@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from collage.cli.console import print_json, print_rich, say
+from collage.cli.console import print_json, print_table, say
 from collage.cli.errors import measurements_survive
 from collage.cli.options import (
     DB_OPTION,
@@ -22,8 +22,8 @@ from collage.cli.options import (
     Seconds,
     once_each,
     parse_names,
+    refuse_useless,
 )
-from collage.cli.unused import refuse_useless
 
 
 @click.command()
@@ -107,30 +107,22 @@ def bench(
     if as_json:
         print_json(found)
         return
-    from rich.text import Text
-
     from collage.report.best_so_far import FINISHED, ended_words
     from collage.report.show import duration
-    from collage.report.show_terminal import plain_table
     from collage.runtime.inputs import shape_arguments
 
-    table = plain_table()
-    table.add_column("engine")
-    for title in ("median", "+-", "min", "p90", "against Collage", "max relative error"):
-        table.add_column(title, justify="right")
+    rows = []
     for name, timing in sorted(found["engines"].items(), key=lambda item: item[1]["median_us"]):
         error = timing["max_relative_error"]
-        table.add_row(
-            Text(name),
-            *(duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us")),
-            f"{found['ratios'][name]['median']:.2f}x" if name in found["ratios"] else "",
-            "" if error is None else f"{error:.1g}",
-        )
+        times = (duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us"))
+        ratio = f"{found['ratios'][name]['median']:.2f}x" if name in found["ratios"] else ""
+        rows.append((name, *times, ratio, "" if error is None else f"{error:.1g}"))
     say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
     if found["shapes_of"] is not None:
         given = shape_arguments([*found["shapes"]], [*found["shapes"].values()])
         say(f"inputs {given}, as in {found['shapes_of']}")
-    print_rich(table)
+    titles = "engine", "median", "+-", "min", "p90", "against Collage", "max relative error"
+    print_table(titles, rows, right=titles[1:])
     if found["ended"] != FINISHED:
         say(f"Collage's compile was stopped: {ended_words(found['ended'], found['budget_s'])}.")
     for name, reason in found["failed"].items():

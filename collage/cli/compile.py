@@ -24,10 +24,11 @@ from collage.cli.options import (
     once_each,
     parse_input,
     parse_names,
+    refuse_unused,
     sets_of,
 )
+from collage.cli.pareto import check_curve, compiled_curve, show_curve
 from collage.cli.signals import stopping_first
-from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
 from collage.frontend.read.model_path import check_model_path
 
@@ -61,6 +62,7 @@ from collage.frontend.read.model_path import check_model_path
 )
 @click.option(
     "--time-limit",
+    "time_limit_s",
     type=Seconds(finite=True),
     default=60.0,
     show_default=True,
@@ -76,6 +78,7 @@ from collage.frontend.read.model_path import check_model_path
 )
 @click.option(
     "--budget",
+    "budget_s",
     type=Seconds(),
     metavar="SECONDS",
     help="Time for the whole compile; the best module by then is written. Default: as long as it takes "
@@ -87,14 +90,14 @@ from collage.frontend.read.model_path import check_model_path
     type=parse_input,
     metavar="NAME=FILE.npy|SAMPLE.npz|FOLDER",
     multiple=True,
-    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too. Files .npz "
-    "or a folder of them are samples of all inputs, to measure errors on (--tolerance).",
+    help="Measure and check with this array instead of random numbers; it fixes the input's shape, too. A file .npz, "
+    "or a folder of them, holds samples of all inputs, on which errors are measured (--tolerance).",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail when a node cannot be converted and no library has a kernel for it, or when an engine has to run the "
-    "whole model or its end.",
+    help="Fail if a node cannot be converted and no library has a kernel for it, or if an engine has to run the whole "
+    "model or its dynamic end.",
 )
 @click.option(
     "--quick",
@@ -123,15 +126,16 @@ from collage.frontend.read.model_path import check_model_path
     type=Number(min=0),
     default=0.0,
     metavar="ERROR",
-    help="The largest error of the outputs that is allowed, such as 1e-2: bfloat16 where faster. Default: float32.",
+    help="Largest allowed error of the outputs, such as 1e-2: kernels may compute in bfloat16 or 8 bits if that is "
+    "faster. Default: float32.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["max", "output", "top1", "cosine"]),
     default="max",
     show_default=True,
-    help="What --tolerance bounds: the largest difference over the scale of its channel, row or column, or over that "
-    "of the whole output, the share of decisions that differ, or 1 - cosine.",
+    help="The error that --tolerance bounds. max: the largest difference over the scale of its channel, row or column. "
+    "output: over the scale of the whole output. top1: the share of decisions that differ. cosine: 1 - the cosine.",
 )
 @click.option(
     "--pareto",
@@ -144,7 +148,7 @@ from collage.frontend.read.model_path import check_model_path
     default="auto",
     show_default=True,
     metavar="cpu|cuda|auto",
-    help="cpu: compute on the CPU alone. cuda: fail where no NVIDIA GPU can be used. auto: whatever is fastest.",
+    help="cpu: compute on the CPU alone. cuda: fail if no NVIDIA GPU can be used. auto: use whatever is fastest.",
 )
 @click.option(
     "--cluster",
@@ -157,28 +161,12 @@ from collage.frontend.read.model_path import check_model_path
 def compile(
     model: Path,
     output: Path,
-    backends: tuple[str, ...] | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    threads: int | None,
-    db: Path | None,
-    tune_trials: int,
-    time_limit: float,
-    level: str,
-    budget: float | None,
     inputs: tuple[tuple[str, Path], ...],
-    strict: bool,
-    quick: bool,
-    effort: str,
-    remeasure: bool,
-    exact: bool,
-    cluster: str | None,
-    tolerance: float,
-    metric: str,
-    device: str,
     pareto: bool,
-    seed: int,
     as_json: bool,
     quiet: bool,
+    **options: Any,
 ) -> None:
     """Compile an ONNX model to the fastest mix of backends, and write one file.
 
@@ -209,21 +197,19 @@ def compile(
     sets = sets_of(shapes)
     files = once_each("--input", [(name, path) for name, path in inputs if name])
     sample_paths = [path for name, path in inputs if not name]
+    context = click.get_current_context()
     if files and sample_paths:
-        raise click.UsageError(
-            "--input takes NAME=FILE.npy or samples (.npz), not both", click.get_current_context()
-        )
-    if pareto and len(sets) > 1:
-        raise click.UsageError("--pareto is for one set of shapes", click.get_current_context())
-    if inputs and len(sets) > 1:
-        raise click.UsageError("--input is for one set of shapes", click.get_current_context())
-    if not (tolerance or pareto):
+        raise click.UsageError("--input takes NAME=FILE.npy or samples (.npz), not both", context)
+    for option, given in (("--pareto", pareto), ("--input", inputs)):
+        if given and len(sets) > 1:
+            raise click.UsageError(f"{option} is for one set of shapes", context)
+    if not (options["tolerance"] or pareto):
         refuse_unused("--metric", "--tolerance or --pareto")
     check_model_path(model)
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
     if pareto:
-        _check_curve(model, output, tolerance)
+        check_curve(model, output, options["tolerance"])
     with measurements_survive(writes=not pareto), stopping_first():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
@@ -232,95 +218,29 @@ def compile(
         with display(not quiet) as progress:
             with lean_imports():
                 import collage.compiler.compile  # noqa: F401  (TVM, before anything else imports it)
-            options: dict[str, Any] = {
-                "backends": backends,
-                "threads": threads,
-                "tune_trials": tune_trials,
-                "db": db,
-                "seed": seed,
-                "progress": progress,
-                "time_limit_s": time_limit,
-                "level": level,
-                "budget_s": budget,
-                "strict": strict,
-                "quick": quick,
-                "effort": effort,
-                "remeasure": remeasure,
-                "exact": exact,
-                "cluster": cluster,
-                "tolerance": tolerance,
-                "metric": metric,
-                "device": device,
-            }
-            given = read_samples(sample_paths) if sample_paths else read_arrays(files)
+            options["progress"] = progress
+            if len(sets) == 1:
+                options["shapes"] = sets[0]
+                options["inputs"] = read_samples(sample_paths) if sample_paths else read_arrays(files)
             if pareto:
-                found = _curve(model, output, {**options, "shapes": sets[0], "inputs": given})
+                curve = compiled_curve(model, output, options)
             else:
                 module = (
-                    api.compile(model, shapes=sets[0], inputs=given, **options)
+                    api.compile(model, **options)
                     if len(sets) == 1
                     else api.compile_shapes(model, sets, **options)
                 )
                 module.save(output)
     if pareto:
-        _tell_curve(found, as_json=as_json)
-        return
-    from collage.module.file import read_summary
-
-    if as_json:
-        original_bytes = read_summary(output).model_bytes
-        print_json({**module.summary(), "original_bytes": original_bytes, "output": str(output)})
+        show_curve(curve, as_json=as_json)
         return
     from collage.cli.show import summary_view
+    from collage.module.file import read_summary
     from collage.report.show import size
 
-    print_rich(summary_view(read_summary(output)))
-    say(f"\nwrote {output} ({size(output.stat().st_size)})")
-
-
-def _check_curve(model: Path, output: Path, tolerance: float) -> None:
-    """Raise UsageError or CollageError where a file of the curve would replace the model, or cannot be written."""
-    from collage.cli.pareto import curve_files, picture_file
-
-    for each in (*curve_files(output, tolerance).values(), picture_file(output)):
-        refuse_same(model, each, "--pareto", ".collage")
-        check_writable(each)
-
-
-def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Compile at all tolerances of the curve, race the modules, and tell what was found.
-
-    The largest tolerance comes first, since what it measures serves all others. They share the budget. After Ctrl-C the
-    others get their first modules.
-    """
-    from collage import api
-    from collage.cli.pareto import curve_files, drawn, raced
-    from collage.compiler.shape_sets import share_of
-    from collage.core.deadline import Deadline
-    from collage.core.progress import Progress
-    from collage.report.best_so_far import INTERRUPT
-
-    course, interrupted = Deadline(), False
-    modules = curve_files(output, options["tolerance"])
-    for number, each in enumerate(reversed(modules)):
-        options["progress"](Progress(f"tolerance {each:g}", number, len(modules)))
-        share = share_of(options["budget_s"], course, len(modules) - number, interrupted=interrupted)
-        module = api.compile(model, **{**options, "tolerance": each, "budget_s": share})
-        interrupted = interrupted or module.report.ended == INTERRUPT
-        module.save(modules[each])
-    found = raced(model, modules, options, options["progress"])
-    picture = drawn(found, output)
-    found["modules"] = {f"{each:g}": str(file) for each, file in modules.items()}
-    found["picture"] = None if picture is None else str(picture)
-    return found
-
-
-def _tell_curve(found: dict[str, Any], *, as_json: bool) -> None:
-    from collage.cli.pareto import pareto_table
-
+    summary = read_summary(output)
     if as_json:
-        print_json(found)
+        print_json({**module.summary(), "original_bytes": summary.model_bytes, "output": str(output)})
         return
-    print_rich(pareto_table(found))
-    files = [*found["modules"].values(), *filter(None, [found["picture"]])]
-    say(f"\nwrote {', '.join(files)}")
+    print_rich(summary_view(summary))
+    say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -18,8 +18,8 @@ from collage.cli.options import (
     THREADS_OPTION,
     Count,
     Number,
+    refuse_unused,
 )
-from collage.cli.unused import refuse_unused
 from collage.core.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     "--max-length",
     type=Count(min=1),
     metavar="TOKENS",
-    help="The longest sequence. Default: what the model's table of positions allows, or 4096 without one, and at most "
-    "the positions that config.json names.",
+    help="Longest sequence. Default: the length of the model's table of positions, or 4096 without one, and at most "
+    "the number of positions in config.json.",
 )
 @click.option(
     "--tensor-parallel",
@@ -71,8 +71,8 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     type=Number(min=0),
     default=0.0,
     metavar="ERROR",
-    help="The largest error of a logit that is allowed, as a share of the largest one beside it, such as 2e-2: weights "
-    "in bfloat16 or 8 bits where faster. Default: float32.",
+    help="Largest allowed error of a logit, as a share of the largest logit beside it, such as 2e-2: weights may be in "
+    "bfloat16 or 8 bits if that is faster. Default: float32.",
 )
 @click.option("--no-8-bits", "no_8_bits", is_flag=True, help="Stay with bfloat16 within the tolerance.")
 @THREADS_OPTION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +14,7 @@ from collage.core.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
 _PIPE_WIDTH = 160
 
@@ -35,6 +36,35 @@ def print_rich(*renderables: RenderableType) -> None:
         console.print(*safe, sep="\n")
     for line in captured.get().removesuffix("\n").split("\n"):
         click.echo(line.rstrip())  # rich fills up lines with blanks
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: Collection[str] = (),
+    wide: bool = False,
+) -> None:
+    """Print a table whose columns ``right`` are adjusted to that side.
+
+    Long texts take several lines; if the table is ``wide``, those of its last column only. Empty titles are not shown.
+    """
+    from collage.report.show_terminal import plain_table
+
+    table = plain_table()
+    table.show_header = any(titles)
+    for position, title in enumerate(titles):
+        last = wide and position == len(titles) - 1
+        table.add_column(
+            title,
+            justify="right" if title in right else "left",
+            no_wrap=wide and not last,
+            overflow="fold",
+            ratio=1 if last else None,
+        )
+    for row in rows:
+        table.add_row(*row)
+    print_rich(table)
 
 
 class Printable:

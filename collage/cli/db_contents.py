@@ -1,33 +1,34 @@
-"""``collage db stats``, ``collage db list`` and ``collage db why``."""
+"""``collage db stats``, ``collage db list`` and ``collage db why``: they show what is in a database."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import print_json, print_rich, say
-from collage.cli.db_clocks import ClockColumn
-from collage.cli.db_options import date_of, existing, this_machine
+from collage.cli.console import print_json, print_table, say
 from collage.cli.options import DB_OPTION, JSON_OPTION, Count
 from collage.core.printable import printable
 from collage.errors import DatabaseError, unknown_names
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from collage.measure_db.database import Database
     from collage.measure_db.rows import Row
 
-_BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
+_CLOCKS = "GPU's MHz"
+_NUMBERS = ("us", "noise", "busy", "threads")
+_BACKEND_OPTION = click.option(
+    "--backend", metavar="NAME", default="", help="Show only this backend's measurements."
+)
 _ALL_OPTION = click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Also what was measured on other machines, or with an earlier edition of the numerics gate.",
+    help="Show measurements of other machines and of earlier editions of the numerics gate, too.",
 )
 
 
@@ -47,20 +48,13 @@ def stats(db: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(asdict(found))
         return
-    from rich.text import Text
-
     from collage.report.show import size
-    from collage.report.show_terminal import plain_table
 
     measured, rejected = _by_name(found.measured), _by_name(found.rejected)
-    table = plain_table()
-    table.add_column("backend")
-    table.add_column("measured", justify="right")
-    table.add_column("rejected", justify="right")
-    for name in sorted({*measured, *rejected}):
-        table.add_row(Text(name), str(measured.get(name, 0)), str(rejected.get(name, 0)))
+    names = sorted({*measured, *rejected})
+    rows = ((name, str(measured.get(name, 0)), str(rejected.get(name, 0))) for name in names)
     say(f"{found.path} ({size(found.file_bytes)})")
-    print_rich(table)
+    print_table(("backend", "measured", "rejected"), rows, right=("measured", "rejected"))
     reasons = ", ".join(f"{count} {kind}" for kind, count in _by_name(found.rejections).items())
     say(f"rejected: {reasons}" if reasons else "nothing rejected")
     say(f"whole networks: {found.networks}; facts: {found.facts}")
@@ -72,7 +66,11 @@ def stats(db: Path | None, as_json: bool) -> None:
 @DB_OPTION
 @_BACKEND_OPTION
 @click.option(
-    "--rejected", "only", flag_value="rejected", default="", help="Only what cannot be used, and why."
+    "--rejected",
+    "only",
+    flag_value="rejected",
+    default="",
+    help="Show only rejected kernels, with the reasons.",
 )
 @click.option(
     "--limit", type=Count(min=1), metavar="N", default=30, show_default=True, help="How many at most."
@@ -97,7 +95,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     with existing(db) as database:
         _refuse_unknown(database, backend)
         rows = latest(database, choice, limit)
-        clocks = ClockColumn.of(database, rows)
+        clocks = _clocks(database, rows)
     if as_json:
         print_json({"rows": [_as_json(row) for row in rows]})
         return
@@ -108,11 +106,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
         )
         return
     names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
-    table = _table(*names, *clocks.heading)
-    for row in rows:
-        cells = date_of(row["created"]), row["backend"], row["description"], *_figures(row)
-        table.add_row(*cells, *clocks.cells(row))
-    print_rich(table)
+    table = [
+        (_date(row["created"]), row["backend"], row["description"], *_figures(row, clocks)) for row in rows
+    ]
+    print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
 @click.command()
@@ -138,7 +135,7 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
     with existing(db) as database:
         _refuse_unknown(database, backend)
         regions = candidates(database, text, choice)
-        clocks = ClockColumn.of(database, [row for rows in regions.values() for row in rows])
+        clocks = _clocks(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
         raise DatabaseError(
@@ -149,17 +146,34 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         return
     for digest, rows in regions.items():
         say(f"{rows[0]['description']}  ({digest[:12]})")
-        names = "backend", "variant and settings", "threads", "us", "noise", "busy", *clocks.heading
-        table = _table(*names, "", "when")
+        names = "backend", "variant and settings", "threads", "us", "noise", "busy"
+        table = []
         best: dict[int, float] = {}
         for row in rows:
             if not row.rejected and not row.outrun:
                 best.setdefault(row["threads"], row["median_us"])
             compared = _compared(row, best.get(row["threads"]))
-            figures = *_figures(row), *clocks.cells(row)
-            table.add_row(row["backend"], *figures, compared, date_of(row["created"]))
-        print_rich(table)
+            table.append((row["backend"], *_figures(row, clocks), compared, _date(row["created"])))
+        print_table((*names, *[_CLOCKS] * bool(clocks), "", "when"), table, right=_NUMBERS)
         say("")
+
+
+def existing(path: Path | None) -> Database:
+    """The database at the path, by default the user's. Raises DatabaseError if there is none."""
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
+
+    path = path or default_path()
+    if not path.exists():  # opening would create it
+        raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
+    return Database(path)
+
+
+def this_machine() -> str:
+    """The hardware of this machine's measurements, without the mark of a CPU quota that more threads exceed."""
+    from collage.kernel.target import host
+
+    return host().measured_on
 
 
 def _refuse_unknown(database: Database, backend: str) -> None:
@@ -173,20 +187,15 @@ def _refuse_unknown(database: Database, backend: str) -> None:
         raise unknown_names("backend", [backend], known)
 
 
-def _table(*columns: str) -> Table:
-    from collage.report.show_terminal import plain_table
-
-    table = plain_table()
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("us", "noise", "busy", "threads") else "left")
-    return table
-
-
-def _figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected.
+def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
+    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
 
     Of a kernel that lost a race only a lower bound of its time is known.
     """
+    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
+
+
+def _times(row: Row) -> tuple[str, ...]:
     from collage.measure_db.busy import is_busy
 
     settings, threads = str(row["settings"]), str(row["threads"])
@@ -202,11 +211,35 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
 def _compared(row: Row, best_us: float | None) -> str:
     """What a row loses to the fastest one that was measured to the end, with the same number of threads."""
     if row.outrun:
-        return "lost a race" if row["repeats"] else "not measured: it had no chance"
+        return "lost a race" if row["repeats"] else "not measured: known times ruled it out"
     if row.rejected or best_us is None:
         return ""
     us = row["median_us"]
     return "fastest" if us <= best_us else f"slower by {us / max(best_us, 1e-9) - 1:.0%}"
+
+
+def _clocks(database: Database, rows: Sequence[Row]) -> dict[int, str]:
+    """The clocks of a GPU's multiprocessors and memory by the id of a row, if they were noted.
+
+    A mark says that they were held back.
+    """
+    from collage.measure_db.database import read_clocks
+    from collage.measure_db.doubt import held_back
+
+    found: dict[int, str] = {}
+    best = {name: database.best_clocks(name) for name in {str(r["hardware"]) for r in rows if r["clocks"]}}
+    for row in rows:
+        clocks = read_clocks(row["clocks"])
+        if clocks is not None:
+            mark = "!" if held_back(clocks, best[str(row["hardware"])]) else ""
+            capped = " by power" if clocks.power_capped else ""
+            found[id(row)] = f"{clocks.sm_mhz}/{clocks.memory_mhz}{mark}{capped}"
+    return found
+
+
+def _date(created: float) -> str:
+    """A time as of ``time.time()`` as a local date and time; years have at most four digits."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(min(created, 32503680000.0)))
 
 
 def _as_json(row: Row) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from collage.cli.console import print_rich, say
+from collage.cli.console import print_table, say
 
 if TYPE_CHECKING:
     from collage.schedule.region import Region
@@ -57,25 +57,19 @@ def say_times(found: DecoderSummary) -> None:
 
 def show_decoder(found: DecoderSummary) -> None:
     """Print what the decoder is, its times and error, and the backends of each segment by number of tokens."""
-    from rich.text import Text
-
-    from collage.report.show_terminal import plain_table
-
     processes = f", {found.processes} processes" if found.processes > 1 else ""
     say(f"{found.name}: a decoder of {found.layers} layers, compiled for serving (`collage serve`)")
     say(f"vocabulary {found.vocabulary}, sequences of up to {found.max_length} tokens")
     say(f"for {found.target}{processes}\n")
     say_times(found)
-    table = plain_table()
-    for title in ("tokens", "segment", "kernels", "backends"):
-        table.add_column(title, overflow="fold")
+    rows = []
     for tokens, segments in sorted(found.segments.items()):
         for numbers, kernels in _runs(segments):
-            table.add_row(str(tokens), numbers, str(len(kernels)), Text(_backends(kernels)))
-    for rows, kernels in sorted(found.ends.items()):
-        table.add_row(f"{rows} rows", "logits", str(len(kernels)), Text(_backends(kernels)))
+            rows.append((str(tokens), numbers, str(len(kernels)), _backends(kernels)))
+    for count, kernels in sorted(found.ends.items()):
+        rows.append((f"{count} rows", "logits", str(len(kernels)), _backends(kernels)))
     say("")
-    print_rich(table)
+    print_table(("tokens", "segment", "kernels", "backends"), rows)
 
 
 def _runs(segments: Sequence[Sequence[Region]]) -> list[tuple[str, Sequence[Region]]]:

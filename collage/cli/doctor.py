@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_table
 from collage.cli.options import DB_OPTION, JSON_OPTION
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -38,20 +38,14 @@ def doctor(db: Path | None, as_json: bool) -> None:
     else:
         from rich.text import Text
 
-        from collage.report.show_terminal import plain_table
-
-        table = plain_table()
-        table.show_header = False
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold", ratio=1)
-        for each in found:
-            fix = f"\n-> {each.fix}" if each.fix else ""
-            table.add_row(
+        rows = [
+            (
                 Text(each.status.value, style=_STYLES[each.status.value]),
-                Text(each.name),
-                Text(each.detail + fix),
+                each.name,
+                each.detail + (f"\n-> {each.fix}" if each.fix else ""),
             )
-        print_rich(table)
+            for each in found
+        ]
+        print_table(("", "", ""), rows, wide=True)
     if not healthy:
         click.get_current_context().exit(1)

@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,9 +67,6 @@ _NO_PLACE = "set HOME, or use --db PATH"
 _IMPORT_LIMIT_S = 120
 _PROBE_S = 1.0
 _LOCKED_S = 2.0
-_BARRIER_SAMPLES, _BARRIER_PAUSE_S = 20, 0.05
-_FARTHER = 2.0
-"""Cores that share a cache meet in a fraction of the time that others take; what is less than this is noise."""
 
 
 def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
@@ -82,7 +78,6 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
         gpu_check,
         native_check,
         lambda: load_check(place),
-        barrier_check,
         quota_check,
         memory_check,
         lambda: cache_check(place),
@@ -221,45 +216,11 @@ def load_check(place: Place) -> Check:
         detail += f", load average {os.getloadavg()[0]:.1f}"
     if is_busy(busy):
         fix = (
-            f"the machine is too busy to tell kernels apart: measuring takes {patience(busy):.1f} times as long, and "
-            "is done again later. Compile while the machine is quiet"
+            f"compile while the machine is quiet: measuring takes {patience(busy):.1f} times as long now, and a later "
+            "compile repeats it"
         )
         return Check("load", Status.WARN, detail, fix)
     return Check("load", Status.OK, detail)
-
-
-def barrier_check() -> Check:
-    """How long the threads of a kernel take to meet, over a second.
-
-    The cores of a virtual machine may be moved while it runs. What they share is then now a cache, now only the memory.
-    """
-    from collage.native.library import core_problem
-    from collage.native.speed import barrier, can_measure
-
-    threads = usable_cores()
-    if threads < 2 or core_problem() or not can_measure():
-        return Check("barrier", Status.OK, "not measured: it takes two cores and the native core")
-    sampled = barrier(threads)
-    for _ in range(_BARRIER_SAMPLES):
-        sampled.sample()
-        time.sleep(_BARRIER_PAUSE_S)
-    return barrier_found([1e6 * each / sampled.work for each in sampled.samples], threads)
-
-
-def barrier_found(samples_us: Sequence[float], threads: int) -> Check:
-    """What samples of a barrier's microseconds mean, some of which may have been interrupted."""
-    ordered = sorted(samples_us)
-    shortest, usual, long = (ordered[int(share * (len(ordered) - 1))] for share in (0.0, 0.5, 0.8))
-    detail = f"{threads} threads meet in {usual:.2f} us"
-    if long < _FARTHER * shortest:
-        return Check("barrier", Status.OK, detail)
-    return Check(
-        "barrier",
-        Status.WARN,
-        f"{detail}, in {shortest:.2f} us at best, and often in {long:.2f} us",
-        "the cores of a virtual machine are perhaps moved while it runs. Networks of many small operators then take "
-        "up to 1.6 times as long in one second as in another: compare only what ran in turns, as `collage bench` does",
-    )
 
 
 def _known_calibration_us(place: Place) -> float | None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from collage.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -100,30 +103,42 @@ def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
     return found
 
 
+def refuse_unused(name: str, needed: str) -> None:
+    """Raise UsageError if the option ``name``, such as ``--metric``, was given without those it is for, ``needed``."""
+    if _given(name):
+        raise UsageError(f"{name} is for {needed}; give that, too, or leave {name} out.")
+
+
+def refuse_useless(name: str, because: str, why: str) -> None:
+    """Raise UsageError if an option was given that another one, ``because``, makes useless; ``why`` says how."""
+    if _given(name):
+        raise UsageError(f"{name} is of no use with {because}: {why}. Leave one of them out.")
+
+
+def _given(name: str) -> bool:
+    """Whether an option was given on the command line, also with its default value."""
+    context = click.get_current_context()
+    (parameter,) = (each.name for each in context.command.params if name in each.opts)
+    return parameter is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
+
+
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=click.Path(path_type=Path))
-SHAPES_OPTION = click.option(
+_SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
+_FIX = "Fix an input's symbolic dimensions; once for each such input."
+SHAPES_OPTION = click.option("--shape", "shapes", **_SHAPES, help=_FIX)
+SHAPE_SETS_OPTION = click.option(
     "--shape",
     "shapes",
-    type=parse_shape,
-    metavar="NAME:1x3x224x224",
-    multiple=True,
-    help="Fix an input's symbolic dimensions; once for each such input.",
+    **_SHAPES,
+    help=f"{_FIX} An input that is named again begins the next set of shapes: the file then has a placement for each "
+    "set, and runs others on ONNX Runtime.",
 )
 THREADS_OPTION = click.option(
     "--threads",
     type=Count(min=1),
     metavar="N",
     help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
-)
-SHAPE_SETS_OPTION = click.option(
-    "--shape",
-    "shapes",
-    type=parse_shape,
-    metavar="NAME:1x3x224x224",
-    multiple=True,
-    help="Fix an input's symbolic dimensions; once for each such input. An input that is named again begins the next "
-    "set of shapes: the file then has a placement for each set, and runs others on ONNX Runtime.",
 )
 DB_OPTION = click.option(
     "--db",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from collage.cli.console import print_json, print_rich, say
+from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable, make_folder, refuse_same
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
 from collage.core.new_file import new_file
@@ -37,7 +37,8 @@ from collage.core.new_file import new_file
 @click.option(
     "--verify/--no-verify",
     default=True,
-    help="Compare all of the file with its digests first, or only what may be code. Default: all.",
+    help="Compare the whole file with its digests before it is loaded, or only the parts that may be code. "
+    "Default: the whole file.",
 )
 @JSON_OPTION
 def run(
@@ -98,22 +99,17 @@ def run(
     if as_json:
         print_json({"outputs": found, **({"trace": str(trace)} if trace is not None else {})})
         return
-    from rich.text import Text
-
-    from collage.report.show_terminal import plain_table
-
-    table = plain_table()
-    for title in ("output", "dtype", "shape", "min", "max", "mean", "saved as"):
-        table.add_column(title, overflow="fold")
-    for each in found:
-        table.add_row(
-            Text(each["name"]),
+    rows = [
+        (
+            each["name"],
             each["dtype"],
             "x".join(map(str, each["shape"])) or "scalar",
             *("" if each[key] is None else f"{each[key]:.6g}" for key in ("min", "max", "mean")),
-            Text(each["file"] or "not saved"),
+            each["file"] or "not saved",
         )
-    print_rich(table)
+        for each in found
+    ]
+    print_table(("output", "dtype", "shape", "min", "max", "mean", "saved as"), rows)
     for name, path in files.items():
         if path.name != f"{name}.npy":
             say(f"{name} is saved as {path}")

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from collage.cli.console import say
-from collage.cli.options import Count, Number, Seconds
-from collage.cli.unused import refuse_unused
+from collage.cli.options import Count, Number, Seconds, refuse_unused
 
 
 def parse_origin(text: str) -> str:
@@ -60,7 +59,7 @@ def parse_origin(text: str) -> str:
     "--max-running",
     type=Count(min=1),
     metavar="N",
-    help="Most sequences in an iteration. Default: 32, or up to 64 where the measured times say that it pays.",
+    help="Most sequences in an iteration. Default: 32, or up to 64 if measured times show that this is faster.",
 )
 @click.option(
     "--max-waiting",
@@ -74,8 +73,8 @@ def parse_origin(text: str) -> str:
     "--itl-target",
     type=Number(min=0, min_open=True),
     metavar="MS",
-    help="Time between tokens that streams keep while prompts are computed. "
-    "Default: twice what the streams take alone, unless many requests wait.",
+    help="Longest time between two tokens of a stream while prompts are computed. "
+    "Default: twice the time without prompts, unless many requests wait.",
 )
 @click.option(
     "--cache-blocks",

@@ -39,8 +39,8 @@ _ALL = ""
     metavar="[NODE]",
     is_flag=False,
     flag_value=_ALL,
-    help="For every node, or those whose operator or ONNX name contains NODE (or the one with that number), "
-    "each candidate with its cost, or why it was not chosen. Put it after the file.",
+    help="List the candidates of each node with their costs, or the reasons why they were not chosen. NODE, which is "
+    "a part of an operator's or ONNX name, or a number, selects nodes. Give it after the file.",
 )
 @click.option(
     "--shape",
@@ -48,7 +48,7 @@ _ALL = ""
     type=parse_shape,
     metavar="NAME:1x128",
     multiple=True,
-    help="Show only the placement for these shapes, where the file has several.",
+    help="Show only the placement for these shapes, if the file has several.",
 )
 def show(
     file: Path,

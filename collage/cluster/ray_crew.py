@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from collage.cluster.nodes import ClusterNode, pinned, why
+from collage.backends.base import Backend
+from collage.cluster.address import ClusterAddress
+from collage.cluster.connect import connected
+from collage.cluster.nodes import ClusterNode, Nodes, find_nodes, pinned, why
 from collage.cluster.shares import Shares
 from collage.cluster.slot import SentSession, Slot, pickle_job
 from collage.measure.crew import Done, Job
+from collage.measure.worker.serialisation import pickle_backend
 from collage.measure.worker.session import WorkerSession
 
 log = logging.getLogger(__name__)
@@ -45,7 +50,6 @@ class _Place:
     deadline: float = 0.0
     ready: bool = False
     told: bool = False
-    began: float = 0.0
     errand: int = -1
     """The number of what the actor does now, or -1."""
     fate: str = ""
@@ -55,9 +59,6 @@ class _Place:
 @dataclass(eq=False)
 class RayCrew:
     """Does jobs on the nodes. Actors are started with the first jobs, and stay until the crew is closed."""
-
-    TOOK: ClassVar[str] = "a job of %d took %.6f s"
-    """What the log tells of each job: its size, and the seconds until its answer."""
 
     ray: ModuleType
     nodes: Sequence[ClusterNode]
@@ -96,18 +97,6 @@ class RayCrew:
         finally:
             for place in self._places:
                 self._cancel(place)
-
-    def start(self) -> None:
-        """Start all actors now, and wait until they are ready or given up."""
-        if not self._places:
-            self._set_up()
-        self._start_missing()
-        while any(not place.ready and not place.fate for place in self._places):
-            self._start_missing()
-            ready, _ = self.ray.wait([*self._pending], num_returns=1, timeout=_TICK_S)
-            for ref in ready:
-                for _ in self._take_in(ref, Shares(())):
-                    pass
 
     def close(self) -> None:
         """End the actors with their worker processes."""
@@ -158,7 +147,6 @@ class RayCrew:
             if job is not None:
                 place.errand = next(self._errands)
                 self._pending[place.actor.run.remote(data[job], place.errand)] = place, place.errand
-                place.began = time.monotonic()
 
     def _take_in(self, ref: Any, shares: Shares) -> Iterator[Done[Any]]:
         """Act on an answer: an actor is ready, has done its job, or is lost."""
@@ -182,7 +170,6 @@ class RayCrew:
         )
         if found is not None:
             job, others = found
-            log.debug(self.TOOK, shares.sizes[job], time.monotonic() - place.began)
             for number in others:
                 self._cancel(self._places[number])
             yield Done(job, tuple(answer))
@@ -217,3 +204,27 @@ class RayCrew:
     def _fate(self) -> str:
         """Why there is no worker any more."""
         return "; ".join(dict.fromkeys(f"{each.node.name}: {each.fate}" for each in self._places))
+
+
+@dataclass(frozen=True)
+class ClusterCrews:
+    """Makes crews whose workers are on the nodes of a cluster."""
+
+    ray: ModuleType
+    nodes: Nodes
+    slots: int
+
+    def crew(self, session: WorkerSession) -> RayCrew:
+        """A crew for the session's model. Nothing is started before it gets jobs."""
+        return RayCrew(self.ray, self.nodes.matching, self.slots, session)
+
+
+@contextmanager
+def on_cluster(address: ClusterAddress, backends: Mapping[str, Backend]) -> Iterator[ClusterCrews]:
+    """Connect to the cluster inside the block, and find the nodes that can measure these backends for this machine.
+
+    Raises ClusterError where the cluster cannot be reached or has no such node.
+    """
+    with connected(address) as ray:
+        pickles = {name: pickle_backend(name, backend) for name, backend in backends.items()}
+        yield ClusterCrews(ray, find_nodes(ray, address, pickles), address.slots)

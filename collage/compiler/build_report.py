@@ -186,9 +186,7 @@ def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None)
             finite_only=outcome.finite_only,
         )
     if outcome is None:
-        return replace(
-            found, verdict="not measured: it had no chance by what was known, or the compile was stopped"
-        )
+        return replace(found, verdict="not measured: known times ruled it out, or the compile was stopped")
     if isinstance(outcome, Slower):
         return replace(found, least_us=outcome.least_us, verdict=str(outcome))
     return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from collage.backends.registry import Registry
-from collage.cluster.crews import on_cluster
+from collage.cluster.ray_crew import on_cluster
 from collage.compiler.build_report import report_of
 from collage.compiler.course import Course
 from collage.compiler.devices import backends_on

@@ -51,7 +51,7 @@ def _missing(device: str, registry: Registry, names: Sequence[str] | None) -> st
             return f"{error}; {error.fix}" if error.fix else str(error)
     able = [name for name in registry.names if registry[name].device == device]
     if names is not None and not {*able} & {*names}:
-        return f"the backends that do ({', '.join(able)}) are not among those that you chose"
+        return f"your choice of backends leaves out all that do ({', '.join(able)})"
     reasons = registry.availability()
     return "; ".join(f"{name} is not available ({reasons[name].reason})" for name in able)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Run: TypeAlias = Callable[[Sequence[Array]], "tuple[Sequence[Array], bool]"]
 """Runs a module: takes inputs in the model's order, and gives outputs in order, and whether a guard tripped."""
 
-BEYOND_GUARDS = "the model's usual values are beyond what its guarded kernels take"
+BEYOND_GUARDS = "the model's usual values are beyond the range of its guarded kernels"
 """The complaint about a module whose every call would be a careful run."""
 
 _SEED = 0x5EED

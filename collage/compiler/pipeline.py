@@ -144,5 +144,5 @@ def _closed(lab: Lab) -> tuple[Event, ...]:
     try:
         return lab.close()
     except KeyboardInterrupt:
-        log.warning("interrupted while the worker ends; what is done is kept")
+        log.warning("interrupted while the worker ended; all measurements are kept")
         return lab.close()

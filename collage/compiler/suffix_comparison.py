@@ -72,7 +72,7 @@ class SuffixComparison:
                 right = self._errors(measurer, {engine: self.whole.result.parts, **staged}, engine)
                 if not right:
                     return self._not_used(
-                        "its static part is not placed: no engine runs the rest of it, or to other numbers"
+                        "its static part is not placed: no engine runs the rest, or the outputs are other numbers"
                     )
                 timings, compared = self._timings(measurer, [engine, *right], key)
         except CollageError as error:

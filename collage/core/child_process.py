@@ -65,16 +65,6 @@ class GoesOn:
     """What a child sends after ``Waits`` when it goes on. Its time limit runs again."""
 
 
-class Pipe(Protocol):
-    """The parent's end of a child's pipe."""
-
-    def fileno(self) -> int:
-        """The descriptor of the pipe."""
-
-    def close(self) -> None:
-        """Close the pipe."""
-
-
 class Process(Protocol):
     """A process that was started, with those parts of ``subprocess.Popen`` that its parent needs."""
 
@@ -87,11 +77,11 @@ class Process(Protocol):
         """The exit status, negative for a signal, once somebody has waited for it."""
 
     @property
-    def stdin(self) -> Pipe | None:
+    def stdin(self) -> IO[bytes] | None:
         """The pipe that the process reads."""
 
     @property
-    def stdout(self) -> Pipe | None:
+    def stdout(self) -> IO[bytes] | None:
         """The pipe that the process writes to."""
 
     def poll(self) -> int | None:

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from itertools import repeat
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 Value = TypeVar("Value")
@@ -93,8 +94,7 @@ def _reader(hint: Any, names: _Names) -> _Read:
     if origin in (tuple, list, Sequence):
         of = [_reader(each, names) for each in arguments if each is not Ellipsis]
         fixed = origin is tuple and Ellipsis not in arguments
-        make = list if origin is list else tuple
-        return _sequence(of, make) if fixed else _open_ended(of[0], make)
+        return _sequence(of if fixed else of[0], list if origin is list else tuple)
     if origin in (dict, Mapping):
         return _mapping(_reader(arguments[1], names))
     if origin is Literal:
@@ -204,32 +204,18 @@ def _union(readers: Sequence[_Read]) -> _Read:
     return read
 
 
-def _open_ended(of: _Read, make: type) -> _Read:
+def _sequence(of: _Read | Sequence[_Read], make: type) -> _Read:
+    """Reads a list of any length by one reader, or a list with a reader for each value."""
+
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             raise _wrong(value, "a list")
-        found: list[Any] = []
-        try:
-            for each in value:
-                found.append(of(each))  # its length tells where an error is
-        except _Misfit as misfit:
-            misfit.inside.append(str(len(found)))
-            raise
-        return make(found)
-
-    return read
-
-
-def _sequence(of: Sequence[_Read], make: type) -> _Read:
-    def read(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            raise _wrong(value, "a list")
-        if len(value) != len(of):
+        if not callable(of) and len(value) != len(of):
             raise _wrong(value, f"a list of {len(of)}")
         found: list[Any] = []
         try:
-            for read_one, each in zip(of, value, strict=True):
-                found.append(read_one(each))  # its length tells where an error is
+            for read_one, each in zip(repeat(of) if callable(of) else of, value, strict=False):
+                found.append(read_one(each))  # its length is the place of an error
         except _Misfit as misfit:
             misfit.inside.append(str(len(found)))
             raise

@@ -123,7 +123,7 @@ class Slower:
 
     def __str__(self) -> str:
         if not self.repeats:
-            return "not measured: it had no chance against another kernel, by what is known"
+            return "not measured: by known times it cannot beat another kernel"
         percent = (self.least_us / self.rival_us - 1) * 100 if self.rival_us > 0 else 0.0
         if percent < 1:
             return "not faster than another kernel of the same operators"

@@ -211,7 +211,7 @@ def _no_module(path: Path) -> str:
     """The text for a file that is something else."""
     if path.suffix == ".onnx":
         compiled = to_paste("compile", path, "-o", path.with_suffix(".collage"))
-        return f"{path} is no module file. {compiled} makes one of it."
+        return f"{path} is a model, not a module file. {compiled} compiles it."
     return f"{path} is no module file. `collage compile MODEL.onnx -o OUT.collage` makes one."
 
 
@@ -219,8 +219,8 @@ def refuse_decoder(path: Path, archive: MappedArchive) -> None:
     """Raise ModuleFileError where the file is a decoder's, whose modules are no model by themselves."""
     if "decoder" in archive.manifest:
         raise ModuleFileError(
-            f"{path} is a decoder that was compiled for serving, and no module to be called. "
-            f"{to_paste('show', path)} tells what is in it, and {to_paste('serve', path)} serves it."
+            f"{path} is a compiled decoder, not a module: {to_paste('serve', path)} serves it, and "
+            f"{to_paste('show', path)} shows its contents."
         )
 
 

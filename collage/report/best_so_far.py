@@ -41,9 +41,9 @@ def expected_words(best: BestSoFar, expected_us: float | None) -> str:
 def ended_words(ended: str, budget_s: float | None) -> str:
     """What has ended a compile that was stopped, in words."""
     if ended == INTERRUPT:
-        return "interrupted; what was measured is kept, and the next compile goes on from there"
+        return "interrupted; the measurements are kept, and the next compile goes on from there"
     if ended == FAILURE:
-        return "measuring failed, as the log tells; what was measured before is kept"
+        return "measuring failed (see the log); earlier measurements are kept"
     return f"the budget of {budget_s:g} s was over; the next compile goes on from there"
 
 

@@ -69,16 +69,16 @@ class _Lines:
     def __call__(self, progress: Progress) -> None:
         if progress.best not in ("", self._best):
             self._best = progress.best
-            sys.stderr.write(f"collage: {printable(progress.best)}\n")
-            sys.stderr.flush()
+            self._write(progress.best)
         if progress.stage != self._stage and progress.total > 1:
             self._stage = progress.stage
-            sys.stderr.write(f"collage: {printable(progress.stage)} ({progress.total})\n")
-            sys.stderr.flush()
+            self._write(f"{progress.stage} ({progress.total})")
         if progress.note and progress.stage != self._noted:
             self._noted = progress.stage
-            sys.stderr.write(f"collage: {printable(progress.note)}\n")
-            sys.stderr.flush()
+            self._write(progress.note)
+
+    def _write(self, text: str) -> None:
+        print(f"collage: {printable(text)}", file=sys.stderr, flush=True)
 
 
 class _Live:

@@ -12,12 +12,10 @@ import numpy as np
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, TensorType
-from collage.graph.magnitudes import is_scanned
 from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.kernel import Call, Session
-from collage.native.scan import Scanned, new_flag, scan_call
 from collage.runtime.bound import bound_arrays
-from collage.runtime.careful import Careful
+from collage.runtime.careful import Careful, unusual_finder
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Port
 from collage.schedule.suffix import Suffix, ValuePort
@@ -48,9 +46,7 @@ class BoundEngine:
         self._call = call
         self._turn = turn
         self._careful = careful
-        self._found = new_flag()
-        scanned = [each for each in inputs.values() if careful is not None and is_scanned(each.dtype.name)]
-        self._scan = scan_call([*map(Scanned, scanned)], self._found) if scanned else None
+        self._is_unusual = None if careful is None else unusual_finder([*inputs.values()])
         self.inputs: Mapping[str, Array] = MappingProxyType(dict(inputs))
         self.outputs: Mapping[str, Array] = MappingProxyType(dict(outputs))
         """The engine has the addresses of these arrays, which live as long as this does."""
@@ -60,10 +56,7 @@ class BoundEngine:
         self._turn.run(self._run)
 
     def _run(self) -> None:
-        if self._scan is not None:
-            self._found[0] = 0
-            self._scan()
-        if self._found[0] and self._careful is not None:
+        if self._careful is not None and self._is_unusual is not None and self._is_unusual():
             found = self._careful.run([*self.inputs.values()])
             for array, made in zip(self.outputs.values(), found, strict=True):
                 np.copyto(array, made)

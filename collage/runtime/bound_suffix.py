@@ -9,15 +9,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import is_scanned
 from collage.kernel.kernel import Call, Session
-from collage.native.scan import Scanned, new_flag, scan_call
-from collage.runtime.careful import Careful, are_ordinary
+from collage.runtime.careful import Careful, is_plain, unusual_finder
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.suffix import Suffix
 
@@ -60,7 +56,7 @@ class BoundSuffix:
         self._read = [self._known[name] for name in suffix.reads]
         self._call = _engine_call(session, self._read)
         self._careful = careful
-        self._is_unusual = _look(self._read) if careful is not None else None
+        self._is_unusual = None if careful is None else unusual_finder(self._read)
         self._names = tuple(port.name for port in suffix.outputs)
         self._makes_all = self._names == tuple(suffix.writes)
         self.inputs: Mapping[str, Any] = MappingProxyType(dict(inputs))
@@ -90,32 +86,9 @@ class BoundSuffix:
 
 def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:
     """A call of the engine on these values. It tells only when it runs what the engine does not take."""
-    if all(map(_is_plain, read)):
+    if all(map(is_plain, read)):
         try:
             return session.bind_inputs(read)
         except Exception as error:  # an engine raises anything
             log.info("the engine is not bound to its inputs: %s", library_text(error))
     return partial(session.run, read)
-
-
-def _look(read: Sequence[Any]) -> Callable[[], bool]:
-    """A function that tells whether there are unusual numbers in the values."""
-    scanned = [each for each in read if isinstance(each, np.ndarray) and is_scanned(each.dtype.name)]
-    if not all(map(_is_plain, read)):
-        return lambda: not are_ordinary(read)
-    if not scanned:
-        return lambda: False
-    flag = new_flag()
-    scan = scan_call([*map(Scanned, scanned)], flag)
-
-    def look() -> bool:
-        flag[0] = 0
-        scan()
-        return bool(flag[0])
-
-    return look
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether the value is a contiguous array of numbers, whose memory stays where it is."""
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and bool(value.flags.c_contiguous)

@@ -203,7 +203,7 @@ class Executor:
         except CollageError:
             if not self.found:
                 raise
-        return self._found is not None and bool(self._found[0])
+        return self.found
 
     @property
     def found(self) -> bool:

@@ -14,6 +14,7 @@ from collage.graph.given_array import MismatchError, given_array, given_texts
 from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions
+from collage.runtime.inputs import refuse_dtype
 from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
@@ -71,9 +72,5 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
         array = given_array(value, wanted)
     except MismatchError as error:
         raise InputError(f"input {port.name} {error}.") from error
-    if array.dtype != wanted:
-        raise InputError(
-            f"input {port.name} has dtype {array.dtype}, the model takes {wanted}: convert it with "
-            f".astype({wanted.name!r})."
-        )
+    refuse_dtype(port.name, array, wanted)
     return array

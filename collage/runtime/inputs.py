@@ -65,7 +65,7 @@ def in_order(
     if not args and len(named) == len(ports) and all(port.name in named for port in ports):
         return [named[port.name] for port in ports]
     if len(args) > len(ports):
-        raise InputError(f"{len(args)} inputs given, the model takes {len(ports)}: {_listing(ports)}.")
+        raise InputError(f"{len(args)} inputs given, the model takes {len(ports)}: {listing(ports)}.")
     given: dict[str, Any] = {port.name: array for port, array in zip(ports, args, strict=False)}
     twice = sorted(set(given) & set(named))
     if twice:
@@ -75,10 +75,10 @@ def in_order(
     unknown = sorted(set(given) - set(valid))
     if unknown:
         refuse_fixed(unknown, fixed)
-        raise InputError(f"unknown input: {', '.join(unknown)}. The model takes: {_listing(ports)}.")
+        raise InputError(f"unknown input: {', '.join(unknown)}. The model takes: {listing(ports)}.")
     missing = [port for port in ports if port.name not in given]
     if missing:
-        raise InputError(f"missing input: {_listing(missing)}.")
+        raise InputError(f"missing input: {listing(missing)}.")
     return [given[port.name] for port in ports]
 
 
@@ -123,8 +123,8 @@ def _check_indices(port: Port | ValuePort, array: Any) -> None:
         if limit > 0 and (low < -limit or high >= limit):
             where = f" in column {column}" if columns else ""
             raise InputError(
-                f"input {name} holds the index {low if low < -limit else high}{where}, but what it indexes has {limit} "
-                f"rows: give values from {-limit} to {limit - 1}."
+                f"input {name} holds the index {low if low < -limit else high}{where}, which is out of range: its "
+                f"table has {limit} rows. Give values from {-limit} to {limit - 1}."
             )
 
 
@@ -141,19 +141,25 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
             f"input {name} has shape {_x(array.shape)}, the module was compiled for {_x(shape)}. "
             "Give that shape. Where the model leaves it open, a compile with --shape (shapes= in Python) takes another."
         )
+    refuse_dtype(name, array, expected)
+    return array
+
+
+def refuse_dtype(name: str, array: Array, expected: np.dtype[Any]) -> None:
+    """Raise InputError for an input of another dtype than expected."""
     if array.dtype != expected:
         raise InputError(
             f"input {name} has dtype {array.dtype}, the model takes {expected}: convert it with "
             f".astype({expected.name!r})."
         )
-    return array
 
 
 def _x(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _listing(ports: Sequence[Port | ValuePort]) -> str:
+def listing(ports: Sequence[Port | ValuePort]) -> str:
+    """The names of the ports with their dtypes and shapes, for messages."""
     return ", ".join(f"{p.name} ({_about(p)})" for p in ports) or "no inputs"
 
 

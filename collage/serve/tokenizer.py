@@ -153,8 +153,8 @@ def refuse_without_tokenizer(folder: Path) -> None:
     """Raise UsageError for a folder that is named for its tokenizer and has none."""
     if not (folder / _FILE).exists():
         raise UsageError(
-            f"{folder} has no {_FILE}. Give the folder that has it with --tokenizer, or leave --tokenizer out to "
-            "take what is beside the model."
+            f"{folder} has no {_FILE}. Give its folder with --tokenizer, or leave --tokenizer out to use the file "
+            "beside the model."
         )
 
 

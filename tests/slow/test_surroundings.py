@@ -192,12 +192,6 @@ def test_the_users_choice_stands(choice: str, monkeypatch: pytest.MonkeyPatch, s
     sandbox.python("-c", f"import os, collage; assert {{os.environ[n] for n in {CHOICES}}} == {{{choice!r}}}")
 
 
-def test_a_program_that_has_imported_the_telemetry_keeps_it(sandbox: Sandbox) -> None:
-    sandbox.python(
-        "-c", "import openvino_telemetry as t, collage, sys; import openvino_telemetry as u; assert t is u"
-    )
-
-
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
     """The command that makes its program that of a user without a name, as in a container, and without a home."""

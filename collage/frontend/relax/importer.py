@@ -206,7 +206,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _convert(self, node: onnx.NodeProto) -> list[Any]:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
             hint = (
-                "; where a setting chooses the branch, give inputs that have it"
+                "; if an input chooses the branch, give its value with inputs (--input)"
                 if node.op_type == "If"
                 else ""
             )

@@ -54,7 +54,7 @@ def machine_speeds(
         reply: MeasuredSpeeds = worker.ask(message, _LIMIT_S)
         found, busy = reply.speeds, reply.busy
     except (WorkerDiedError, MeasurementError) as error:
-        log.warning("the machine's speeds cannot be measured, and those of another one are used: %s", error)
+        log.warning("the machine's speeds cannot be measured, and typical speeds are used: %s", error)
     finally:
         workers.release(worker, target.threads)
     others = key.look_up(database)

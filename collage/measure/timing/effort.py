@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -9,6 +11,10 @@ from collage.kernel.kernel import Call
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import FEWEST, SURE, Decision, Pace, apart, paired, take_turns
 from collage.measure_db.results import Timing
+
+EFFORT_VARIABLE = "COLLAGE_EFFORT"
+"""Environment variable with a JSON object of other fields for the efforts "usual", "exhaustive" and "first". It is for
+tests, which measure little; child processes inherit it."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +74,32 @@ class Effort:
         return {name: replace(timing, busy=watch.busy) for name, timing in found.items()}
 
 
-FULL = Effort(
-    "",
-    kernel_s=0.25,
-    rounds=30,
-    compare_s=10.0,
-    settle_s=0.05,
-    turn_s=0.02,
-    transform_s=0.05,
-    speeds_s=0.6,
-    worth=5e-5,
+def _set(name: str, effort: Effort) -> Effort:
+    """The effort with the fields that the environment sets."""
+    return replace(effort, **json.loads(os.environ.get(EFFORT_VARIABLE, "{}")).get(name, {}))
+
+
+FULL = _set(
+    "usual",
+    Effort(
+        "",
+        kernel_s=0.25,
+        rounds=30,
+        compare_s=10.0,
+        settle_s=0.05,
+        turn_s=0.02,
+        transform_s=0.05,
+        speeds_s=0.6,
+        worth=5e-5,
+    ),
 )
-EXHAUSTIVE = replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False, worth=0.0)
+EXHAUSTIVE = _set(
+    "exhaustive", replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False, worth=0.0)
+)
 """Measures every candidate to the end, and each as precisely as can be. What is known already is taken as it is."""
-FIRST = Effort(
-    "first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005
+FIRST = _set(
+    "first",
+    Effort("first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005),
 )
 """The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
 QUICK = Effort(

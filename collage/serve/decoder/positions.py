@@ -259,8 +259,8 @@ def _limits(
         if wanted is not None:
             return []
         raise ModelError(
-            f"{described(node)} looks up what it computes of positions, and how far its table goes cannot be told: ask "
-            "for the longest sequence by --max-length."
+            f"{described(node)} looks up positions in a table of unknown length: give the longest sequence with "
+            "--max-length."
         )
     rows: NDArray[Any] = found.reshape(length, -1, len(sizes))
     ends = np.array(sizes)

@@ -124,8 +124,8 @@ def refuse_from_tokens(graph: OnnxGraph, node: onnx.NodeProto, mask: str) -> Non
     """Raise ModelError if the mask or bias that a node gives to attention depends on the token ids."""
     if mask in graph.from_tokens:
         raise ModelError(
-            f"{described(node)} masks or biases attention by what depends on the token ids, and only masks that follow "
-            f"from positions and {MASK} can be served."
+            f"{described(node)} masks or biases attention by the token ids: only masks by positions and {MASK} can be "
+            "served."
         )
 
 

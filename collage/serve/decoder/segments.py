@@ -254,7 +254,7 @@ _ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalizatio
 """Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
 
 _OF_EXPERTS = (
-    "of mixtures of experts those can be served whose experts all compute the same with other weights"
+    "a mixture of experts can be served if its experts differ in their weights alone"
 )
 
 

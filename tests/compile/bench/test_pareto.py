@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 import collage
-from collage.bench.pareto import UNSEEN, ParetoRace, curve, draw, frontier, module_name
+from collage.bench.pareto import ParetoRace, curve, frontier, module_name
 from collage.compiler.accuracy import Asked
 from collage.compiler.metrics import Metric
 from tests.backends.product_models import product_model
-from tests.models import conv_net
 
 
 def point(us: float, error: float) -> dict[str, float]:
@@ -31,23 +29,6 @@ def test_the_frontier_has_what_no_other_beats_in_time_and_error() -> None:
         "beaten": point(7.0, 2e-3),
     }
     assert frontier(points) == ["fast", "between", "slow and exact"]
-
-
-def test_modules_run_against_engines(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    model, file = tmp_path / "model.onnx", tmp_path / "module.collage"
-    onnx.save(conv_net(), model)
-    options = {"db": tmp_path / "db.sqlite", "backends": ["onnxruntime"], "threads": 1}
-    collage.compile(model, progress=False, **options).save(file)
-    found = curve(ParetoRace(model, {0.0: file}, threads=1, rounds=2), lambda _: None)
-    ours = found["points"][module_name(0.0)]
-    assert ours["tolerance"] == 0.0
-    assert ours["error"] < 1e-5
-    assert len(ours["errors"]) == UNSEEN and found["inputs"] == f"{UNSEEN} made-up inputs"
-    assert {"onnxruntime"} <= found["points"].keys()
-    assert set(found["frontier"]) <= found["points"].keys()
-    draw(found, tmp_path / "curve.svg")
-    assert (tmp_path / "curve.svg").stat().st_size > 1000
 
 
 def test_errors_are_those_of_the_metric_on_the_given_inputs(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from collage.bench.engines import Contest, bench, prepare, reference
 from collage.bench.race import Race, race, verdict
 from collage.core.progress import Progress
-from collage.errors import CollageError, UsageError
+from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from tests.models import elementwise_net
 
@@ -66,26 +65,6 @@ def test_processes_of_a_contender_share_the_rounds(network: Path) -> None:
     assert list(found.failed) == ["broken"]
 
 
-def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Path) -> None:
-    events: list[str] = []
-
-    @contextmanager
-    def noise() -> Iterator[None]:
-        events.append("begins")
-        yield
-        events.append("ends")
-
-    def show(progress: Progress) -> None:
-        if progress.stage == "run" and progress.text:
-            events.append(progress.text)
-
-    setup = replace(prepare(network, threads=1), engine=f"{HERE}:right")
-    found = race({"a": setup, "b": setup}, beside={"b": noise}, rounds=2, progress=show)
-    assert events == ["a", "b", "begins", "ends", "b", "begins", "ends", "a"]
-    first, second = (one / other for one, other in zip(found.bursts["b"], found.bursts["a"], strict=True))
-    assert found.ratio("b", to="a") == pytest.approx((first + second) / 2)
-
-
 def test_rounds_tell_a_difference_that_is_smaller_than_the_noise() -> None:
     drift = [100.0 + 40.0 * (number % 3) for number in range(12)]
     bursts = {
@@ -123,11 +102,6 @@ def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:
         race({"mine": setup}, required={"mine"}, progress=ignore)
 
 
-def test_nobody_runs(network: Path) -> None:
-    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
-    assert race({"mine": setup}, progress=ignore).timings == {}
-
-
 def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
     others = {"numpy": f"{HERE}:right", "broken": f"{HERE}:broken", "nowhere": "tests.nowhere:run"}
     contest = Contest(engines=["onnxruntime"], others=others, rounds=1, threads=1)
@@ -137,9 +111,3 @@ def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
     assert found["failed"].keys() == {"broken", "nowhere"}
     assert "ModuleNotFoundError" in found["failed"]["nowhere"]
     assert found["best_engine"] in ("onnxruntime", "numpy")
-
-
-@pytest.mark.parametrize("others", [{"collage": f"{HERE}:right"}, {"numpy": "rubbish"}])
-def test_names_of_others(network: Path, others: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"collage|rubbish"):
-        bench(network, Contest(others=others))

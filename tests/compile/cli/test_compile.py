@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -29,14 +27,6 @@ CONTRACT = {
     "regions",
 }
 REGION = {"backend", "ops", "nodes", "layout", "threads", "stream", "cost_us"}
-
-
-def test_prints_the_placement(network: Path, database: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.collage"
-    text = succeeds("compile", network, "-o", out, "--db", database)
-    assert out.exists()
-    for word in ("measured", "predicted", "backend", "ONNX nodes", "share", f"wrote {out}"):
-        assert word in text
 
 
 def test_json_is_the_contract_and_a_second_compile_measures_nothing(
@@ -101,29 +91,11 @@ def test_missing_model(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_model_is_a_folder(tmp_path: Path) -> None:
-    fails(1, "compile", tmp_path, "-o", tmp_path / "out.collage", words=("directory",))
-
-
 @pytest.fixture
 def symbolic(tmp_path: Path) -> Path:
     nodes = [helper.make_node("Add", ["a:0", "b"], ["c"])]
     model = make_model(nodes, {"a:0": ["batch", 8], "b": ["batch", 8]}, {"c": ["batch", 8]})
     return write(tmp_path / "symbolic.onnx", model)
-
-
-def test_missing_shapes_are_listed_with_flags(symbolic: Path, tmp_path: Path) -> None:
-    line = fails(2, "compile", symbolic, "-o", tmp_path / "out.collage", words=("batchx8",))
-    for flag in ("--shape a:0:1x8", "--shape b:1x8"):
-        assert flag in line
-
-
-def test_shapes_are_taken(symbolic: Path, database: Path, tmp_path: Path) -> None:
-    shapes = ["--shape", "a:0:2x8", "--shape", "b:2x8"]
-    out = tmp_path / "out.collage"
-    succeeds("compile", symbolic, "-o", out, *shapes, "--backends", "onnxruntime", "--db", database)
-    found = json_of("run", out, "--random", "--json")
-    assert found["outputs"][0]["shape"] == [2, 8]
 
 
 @pytest.mark.parametrize(
@@ -177,21 +149,11 @@ def test_a_quick_compile_does_not_tune(network: Path, tmp_path: Path) -> None:
         api.compile(network, quick=True, tune_trials=8, db=tmp_path / "db.sqlite")
 
 
-def test_output_is_needed(network: Path) -> None:
-    fails(2, "compile", network, words=("--output",))
-
-
 def test_output_that_cannot_be_written_is_found_before_the_work(network: Path, tmp_path: Path) -> None:
     fails(1, "compile", network, "-o", tmp_path / "no" / "out.collage", words=("no folder",))
     fails(1, "compile", network, "-o", tmp_path, words=("is a directory",))
     (tmp_path / "file").touch()
     fails(1, "compile", network, "-o", tmp_path / "file" / "out.collage", words=("cannot write",))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_write_protected_output(network: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    fails(1, "compile", network, "-o", tmp_path / "out.collage", words=("cannot write",))
 
 
 def test_output_must_not_replace_the_model(tmp_path: Path) -> None:
@@ -206,26 +168,6 @@ def test_output_must_not_replace_the_model(tmp_path: Path) -> None:
     assert [each.read_bytes() for each in (path, curve, picture)] == [before] * 3
 
 
-def test_files_of_a_curve_that_cannot_be_written_are_found_before_the_work(
-    network: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "out-0.03.collage").mkdir()
-    words = ("out-0.03.collage", "is a directory")
-    fails(1, "compile", network, "-o", tmp_path / "out.collage", "--pareto", words=words)
-
-
-def test_an_input_of_bfloat16_is_read_from_a_file(tmp_path: Path, database: Path) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
-    path = write(
-        tmp_path / "net.onnx", make_model(nodes, {"x": [3]}, {"y": [3]}, types={"x": TensorProto.BFLOAT16})
-    )
-    np.save(tmp_path / "x.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
-    out, given = tmp_path / "net.collage", ("--input", f"x={tmp_path / 'x.npy'}")
-    options = ("--db", database, "--backends", "onnxruntime", "--quick", "--quiet")
-    succeeds("compile", path, "-o", out, *given, *options)
-    assert json_of("run", out, *given, "--json")["outputs"][0]["min"] == -2
-
-
 def test_damaged_database(network: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.sqlite"
     damaged.write_bytes(b"no database " * 500)
@@ -237,11 +179,6 @@ def test_damaged_database(network: Path, tmp_path: Path) -> None:
     for path in (damaged, network):
         line = fails(1, "db", "stats", "--db", path, words=("is no database of measurements", "--db"))
         assert "damaged or" not in line and "Delete" not in line
-
-
-def test_database_in_a_folder_that_cannot_be_made(network: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    fails(1, "compile", network, "-o", tmp_path / "o", "--db", tmp_path / "file" / "db", words=("--db",))
 
 
 def test_an_old_output_survives_a_failure(tmp_path: Path) -> None:
@@ -264,27 +201,6 @@ def test_streams_and_folders_without_files_are_refused(network: Path, tmp_path: 
     fails(2, "compile", network, "-o", "-", words=("to a file, not to a stream",))
     line = fails(1, "compile", network, "-o", "/proc/out.collage", words=("no file can be made in /proc",))
     assert "there is no folder" not in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--budget", "1m"], ("'1m' is not a valid number of seconds, such as 60",)),
-        (["--tolerance", "little"], ("'little' is not a valid number.",)),
-        (["--threads", "1.5"], ("'1.5' is not a valid whole number",)),
-    ],
-)
-def test_numbers_that_are_none_are_refused_in_plain_words(
-    flags: list[str], words: tuple[str, ...], network: Path, tmp_path: Path
-) -> None:
-    fails(2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=words)
-
-
-def test_an_input_of_another_dtype_comes_with_a_way_out(network: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((4, 64)))
-    given = ("--input", f"x={tmp_path / 'x.npy'}")
-    words = ("has dtype float64", "convert it with .astype('float32')")
-    fails(2, "compile", network, "-o", tmp_path / "out.collage", *given, words=words)
 
 
 def test_overridable_initializers_are_told_to_be_fixed(tmp_path: Path) -> None:

@@ -29,30 +29,17 @@ def test_silent_in_a_pipe(enabled: bool | None, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
-def test_one_line_for_a_stage_of_several_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_stage_new_best_result_and_note(capsys: pytest.CaptureFixture[str]) -> None:
     with display(True) as show:
         show(Progress("import", 0, 1))
         for done in range(3):
-            show(Progress("measure", done, 3, "tvm relu"))
-        show(Progress("place", 0, 1))
-    assert capsys.readouterr() == ("", "collage: measure (3)\n")
-
-
-def test_one_line_for_each_new_best_result(capsys: pytest.CaptureFixture[str]) -> None:
-    with display(True) as show:
-        show(Progress("verify", 0, 1, best="best so far 4 ms"))
-        for best in ("best so far 4 ms", "best so far 3 ms"):
-            show(Progress("measure", 0, 3, best=best))
-    text = "collage: best so far 4 ms\ncollage: measure (3)\ncollage: best so far 3 ms\n"
-    assert capsys.readouterr() == ("", text)
-
-
-def test_a_note_is_a_line_of_its_own_once_in_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    with display(True) as show:
-        for done in range(3):
-            show(Progress("measure", done, 3, "tvm relu", "the machine is busy" if done else ""))
-        show(Progress("place", 0, 2, note="the machine is busy"))
-    lines = ["measure (3)", "the machine is busy", "place (2)", "the machine is busy"]
+            show(
+                Progress(
+                    "measure", done, 3, "tvm relu", best="4 ms", note="the machine is busy" if done else ""
+                )
+            )
+        show(Progress("place", 0, 2, best="3 ms", note="the machine is busy"))
+    lines = ["4 ms", "measure (3)", "the machine is busy", "3 ms", "place (2)", "the machine is busy"]
     assert capsys.readouterr() == ("", "".join(f"collage: {line}\n" for line in lines))
 
 

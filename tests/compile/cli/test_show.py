@@ -15,13 +15,7 @@ from rich.console import Console
 from collage.graph.dataflow import TensorType
 from collage.report.report import CandidateReport, NodeReport, Report
 from collage.report.show import (
-    duration,
     facts,
-    rejected,
-    rows,
-    shorten_nodes,
-    shorten_ops,
-    size,
 )
 from collage.report.show_html import as_html, as_page
 from collage.report.show_terminal import report_view
@@ -76,12 +70,6 @@ def report() -> Report:
     )
 
 
-def test_rows_are_numbered_as_the_regions_are_and_shares_sum_to_one(program: Program) -> None:
-    found = rows(program)
-    assert [row.number for row in found] == [0, 2]
-    assert [row.share for row in found] == [0.75, 0.25]
-
-
 def test_facts(report: Report, program: Program) -> None:
     found = dict(facts(report, program))
     assert "1.25x" in found["predicted"]
@@ -107,45 +95,6 @@ def test_what_was_not_measured_is_not_said_to_take_no_time(report: Report) -> No
     assert not re.search(r"0\.0 us|0\.0%|\binf\b", text)
     told = replace(bare, candidates=()).summary(program.regions)
     assert (told["measured_us"], told["predicted_us"]) == (None, None)
-
-
-def test_streams_are_told(report: Report) -> None:
-    kind = TensorType((4,), "float32")
-    regions = [
-        Region("one", ("a",), (0,), ("a",), (0,), (1,), threads=2, cost_us=10.0),
-        Region("one", ("b",), (1,), ("b",), (1,), (2,), stream=0, cost_us=30.0),
-        Region("two", ("c",), (2,), ("c",), (1,), (3,), stream=1, cost_us=20.0),
-        Region("two", ("d",), (3,), ("d",), (2, 3), (4,), stream=0, cost_us=5.0),
-    ]
-    program = make_program(
-        regions, [Port("x", 0, kind)], [Port("y", 4, kind)], dict.fromkeys(range(5), kind), 2
-    )
-    assert [row.stream for row in rows(program)] == ["team", "0", "1", "0"]
-    told = dict(facts(replace(report, schedule="opara"), program))["streams"]
-    assert told.startswith(
-        "Opara's, mapped to threads: 3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches"
-    )
-    assert told.endswith("critical path 45.0 us of 65.0 us in all")
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(report_view(report, program))
-    assert re.search(r"backend .* stream +us +share", console.export_text())
-
-
-def test_rejections_are_summarised_by_backend_and_kind(report: Report) -> None:
-    assert rejected(report.candidates) == [
-        ("two", "crashed", 3, "crashed: SIGSEGV"),
-        ("two", "no match", 1, "no match: because"),
-    ]
-
-
-def test_shortening() -> None:
-    assert shorten_ops(["conv2d", "add"]) == "conv2d + add"
-    assert shorten_ops(["a"] * 5 + ["b"] * 3) == "8 operators: 5 a, 3 b"
-    assert shorten_ops(list("abcdefgh")) == "8 operators: 1 a, 1 b, 1 c, 1 d, 4 more"
-    assert shorten_nodes(["a", ""]) == "a, (unnamed)"
-    assert shorten_nodes(list("abcd")) == "a … d (4)"
-    assert [duration(us) for us in (1.25, 1500.0, 2.5e6)] == ["1.2 us", "1.500 ms", "2.50 s"]
-    assert [size(n) for n in (12, 1536, 3 << 20, 5 << 30)] == ["12 B", "1.5 KiB", "3.0 MiB", "5.0 GiB"]
 
 
 class Checker(HTMLParser):
@@ -175,29 +124,6 @@ def test_html_is_whole_escaped_and_needs_nothing_else(report: Report, program: P
         assert checker.seen.count("rect") == 2
         assert "http" not in text
         assert NASTY not in text
-
-
-def test_html_of_a_program_without_cost(report: Report) -> None:
-    kind = TensorType((4,), "float32")
-    empty = make_program([], [Port("x", 0, kind)], [Port("y", 0, kind)], {0: kind})
-    assert "0 regions" in as_html(report, empty)
-
-
-def test_text(module: Path) -> None:
-    text = succeeds("show", module)
-    for word in (
-        "model",
-        "target",
-        "measured",
-        "predicted",
-        "finalists",
-        "arena",
-        "measurements",
-        "backend",
-        "share",
-    ):
-        assert word in text
-    assert not re.search(r"[ \t]$", text, re.MULTILINE)
 
 
 def test_html_file(module: Path, tmp_path: Path) -> None:

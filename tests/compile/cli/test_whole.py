@@ -51,17 +51,6 @@ def test_strict(network: Path, database: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_inputs_to_measure_with(network: Path, database: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((6, 4), np.float32))
-    np.save(tmp_path / "wrong.npy", np.ones((6, 4)))
-    out, flags = tmp_path / "out.collage", ("--db", database, "--quick", "--quiet")
-    succeeds("compile", network, "-o", out, *flags, "--input", f"x={tmp_path / 'x.npy'}")
-    fails(
-        2, "compile", network, "-o", out, *flags, "--input", f"x={tmp_path / 'wrong.npy'}",
-        words=("x has dtype float64, the model takes float32",),
-    )  # fmt: skip
-
-
 def test_bench(network: Path, module: Path) -> None:
     found = json_of("bench", network, "--module", module, "--rounds", "1", "--json")
     assert {"collage", "onnxruntime"} <= set(found["engines"])

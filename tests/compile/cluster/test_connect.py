@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 import collage
-from collage.cluster import connect
-from collage.cluster.address import ClusterAddress
-from collage.cluster.connect import connected, import_ray
+from collage.cluster.connect import import_ray
 from collage.cluster.trial import failure
-from collage.errors import ClusterError, UsageError
+from collage.errors import ClusterError
 from tests.cli.helpers import fails
 from tests.models import elementwise_net
 
@@ -27,41 +25,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         import_ray()
     with pytest.raises(ClusterError, match="pip install"):
         collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="local")
-
-
-def test_no_address(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no address of a cluster"):
-        collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="nowhere")
-
-
-@pytest.mark.parametrize(
-    ("problem", "expected"),
-    [
-        (
-            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.9",
-            "has another Ray or Python: ",
-        ),
-        ("ValueError: Ray Client requires pip package `ray[client]`.", r"pip install '\.\[cluster\]'"),
-        (
-            "ConnectionError: Could not find any running Ray instance.",
-            "^this machine is part of no cluster. Start",
-        ),
-        (
-            "no Ray answers there within 30 s",
-            r"^the cluster at auto cannot be used: no Ray .* `ray start --head`",
-        ),
-    ],
-)
-def test_ways_out(problem: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "failure", lambda *_: problem)
-    monkeypatch.setattr(connect, "import_ray", _Unconnected)
-    with pytest.raises(ClusterError, match=expected), connected(ClusterAddress("auto")):
-        pytest.fail("it is connected")
-
-
-class _Unconnected:
-    def is_initialized(self) -> bool:
-        return False
 
 
 def test_a_trial_that_hangs_is_ended() -> None:

@@ -51,16 +51,6 @@ def test_every_difference_is_told(there: MachineFacts, expected: str) -> None:
     assert differences(HERE, there) == [expected]
 
 
-def test_what_does_not_matter() -> None:
-    more = {**HERE.versions, "backend mkl": "2026"}
-    assert differences(HERE, replace(HERE, python="3.11.9", versions=more)) == []
-
-
-def test_all_differences_at_once() -> None:
-    there = MachineFacts.of_plain({"device": "Xeon"})  # from another version, which tells less
-    assert len(differences(HERE, there)) == 6
-
-
 def test_a_backend_that_is_not_there() -> None:
     facts = MachineFacts.of_plain(facts_here({"odd": b"no pickle", "gone": _pickle_of_missing_module()}))
     assert facts.versions["backend odd"].startswith("(UnpicklingError: ")

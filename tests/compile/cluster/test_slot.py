@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from collage.cluster.slot import SentSession, Slot, pickle_job
-from collage.measure.crew import Worker
 from collage.measure.jobs import RegionJob
 from collage.measure.worker.protocol import CandidateRequest, Measure
 from collage.measure.worker.session import WorkerSession
@@ -49,33 +48,6 @@ def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) ->
     assert "about to read address 8" in crashed.message
     assert len(slot.so_far(0)) == 3
     assert slot.so_far(1) == []  # the parts of the last job are not those of the next one
-
-
-def test_nothing_happens_on_the_sender(session: WorkerSession, slot: Slot) -> None:
-    """The session's own worker was never started, and its folder has no reference values."""
-    slot.run(job(session, CandidateRequest((0,), "numpy")), 1)
-    assert sorted(path.name for path in Path(session.folder).iterdir()) == ["model.onnx", "owner.lock"]
-
-
-class CancelledMeanwhile:
-    """A job whose slot is told after the first part that the result is not needed."""
-
-    size = 3
-
-    def run(self, worker: Worker) -> Iterator[int]:
-        for number in range(3):
-            _SLOTS[0].cancel(7)
-            yield number
-
-
-_SLOTS: list[Slot] = []
-
-
-def test_what_is_cancelled_ends_after_its_part(session: WorkerSession, slot: Slot) -> None:
-    _SLOTS[:] = [slot]
-    data = pickle_job(CancelledMeanwhile(), session.init)
-    assert slot.run(data, 7) == [0]
-    assert slot.run(data, 8) == [0, 1, 2]
 
 
 def test_slots_of_a_node_share_reference_values(session: WorkerSession) -> None:

@@ -73,7 +73,7 @@ def test_who_computes_where() -> None:
             ["npu_kernels", "host"],
             "npu_kernels would compute on npu, not on cpu: leave out --device cpu",
         ),
-        ("npu", ["host"], r"the backends that do \(npu_kernels\) are not among those that you chose"),
+        ("npu", ["host"], r"your choice of backends leaves out all that do \(npu_kernels\)"),
     ],
 )
 def test_devices_that_cannot_be_used(device: str, names: list[str] | None, words: str) -> None:

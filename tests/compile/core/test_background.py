@@ -95,22 +95,6 @@ def test_it_stands_still_and_goes_on(counter: Path) -> None:
         assert goes_on(count)
 
 
-def test_an_inner_block_lets_nobody_go_on(counter: Path) -> None:
-    with counting(counter) as (_, count):
-        with standing_still():
-            with standing_still():
-                pass
-            assert stands(count)
-        assert goes_on(count)
-
-
-def test_it_goes_on_after_an_error(counter: Path) -> None:
-    with counting(counter) as (_, count):
-        with pytest.raises(KeyboardInterrupt), standing_still():
-            raise KeyboardInterrupt
-        assert goes_on(count)
-
-
 def test_the_file_of_a_process_that_has_ended_is_removed(counter: Path) -> None:
     with counting(counter):
         pass

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from collage.cli import doctor_checks
 from collage.compiler.compile import _target
-from collage.core import cgroup
 from collage.core.cgroup import CpuQuota, cpu_quota, spare_memory
 from collage.kernel import target
-from collage.kernel.target import Cores, Target, hardware_of, target_of
-from collage.measure.machine import memory as machine
+from collage.kernel.target import Cores, hardware_of, target_of
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup rw,nsdelegate"
 
@@ -78,22 +75,6 @@ def test_v1_controllers_mounted_together_and_named_hierarchies(tmp_path: Path) -
     assert found == CpuQuota(2.5, "/sys/fs/cgroup/cpu,cpuacct/docker/ab:c/cpu.cfs_quota_us")
 
 
-@pytest.mark.parametrize("top", ["/docker/abc", "/"])
-def test_v1_in_docker_is_named_as_on_the_host_and_seen_at_the_top(tmp_path: Path, top: str) -> None:
-    mounts = f"33 31 0:30 {top} /sys/fs/cgroup/cpu ro,nosuid master:11 - cgroup cgroup rw,cpu"
-    files = {
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
-    }
-    assert cores_of(tree(tmp_path, "4:cpu:/docker/abc\n", mounts, files)) == 2.0
-
-
-def test_a_mount_with_a_space_in_its_name_and_a_group_outside_the_namespace(tmp_path: Path) -> None:
-    mount = r"30 23 0:26 / /my\040groups rw - cgroup2 cgroup rw"
-    files = {"my groups/cpu.max": "100000 100000", "cpu.max": "1 100000"}
-    assert cores_of(tree(tmp_path, "0::/../other\n", mount, files)) == 1.0
-
-
 @pytest.mark.parametrize(
     "text", ["", "\n", "max", "0 100000", "-5 100000", "200000 0", "many 7", "1e9 5", "\xff\xfe\x00", "²²² 1"]
 )
@@ -132,19 +113,6 @@ def test_memory_of_v1(tmp_path: Path) -> None:
     assert spare_memory(tree(tmp_path, "4:memory:/m\n", mount, files)) == 0
 
 
-def test_the_worker_is_given_what_its_group_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "spare_memory", lambda: 3 << 30)
-    monkeypatch.setattr(machine, "_available", lambda: 64 << 30)
-    assert machine.spare_memory() == (3 << 30) - (512 << 20)
-
-
-def test_the_real_ones_can_be_read() -> None:
-    found, left = cpu_quota(), spare_memory()
-    assert found is None or (found.cores > 0 and Path(found.source).exists())
-    assert left is None or left >= 0
-    assert 1 <= target.usable_cores() <= (os.cpu_count() or 1)
-
-
 @pytest.mark.parametrize(
     ("quota", "usable"), [(None, 64), (2.0, 2), (1.5, 1), (0.5, 1), (2.999, 2), (64.0, 64), (100.0, 64)]
 )
@@ -167,12 +135,6 @@ def test_throttled_measurements_are_kept_apart() -> None:
     assert {hardware_of(each) for found in keys.values() for each in found} == {"a CPU f"}
 
 
-@pytest.mark.parametrize("quota", [0.05, 1.5, 2.0, 1e-5, 1e7])
-def test_the_machine_is_known_whatever_its_quota(quota: float) -> None:
-    assert hardware_of(Target("a CPU", "f", 4, quota).measured_on) == "a CPU f"
-    assert hardware_of("a CPU throttled to some extent f") == "a CPU throttled to some extent f"
-
-
 @pytest.fixture
 def under_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under ``--cpus=1.5`` on a machine of 64 cores."""
@@ -190,20 +152,3 @@ def test_threads_beyond_the_quota_are_warned_of(caplog: pytest.LogCaptureFixture
     assert record.getMessage() == (
         "2 threads asked for, but this process may use 1 core (CPU quota of 1.5 in /sys/fs/cgroup/cpu.max)"
     )
-
-
-@pytest.mark.usefixtures("under_quota")
-def test_doctor_tells_the_quota() -> None:
-    found = doctor_checks.quota_check()
-    assert found.status is doctor_checks.Status.OK
-    assert found.detail == (
-        "1.5 cores, by /sys/fs/cgroup/cpu.max: compiles use 1 thread unless --threads says otherwise"
-    )
-    assert "1 usable core" in doctor_checks.load_check(doctor_checks.place_of(None)).detail
-
-
-def test_doctor_warns_of_less_than_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "cpu_quota", lambda: CpuQuota(0.5, "/f"))
-    assert doctor_checks.quota_check().status is doctor_checks.Status.WARN
-    monkeypatch.setattr(target, "cpu_quota", lambda: None)
-    assert doctor_checks.quota_check().detail == "none"

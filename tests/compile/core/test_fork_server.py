@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from collage.core.child_process import ChildEndedError, ChildProcess
-from collage.core.forked_process import ForkServers, NoForkError, fork_servers, kept_fork_servers
+from collage.core.forked_process import ForkServers, NoForkError
 
 MODULE = "tests.core.forked_child"
 ROOT = Path(__file__).parents[3]
@@ -123,27 +122,6 @@ def test_how_a_child_ends_is_known(servers: ForkServers, verb: tuple[Any, ...], 
     assert not one.alive
 
 
-def test_what_a_child_prints(servers: ForkServers) -> None:
-    with tempfile.TemporaryFile() as errors:
-        one = child(servers, errors)
-        one.ask(("print", "hello"), 20.0)
-        with pytest.raises(ChildEndedError):
-            one.ask(("raise", "the reason"), 20.0)
-        errors.seek(0)
-        text = errors.read().decode()
-    assert text.startswith("hello\n")
-    assert text.endswith("RuntimeError: the reason\n")
-
-
-def test_a_child_that_is_killed_is_gone(servers: ForkServers) -> None:
-    one = child(servers)
-    found = about(one)
-    one.kill()
-    assert not Path(f"/proc/{found['me']}").exists()  # nor is there a zombie
-    one.kill()
-    assert not one.alive
-
-
 def test_what_decides_what_is_loaded_is_a_new_server(
     servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,14 +167,6 @@ def test_what_does_not_survive_a_fork_is_not_forked(
         assert not others._servers
 
 
-def test_servers_end_with_their_context(servers: ForkServers) -> None:
-    one = child(servers)
-    parent = about(one)["parent"]
-    one.kill()
-    servers.close()
-    assert not Path(f"/proc/{parent}").exists()
-
-
 def test_a_fork_of_the_parent_leaves_its_server_alone(servers: ForkServers) -> None:
     one = child(servers)
     found = about(one)
@@ -237,10 +207,3 @@ def test_server_and_children_end_with_the_parent() -> None:
         assert all(map(runs, processes))
         parent.kill()
     assert all(map(ends, processes))
-
-
-def test_servers_that_are_kept() -> None:
-    with kept_fork_servers():
-        one, new = fork_servers()
-        assert not new
-        assert fork_servers() == (one, False)

@@ -24,10 +24,6 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
-def test_tvm_is_there_and_pytorch_is_not() -> None:
-    assert run(_PROGRAM) == "1.0\n"
-
-
 _FUNCTIONS = """
 print(sum(len(vars(each)) for name, each in sorted(sys.modules.items()) if name.endswith("_ffi_api")))
 from tvm_ffi import registry
@@ -44,15 +40,3 @@ def test_tvm_has_the_functions_that_it_has_otherwise() -> None:
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_pytorch_can_be_imported_afterwards() -> None:
     assert run(_PROGRAM + "import torch; print(torch.ones(1).item())") == "1.0\n1.0\n"
-
-
-def test_what_is_there_already_stays() -> None:
-    hidden = "import sys, types; torch = sys.modules['torch'] = types.ModuleType('torch')\n"
-    assert (
-        run(
-            hidden + "from collage.core.lean_imports import lean_imports\n"
-            "with lean_imports(): import torch as inside\n"
-            "print(inside is torch is sys.modules['torch'])"
-        )
-        == "True\n"
-    )

@@ -127,34 +127,6 @@ def test_a_forked_child_does_not_keep_it() -> None:
     os.close(reader)
 
 
-def test_without_a_place_for_it_nothing_is_locked(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LOCK_VARIABLE, str(lock.parent / "none" / "lock"))
-    with machine_lock():
-        assert can_be_had()
-    monkeypatch.setenv(LOCK_VARIABLE, "")
-    assert lock_path() is None
-    with machine_lock():
-        assert can_be_had()
-    monkeypatch.delenv(LOCK_VARIABLE)
-    assert str(os.geteuid()) in str(lock_path())
-
-
-def test_an_error_in_the_block_releases_it() -> None:
-    with pytest.raises(ValueError, match="wrong"), machine_lock():
-        raise ValueError("wrong")
-    assert can_be_had()
-
-
-def test_whoever_may_read_the_files_takes_part(lock: Path) -> None:
-    with machine_lock():
-        pass
-    for path in (lock, lock.with_name("lock.next")):
-        assert path.stat().st_mode & 0o444
-        path.chmod(0o444)
-    with machine_lock():
-        assert not can_be_had()
-
-
 def test_a_file_of_another_user_in_the_default_place_is_left_alone(
     lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

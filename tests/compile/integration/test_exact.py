@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import helper
 
 import collage
 from collage.backends.base import NOT_EXACT
-from collage.backends.native import Native
-from collage.cli.main import main
 from collage.core.progress import Progress
-from collage.frontend.model import import_model
-from collage.frontend.subgraph import Subgraph
-from collage.kernel.options import BuildOptions, Variant
-from collage.patterns.context import MatchContext
-from collage.patterns.match import find_matches
-from collage.report.show import MARK
-from collage.schedule.region import Region
-from collage.search.candidates import offers_of
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model
 from tests.models import make_model
@@ -83,59 +71,6 @@ def test_exact_offers_no_algorithm_that_reassociates(folder: Path) -> None:
     np.testing.assert_array_equal(exact_zeros, np.zeros(64, np.float32))
 
 
-def test_the_report_says_what_reassociates(usual: collage.CompiledModule, folder: Path) -> None:
-    regions = usual.summary()["regions"]
-    assert {(each["backend"], each["reassociates"]) for each in regions} == {
-        ("native", True),
-        ("layout", False),
-    }
-    usual.save(folder / "usual.collage")
-    found = collage.load(folder / "usual.collage")
-    assert found.summary()["regions"] == regions
-    shown = CliRunner().invoke(main, ["show", str(folder / "usual.collage")], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0
-    assert f"native {MARK}" in shown.output
-    assert f"{MARK} 2 regions reassociate" in shown.output
-    assert f"{MARK} 2 regions reassociate" in usual._repr_html_()
-
-
-def test_exact_on_the_command_line(folder: Path) -> None:
-    onnx.save(two_convolutions(), folder / "model.onnx")
-    arguments = [
-        "compile",
-        str(folder / "model.onnx"),
-        "-o",
-        str(folder / "exact.collage"),
-        "--quick",
-        "--exact",
-    ]
-    arguments += ["--backends", "native,onnxruntime", "--db", str(folder / "quick.sqlite"), "-q"]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 0, done.output
-    module = collage.load(folder / "exact.collage")
-    assert not any(each["reassociates"] for each in module.summary()["regions"])
-    assert isinstance(module, collage.CompiledModule)
-    assert "winograd" not in _splits(module)
-
-
-class Careless(Native):
-    """A third party's backend that tells what reassociates, and does not look at ``BuildOptions.exact``."""
-
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        return super().variants(subgraph, replace(options, exact=False))
-
-
-def test_what_a_backend_tells_is_enough() -> None:
-    model = import_model(two_convolutions())
-    backend = Careless()
-    matches, _ = find_matches(MatchContext(model), backend.name, backend.sources(BuildOptions()))
-    usual, _ = offers_of(model, matches, {backend.name: backend}, BuildOptions())
-    exact, refused = offers_of(model, matches, {backend.name: backend}, BuildOptions(exact=True))
-    assert len(usual) > len(refused) == len(matches) > 0
-    assert not exact
-    assert refused[0].reason == NOT_EXACT
-
-
 def test_a_convolution_of_few_channels_has_a_direct_kernel_in_its_place() -> None:
     chain = subgraphs_of(conv_model((3, 16), [8, 12, 12], [3, 3, 3], pads=[1] * 6))[-1]
     usual = BACKEND.variants(chain, BuildOptions(threads=2))
@@ -152,9 +87,3 @@ def test_a_convolution_of_few_channels_has_a_direct_kernel_in_its_place() -> Non
     for variant in exact:  # planes that do not see the large one are right beside it
         (found,) = run_variant(chain, variant, 2, [data], exact=True)
         assert (np.abs(found - wanted) / plane).max() < 2e-6
-
-
-def test_regions_of_older_files_do_not_say() -> None:
-    data = Region("native", (), (), (), (), ()).to_json()
-    del data["reassociates"]
-    assert not Region.from_json(data).reassociates

@@ -66,18 +66,6 @@ def test_a_placement_with_a_careful_model(tmp_path: Path) -> None:
         assert_right(each, model, {"x": x})
 
 
-def test_engines_take_such_models(tmp_path: Path) -> None:
-    model = conv_net()
-    for engine in ("onnxruntime", "openvino"):
-        module = collage.compile(
-            model, db=tmp_path / "db.sqlite", progress=False, quick=True, backends=[engine], exact=False
-        )
-        assert {region.backend for region in module.program.regions} - {"view"} == {engine}
-        assert_right(module, model, {"x": drawn(2, 1, 3, 16, 16)})
-        module.save(tmp_path / "module.collage")
-        assert_right(collage.load(tmp_path / "module.collage"), model, {"x": drawn(3, 1, 3, 16, 16)})
-
-
 class TakesBytes(OnnxRuntime):
     """An engine of somebody's, who knows of models in one piece only."""
 

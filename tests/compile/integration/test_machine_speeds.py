@@ -12,10 +12,12 @@ from onnx import helper
 
 import collage
 from collage.backends.native import Native
+from collage.compiler.compile import compile_model
+from collage.compiler.options import CompileOptions
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import host
 from collage.measure.machine.speeds import speeds_key
-from collage.measure.timing.effort import FULL, QUICK
+from collage.measure.timing.effort import FULL
 from collage.measure_db.database import Database
 from collage.native.speed import can_measure
 from tests.models import make_model
@@ -33,8 +35,9 @@ def network() -> onnx.ModelProto:
     return make_model(nodes, {"x": [ROWS, DEPTH]}, {"y": [ROWS, COLUMNS]}, {"w": WEIGHTS})
 
 
-def compiled(db: Path, **options: object) -> collage.CompiledModule:
-    module = collage.compile(network(), db=db, backends=["native"], threads=2, progress=False, **options)  # type: ignore[arg-type]
+def compiled(db: Path, speeds_s: float = 0.0) -> collage.CompiledModule:
+    options = CompileOptions(db=db, backends=["native"], threads=2, effort=replace(FULL, speeds_s=speeds_s))
+    module = compile_model(network(), options, collage.default_registry(), lambda _: None)
     np.testing.assert_allclose(module(DATA), np.maximum(DATA @ WEIGHTS, 0), atol=1e-3)
     return module
 
@@ -44,24 +47,15 @@ def known(db: Path) -> MachineSpeeds | None:
         return speeds_key(host(2)).look_up(database)
 
 
-def test_the_first_compile_measures_the_machine_and_the_next_one_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(vars(FULL), "speeds_s", 0.05)
+def test_the_first_compile_measures_the_machine_and_the_next_one_nothing(tmp_path: Path) -> None:
     db = tmp_path / "db.sqlite"
-    first = compiled(db)
+    first = compiled(db, speeds_s=0.05)
     speeds = known(db)
     assert speeds is not None and speeds.measured
-    second = compiled(db)
+    second = compiled(db, speeds_s=0.05)
     assert first.report.measurements_made > 0 == second.report.measurements_made
     assert known(db) == speeds
     assert [each.nodes for each in second.program.regions] == [each.nodes for each in first.program.regions]
-
-
-def test_a_quick_compile_does_not_measure_the_machine(tmp_path: Path) -> None:
-    assert not QUICK.speeds_s
-    compiled(tmp_path / "db.sqlite", quick=True)
-    assert known(tmp_path / "db.sqlite") is None
 
 
 def test_speeds_that_are_wrong_make_other_kernels_that_are_right(tmp_path: Path) -> None:

@@ -26,17 +26,6 @@ def test_prepare_and_run() -> None:
         prepared.run([X, X])
 
 
-def test_inputs_by_wrong_names() -> None:
-    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
-    prepared = backend.prepare(make_model(nodes, {"a": [3], "b": [3]}, {"y": [3]}))
-    x = np.ones(3, np.float32)
-    for call in (prepared.run, prepared.module):
-        with pytest.raises(InputError, match=r"missing input: b\. The model takes: \['a', 'b'\]"):
-            call({"a": x})
-        with pytest.raises(InputError, match=r"unknown input: c\. Valid: a, b\."):
-            call({"a": x, "b": x, "c": x})
-
-
 def test_a_module_for_each_shape() -> None:
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 3]})
     prepared = backend.prepare(model)

@@ -15,18 +15,17 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import Backend
-from collage.backends.layout import LayoutTransforms, maker_of
+from collage.backends.layout import LayoutTransforms
 from collage.backends.view import View
 from collage.compiler.compile import CompileOptions, compile_model
-from collage.errors import ModuleFileError, RegistrationError
-from collage.graph.dataflow import TensorType
-from collage.graph.formats import Plain, StorageFormat
-from collage.graph.storage import HOST, PLAIN, Storage
+from collage.errors import ModuleFileError
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure.worker.process import Workers
 from tests.backends_for_tests import onnx_model
-from tests.storage_formats import COLUMNS, DEVICE, ColumnMajor
+from tests.storage_formats import COLUMNS, DEVICE
 
 ROWS, WIDTH = 5, 16
 
@@ -212,68 +211,7 @@ def test_a_device_of_a_plug_in(tmp_path: Path) -> None:
     check_answers(loaded)
 
 
-def test_a_compile_for_the_cpu_alone(tmp_path: Path) -> None:
-    module = compiled(tmp_path / "db.sqlite", registry_of(Host(), Npu()), device="cpu")
-    check_answers(module)
-    assert {each.layout for each in module.program.launches} == {"plain"}
-    assert list(module.program.arenas) == ["cpu"]
-
-
 def test_copies_that_are_wrong_are_rejected(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", registry_of(Host(), LosesSigns()))
     check_answers(module)
     assert {each.backend for each in module.program.launches} == {"host"}
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("blocked", "'blocked' is taken"), ("npu:plain", "small letters"), ("", "small letters")],
-)
-def test_names_of_formats(name: str, words: str) -> None:
-    class Other(Columnar):
-        def formats(self) -> Sequence[StorageFormat]:
-            return (ColumnMajor(name, 8),)
-
-    with pytest.raises(RegistrationError, match=words):
-        registry_of(Other())
-
-
-def test_two_backends_may_share_a_format() -> None:
-    class Same(Columnar):
-        name = "same"
-
-    class Another(Columnar):
-        name = "another"
-
-        def formats(self) -> Sequence[StorageFormat]:
-            return (ColumnMajor("column-major", 16),)
-
-    registry = registry_of(Columnar(), Same())
-    assert set(registry.formats) == {COLUMNS.format}
-    with pytest.raises(RegistrationError, match="'column-major' is taken"):
-        registry.register(Another())
-
-
-def test_a_backend_that_raises_makes_no_transform() -> None:
-    class Raising(Npu):
-        name = "raising"
-
-        def transforms(self, transform: LayoutTransform) -> bool:
-            raise ZeroDivisionError
-
-    kind = TensorType((2, 4), "float32")
-    backends = {each.name: each for each in (Raising(), Columnar())}
-    maker = maker_of(LayoutTransform(kind, PLAIN, COLUMNS), backends)
-    assert maker is backends["columnar"]
-    assert maker_of(LayoutTransform(kind, PLAIN, DEVICE), backends) is None
-
-
-def test_who_makes_a_transform() -> None:
-    """By default a backend makes those on the host to and from a format of its own."""
-    kind = TensorType((2, 4), "float32")
-    other = Storage(HOST, Plain("other"))
-    pairs = {(PLAIN, COLUMNS): True, (COLUMNS, PLAIN): True, (PLAIN, PLAIN): False}
-    pairs |= {(COLUMNS, other): False, (COLUMNS, DEVICE): False}
-    for (source, target), makes in pairs.items():
-        assert Columnar().transforms(LayoutTransform(kind, source, target)) == makes
-    assert not LayoutTransforms().transforms(LayoutTransform(kind, PLAIN, COLUMNS))

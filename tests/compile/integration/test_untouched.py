@@ -14,11 +14,9 @@ from onnx.reference import ReferenceEvaluator
 import collage
 import collage.compiler.compile
 import collage.compiler.passes.import_model
-import collage.frontend.read.load
 import collage.frontend.rewrite.simplify
-from collage.errors import InputError, ModelError
-from collage.frontend.read.compared import compared_numbers
-from tests.models import conv_net, make_model
+from collage.errors import InputError
+from tests.models import make_model
 
 RNG = np.random.default_rng(0)
 RATE = 16000
@@ -113,25 +111,6 @@ def test_each_of_two_shapes_runs_its_branch(database: Path) -> None:
         np.testing.assert_allclose(found["y"], expected[0], rtol=1e-4, atol=1e-5)
 
 
-def test_shapes_that_no_branch_can_have(database: Path) -> None:
-    """Loading does not show it: the engine has the model, and says at the first run what is wrong."""
-    module = compiled(two_rates(), database, shapes={"x": (1, 5)})
-    assert any("neither measured nor checked" in note for note in module.report.notes)
-    with pytest.raises(collage.CollageError, match="fails on these inputs"):
-        module.run({"x": np.zeros((1, 5), np.float32), "rate": np.array(RATE)})
-
-
-def test_strict_wants_no_way_out(database: Path) -> None:
-    with pytest.raises(ModelError, match="ONNX Runtime cannot load the model"):
-        compiled(two_rates(), database, shapes={"x": (2, 8)}, strict=True)
-
-
-@pytest.mark.parametrize("through", ["", "Identity", "Cast"])
-def test_numbers_that_a_model_compares_with(through: str) -> None:
-    assert compared_numbers(two_rates(through)) == {"rate": RATE}
-    assert compared_numbers(conv_net()) == {}
-
-
 def test_extents_of_minus_one_are_open(database: Path) -> None:
     model = two_rates()
     for info in (model.graph.input[0], model.graph.output[0]):
@@ -165,14 +144,11 @@ def wrong(model: onnx.ModelProto, **_: Any) -> onnx.ModelProto:
 
 
 SIMPLIFY = collage.frontend.rewrite.simplify.simplify
-LOAD, FOLD, COMPILER = collage.frontend.read.load, collage.frontend.rewrite.simplify, collage.compiler.compile
+FOLD, COMPILER = collage.frontend.rewrite.simplify, collage.compiler.compile
 IMPORT = collage.compiler.passes.import_model
 FAULTS: dict[str, tuple[object, str, Any, str]] = {
-    "operator set": (LOAD, "settle_opset", renamed, "as its author wrote it"),
     "shapes": (COMPILER, "fix_shapes", lambda m, _: m.CopyFrom(renamed(m)), "as its author wrote it"),
-    "definitions": (FOLD, "BEFORE", [renamed], "ONNX Runtime cannot load the model"),
     "types raise": (FOLD, "AFTER", [raises], "import fails (IndexError: list index out of range)"),
-    "simplified raises": (IMPORT, "simplify", raises, "import fails (IndexError"),
     "simplified for nobody": (
         IMPORT,
         "simplify",

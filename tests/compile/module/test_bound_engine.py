@@ -11,7 +11,6 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.errors import InputError
 from collage.frontend.session import reference_run
 from collage.kernel.buffers import aligned_copy
 from collage.runtime.suffix import SuffixExecutor
@@ -55,29 +54,6 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert not module.program.launches
     assert module.program.executed[-1].backend == request.param
     return module
-
-
-def test_arrays_that_the_engine_has_the_addresses_of_cannot_be_replaced(
-    whole: collage.CompiledModule,
-) -> None:
-    call = whole.bind()
-    with pytest.raises(TypeError):
-        call.inputs["x"] = drawn(0)["x"]  # type: ignore[index]
-    with pytest.raises(AttributeError):
-        call.outputs.pop("c")  # type: ignore[attr-defined]
-
-
-def test_arrays_are_zeros_until_they_are_filled(whole: collage.CompiledModule) -> None:
-    call = whole.bind()
-    for array in (*call.inputs.values(), *call.outputs.values()):
-        array.fill(np.nan)
-    del call, array  # others get their memory
-    call = whole.bind()
-    assert not any(array.any() for array in (*call.inputs.values(), *call.outputs.values()))
-    call()
-    zeros = {name: np.zeros(SHAPE, np.float32) for name in "xy"}
-    for found, wanted in zip(call.outputs.values(), expected(zeros), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
@@ -198,13 +174,3 @@ def test_calls_from_several_threads_take_turns(whole: collage.CompiledModule) ->
     for each in threads:
         each.join()
     assert not wrong
-
-
-def test_arrays_that_do_not_fit_are_refused(whole: collage.CompiledModule) -> None:
-    with pytest.raises(InputError, match="unknown input: z"):
-        whole.bind({"z": np.zeros(SHAPE, np.float32)})
-    with pytest.raises(InputError, match="input x is float64"):
-        whole.bind({"x": np.zeros(SHAPE)})
-    shared = aligned_copy(np.zeros(SHAPE, np.float32))
-    with pytest.raises(InputError, match="overlaps"):
-        whole.bind({"x": shared}, {"c": shared})

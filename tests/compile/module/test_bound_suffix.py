@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import collage
-from collage.errors import CollageError, InputError, UsageError
+from collage.errors import InputError, UsageError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.runtime.bound_suffix import Launches
 from collage.runtime.careful import Careful
-from collage.runtime.suffix import SuffixExecutor, _bound
+from collage.runtime.suffix import _bound
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, ValuePort
@@ -65,17 +65,6 @@ def test_what_the_engine_made_before_is_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(made, np.array(wanted, np.float32))
 
 
-def test_strings_are_made(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)]
-    model = make_model(nodes, {"x": [3]}, {"y": [3]}, {})
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.STRING
-    _, call = bound(model, tmp_path)
-    for row in ([1, 2, 3], [20, 5, 4]):
-        np.copyto(call.inputs["x"], np.array(row, np.float32))
-        call()
-        assert [float(each) for each in call.outputs["y"]] == row
-
-
 def comparing(folder: Path) -> collage.CompiledModule:
     """A module that compares two arrays of two strings."""
     nodes = [helper.make_node("Equal", ["s", "t"], ["y"])]
@@ -105,20 +94,6 @@ def test_strings_are_read_in_place(tmp_path: Path) -> None:
     for given in (["a", "b"], np.array(["a", "b"])):
         with pytest.raises(InputError, match=r"input s is no numpy array of str .*reads its inputs in place"):
             module.bind({"s": given, "t": s})  # type: ignore[dict-item]
-
-
-def test_what_is_no_array_is_not_bound(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Unique", ["x"], ["y"])]
-    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
-    with pytest.raises(
-        InputError, match="input x is no array of float32: a bound call reads its inputs in place"
-    ):
-        module.bind({"x": [1, 2, 2, 1]})  # type: ignore[dict-item]
-    x = np.array([1, 2, 2, 1], np.float32)
-    call = module.bind({"x": x})
-    x[:] = [3, 3, 4, 5]
-    call()
-    np.testing.assert_array_equal(call.outputs["y"], [3, 4, 5])
 
 
 def test_lists_of_arrays_are_read_in_place() -> None:
@@ -179,39 +154,3 @@ def test_an_engine_behind_launches_reads_what_they_make(careful: Any) -> None:
         np.testing.assert_array_equal(call.outputs["z"], np.full(3, -1 if answered else 2 * number + 12))
         np.testing.assert_array_equal(call.outputs["a"], np.full(3, number + 1))
         assert call.outputs["y"] is call.inputs["y"]
-
-
-def test_an_input_cannot_be_replaced_by_another_array() -> None:
-    call = made_suffix(None)
-    with pytest.raises(TypeError):
-        call.inputs["x"] = np.ones(3, np.float32)  # type: ignore[index]
-
-
-def test_an_engine_that_cannot_be_bound_gets_its_inputs_in_each_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: object, inputs: object) -> None:
-        raise RuntimeError("other shapes")
-
-    nodes = [helper.make_node("Unique", ["x"], ["y"])]
-    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
-    assert isinstance(module.executor, SuffixExecutor)
-    monkeypatch.setattr(type(module.executor._session), "bind_inputs", refuse)
-    call = module.bind()
-    for row in ([1, 1, 2, 2], [3, 4, 5, 6]):
-        np.copyto(call.inputs["x"], np.array(row, np.float32))
-        call()
-        np.testing.assert_array_equal(call.outputs["y"], sorted(set(row)))
-
-
-def test_errors_of_the_engine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RuntimeError("out of order")
-
-    nodes = [helper.make_node("Unique", ["x"], ["y"])]
-    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
-    assert isinstance(module.executor, SuffixExecutor)
-    monkeypatch.setattr(type(module.executor._session), "bind_inputs", lambda self, inputs: fails)
-    call = module.bind()
-    with pytest.raises(CollageError, match="fails on these inputs: out of order"):
-        call()

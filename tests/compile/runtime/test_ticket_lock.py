@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,13 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import collage.runtime.suffix
-from collage.errors import CollageError
-from collage.runtime.suffix import _Turn
 from collage.runtime.ticket_lock import TicketLock
 
 ROOT = Path(__file__).parents[3]
@@ -54,37 +49,6 @@ def test_first_come_first_served() -> None:
     for each in threads:
         each.join()
     assert served == list(range(20))
-
-
-def test_one_at_a_time() -> None:
-    turns = TicketLock()
-    inside = 0
-
-    def work() -> None:
-        nonlocal inside
-        inside += 1
-        found = inside
-        inside -= 1
-        assert found == 1
-
-    threads = [start(lambda: [turns.run(work) for _ in range(2000)]) for _ in range(8)]
-    for each in threads:
-        each.join()
-    assert inside == 0
-
-
-def test_an_error_inside_gives_the_turn_back() -> None:
-    turns = TicketLock()
-    with pytest.raises(ZeroDivisionError):
-        turns.run(lambda: 1 // 0)
-    assert turns.run(lambda: 3) == 3
-
-
-def test_earlier_places_are_forgotten() -> None:
-    turns = TicketLock()
-    for _ in range(3):
-        turns.run(int)
-    assert turns._last is not None and turns._last.before is None
 
 
 @in_main_thread
@@ -179,11 +143,3 @@ def test_a_turn_that_began_before_a_fork_ends_in_the_child() -> None:
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 3, done.stderr
-
-
-def test_the_turn_of_an_engine_is_refused_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = _Turn()
-    assert turns.run(lambda: 3) == 3
-    monkeypatch.setattr(collage.runtime.suffix, "os", SimpleNamespace(getpid=lambda: os.getpid() + 1))
-    with pytest.raises(CollageError, match="before the process forked"):
-        turns.run(int)

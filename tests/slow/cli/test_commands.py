@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -20,15 +18,6 @@ from collage.cli import doctor_checks as doctor
 from collage.measure_db.database import Database
 from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.cuda_driver import Driver, no_driver, pretend
-
-COMMANDS = (["compile"], ["run"], ["serve"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_teaches_by_examples(command: list[str]) -> None:
-    text = succeeds(*command, "--help")
-    assert "Examples:" in text
-    assert f"collage {' '.join(command)}" in text.split("Examples:")[1]
 
 
 def test_version_and_module() -> None:
@@ -63,13 +52,6 @@ def test_backends() -> None:
     assert found["tensorrt"]["available"] or "needs an NVIDIA GPU" in found["tensorrt"]["reason"]
     assert "onnxruntime" in succeeds("backends")
     assert "native core" in succeeds("backends")
-
-
-def test_db_stats(module: Path, database: Path) -> None:
-    found = json_of("db", "stats", "--db", database, "--json")
-    assert found["path"] == str(database)
-    assert sum(found["measured"].values()) > 0
-    assert "onnxruntime" in succeeds("db", "stats", "--db", database)
 
 
 def test_db_stats_of_no_database(tmp_path: Path) -> None:
@@ -122,26 +104,13 @@ def test_doctor(tmp_path: Path, installed: Callable[..., None]) -> None:
     found = json.loads(result.stdout)
     assert result.exit_code == (0 if found["ok"] else 1)
     checks = {each["name"]: each for each in found["checks"]}
-    assert {"Python", "apache-tvm", "onnx", "CPU", "load", "barrier", "cache folder", "database"} <= set(
-        checks
-    )
+    assert {"Python", "apache-tvm", "onnx", "CPU", "load", "cache folder", "database"} <= set(checks)
     assert "click" not in checks
     for each in checks.values():
         assert each["status"] in ("ok", "warn", "fail")
         assert each["fix"] or each["status"] == "ok"
     assert [checks[name]["status"] for name in ("Python", "apache-tvm", "onnx")] == ["ok"] * 3
     assert "Python" in succeeds("doctor", "--db", tmp_path / "db.sqlite")
-
-
-def test_doctor_tells_of_cores_that_move() -> None:
-    """Some barriers are interrupted. Where many take several times the shortest one, the cores are now far apart."""
-    assert doctor.barrier_found([0.09] * 18 + [0.5, 40.0], 2) == doctor.Check(
-        "barrier", doctor.Status.OK, "2 threads meet in 0.09 us"
-    )
-    found = doctor.barrier_found([0.09] * 12 + [0.35] * 8, 2)
-    assert found.status is doctor.Status.WARN
-    assert "0.09 us at best, and often in 0.35 us" in found.detail
-    assert "collage bench" in found.fix
 
 
 def test_doctor_tells_of_versions(
@@ -165,18 +134,6 @@ def test_doctor_tells_of_versions(
     assert (checks["onnxruntime"]["status"], checks["openvino"]["status"]) == ("fail", "warn")
 
 
-def test_doctor_without_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def distribution(name: str) -> metadata.Distribution:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", distribution)
-    checks = {
-        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
-    }
-    assert checks["collage"]["status"] == "warn"
-    assert "CPU" in checks
-
-
 def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "Collage's native core cannot be used: it was not built. Install a compiler."
     monkeypatch.setattr("collage.native.library.core_problem", lambda: problem)
@@ -192,28 +149,12 @@ def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.
     assert json_of("backends", "--json")["native_core"] == {"available": False, "reason": problem}
 
 
-def test_doctor_tells_of_a_search_that_was_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.native.cover_walk.can_walk", lambda: False)
-    checks = {
-        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
-    }
-    assert checks["native core"]["status"] == "warn"
-    assert "search" in checks["native core"]["detail"]
-    assert "C++17" in checks["native core"]["fix"]
-
-
 def test_doctor_tells_of_a_damaged_database(tmp_path: Path) -> None:
     (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
     result = collage("doctor", "--db", tmp_path / "bad.sqlite", "--json")
     assert result.exit_code == 1
     (found,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "database")
     assert found["status"] == "fail"
-
-
-def test_doctor_looks_at_requirements_of_the_package() -> None:
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    for name in doctor._MODULES:
-        assert re.search(rf'"{name}[=<>]', text)
 
 
 def test_a_reader_that_goes_away_is_no_error(module: Path) -> None:
@@ -230,15 +171,6 @@ def test_an_unexpected_failure_is_one_line_too(module: Path, monkeypatch: pytest
     fails(1, "show", module, words=("RuntimeError: two lines", "--traceback"))
 
 
-def test_traceback_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "collage", "--traceback", "show", tmp_path / "no.collage"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "COLLAGE_TRACEBACK": ""}
-    )
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
 def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, no_driver)
     checks = json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
@@ -249,23 +181,6 @@ def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not listed["tvm_cuda"]["available"]
     for words in ("no NVIDIA driver", "CUDA 13.0 or later", "'.[gpu]'"):
         assert words in listed["tvm_cuda"]["reason"]
-
-
-def test_what_has_never_run_on_a_gpu_is_told_of_the_backends_that_have_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whether there is a GPU or not, and whether the library is installed or not."""
-    monkeypatch.setenv("COLUMNS", "1000")
-    registry = package.default_registry()
-    for_gpus = [name for name in registry.names if registry[name].device == "cuda"]
-    assert {"tvm_cuda", "cublas", "cudnn", "tensorrt", "torch_cuda", "onnxruntime_cuda"} <= {*for_gpus}
-    for load in (no_driver, lambda name: Driver(1)):
-        pretend(monkeypatch, load)
-        lines = succeeds("backends").splitlines()
-        for name in for_gpus:
-            (line,) = (each for each in lines if each.split()[:1] == [name])
-            never = name in ("tensorrt", "onnxruntime_cuda")
-            assert line.count("has never run on a GPU (docs/gpu.md)") == never, line
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,6 @@ def save_with_weights_beside(folder: Path) -> Path:
     return path
 
 
-def test_weights_file_missing(tmp_path: Path) -> None:
-    path = save_with_weights_beside(tmp_path)
-    (tmp_path / "weights.bin").unlink()
-    words = (
-        "net.onnx",
-        "weights.bin. Put the external data file next to the model",
-    )
-    fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
 def test_weights_file_cut_short(share: float, tmp_path: Path) -> None:
     path = save_with_weights_beside(tmp_path)
@@ -43,16 +33,6 @@ def test_weights_file_cut_short(share: float, tmp_path: Path) -> None:
     words = ("net.onnx", "cannot be read", "The external data file is cut short")
     fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
     assert not (tmp_path / "out.collage").exists()
-
-
-def test_operator_of_a_domain_that_nobody_knows(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Fancy", ["x"], ["y"], "fancy", domain="com.example")]
-    model = make_model(nodes, {"x": [4]}, {"y": [4]})
-    model.opset_import.append(helper.make_opsetid("com.example", 1))
-    path = tmp_path / "net.onnx"
-    onnx.save_model(model, str(path))
-    words = ("com.example", "Fancy")
-    fails(1, "compile", path, "-o", tmp_path / "out.collage", "--db", tmp_path / "db", words=words)
 
 
 def endless(*, constant: bool, typed: bool) -> onnx.ModelProto:
@@ -186,8 +166,3 @@ def test_disk_full_in_the_temporary_folder(tmp_path: Path) -> None:
         assert words in done.output
     x = np.linspace(-1, 1, 4 << 18, dtype=np.float32).reshape(4, -1)
     np.testing.assert_allclose(load(out)(x), np.maximum(x, 0) + 2 * np.tanh(x), atol=1e-5)
-
-
-def test_folder_that_nobody_can_write(network: Path) -> None:
-    for out in ("/proc/out.collage", "/proc/self/out.collage"):
-        fails(1, "compile", network, "-o", out, words=(f"cannot write {out}",))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +21,7 @@ from collage.backends.view import View
 from collage.cluster import facts
 from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
-from collage.cluster.crews import on_cluster
-from collage.cluster.ray_crew import RayCrew
-from collage.cluster.trial import failure
-from collage.core.deadline import BudgetOverError
+from collage.cluster.ray_crew import RayCrew, on_cluster
 from collage.errors import ClusterError
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
@@ -122,23 +116,6 @@ def test_what_an_interrupt_finds_is_kept(bench: Bench, database: Database) -> No
     assert [*bench.measurer(database).known(requests)] == requests[:1]
 
 
-def test_what_is_found_within_the_budget_is_kept(bench: Bench, database: Database) -> None:
-    requests = [CandidateRequest((1,), "numpy"), CandidateRequest((1,), "late")]
-    deadline = bench.session.deadline
-
-    def end() -> None:
-        _until(lambda: "1" in bench.late.builders())
-        deadline.allow(0.0)
-
-    threading.Thread(target=end, daemon=True).start()
-    try:
-        with pytest.raises(BudgetOverError):
-            bench.measurer(database).measure(requests)
-    finally:
-        deadline.allow(math.inf)
-    assert [*bench.measurer(database).known(requests)] == requests[:1]
-
-
 def test_a_worker_that_is_killed_loses_nothing(
     bench: Bench, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,25 +186,6 @@ def test_no_node_matches(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         on_cluster(TWO, {}),
     ):
         pytest.fail("it is connected")
-
-
-def test_another_version_of_ray(ray: Any) -> None:
-    address = ray.get_runtime_context().gcs_address
-    assert failure(address, 60.0) == ""
-    code = f"""
-import ray
-ray.__version__ = "1.0"
-from collage.cluster import connect
-from collage.cluster.address import ClusterAddress
-try:
-    with connect.connected(ClusterAddress({address!r})):
-        print("connected")
-except connect.ClusterError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert f"the cluster at {address} has another Ray or Python: " in done.stdout, done.stderr
-    assert len(done.stdout.splitlines()) == 1
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -137,16 +137,3 @@ def test_an_interrupt_ends_the_child_that_does_not_read(stopped: ChildProcess) -
         stopped.ask(bytes(1 << 20), 60)
     timer.join()
     assert not stopped.alive
-
-
-def test_a_child_that_ends_without_reading_has_ended(stopped: ChildProcess) -> None:
-    timer = threading.Timer(0.3, os.kill, (stopped._process.pid, signal.SIGKILL))
-    timer.start()
-    with pytest.raises(ChildEndedError):
-        stopped.ask(bytes(1 << 20), 60)
-    timer.join()
-
-
-def test_a_limit_may_be_longer_than_the_system_waits_at_once(child: ChildProcess) -> None:
-    assert child.ask("hello", 1e12) == "hello"
-    assert child.ask("wait", 1e12, most_s=1e12) == "wait"

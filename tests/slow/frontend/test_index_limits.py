@@ -55,7 +55,7 @@ def test_an_index_out_of_range_is_an_error(module: collage.CompiledModule, tmp_p
         assert others.shape == (1, 3, 1, 1)
         for wrong in (7, -8, 2**40):
             with pytest.raises(
-                InputError, match=f"ids holds the index {wrong}, but what it indexes has 7 rows"
+                InputError, match=f"ids holds the index {wrong}, which is out of range: its table has 7 rows"
             ):
                 each(np.array([0, wrong, 1]), np.array([0, 1, 4]))
 
@@ -216,7 +216,9 @@ def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
     module.save(tmp_path / "m.collage")
     for each in (module, collage.load(tmp_path / "m.collage")):
         each(np.array([0, 9, -10]))
-        with pytest.raises(InputError, match="ids holds the index 10, but what it indexes has 10 rows"):
+        with pytest.raises(
+            InputError, match="ids holds the index 10, which is out of range: its table has 10 rows"
+        ):
             each(np.array([0, 10, 1]))
 
 

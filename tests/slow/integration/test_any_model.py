@@ -279,13 +279,6 @@ def test_agrees_with_the_standard(name: str, database: Path) -> None:
         np.testing.assert_allclose(actual, reference, rtol=tolerance, atol=tolerance)
 
 
-def test_bfloat16(database: Path) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)]
-    model = make_model(nodes, {"x": [4]}, {"y": [4]}, types={"y": TensorProto.BFLOAT16})
-    x = np.array([1, 1.001, -3e20, 0], np.float32)
-    np.testing.assert_array_equal(compiled(model, database)(x), x.astype(ml_dtypes.bfloat16))
-
-
 def test_bfloat16_goes_into_onnx_runtime() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
@@ -303,18 +296,6 @@ def test_bfloat16_goes_into_onnx_runtime() -> None:
         [Fallback(model, [read], [made], 1).run({"x": x})["y"]],
     ):
         np.testing.assert_array_equal(found[0], [0, 0.5, 3])
-
-
-def test_initialisers_that_are_inputs_too(database: Path) -> None:
-    """As models of ONNX IR version 3 have them."""
-    weights = {"w": RNG.standard_normal((3, 2)).astype(np.float32)}
-    model = make_model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [4, 3], "w": [3, 2]}, {"y": [4, 2]}, weights
-    )
-    x = RNG.standard_normal((4, 3)).astype(np.float32)
-    module = compiled(model, database)
-    assert list(module.inputs) == ["x"]
-    np.testing.assert_allclose(module(x), x @ weights["w"], rtol=1e-5)
 
 
 def reshape() -> onnx.ModelProto:
@@ -336,16 +317,6 @@ def test_inputs_to_measure_with(database: Path) -> None:
         compiled(reshape(), database, inputs={"q": shape})
     with pytest.raises(InputError, match="shape has dtype float32, the model takes int64"):
         compiled(reshape(), database, inputs={"shape": shape.astype(np.float32)})
-
-
-def test_large_inputs_that_differ_in_the_middle_are_measured_each(database: Path) -> None:
-    node = helper.make_node("NonZero", ["x"], ["y"])
-    model = typed_model([node], {"x": tensor(shape=[5000])}, {"y": tensor(TensorProto.INT64, [1, None])})
-    ones = np.ones(5000, np.float32)
-    hole = np.where(np.arange(5000) == 2500, 0, ones).astype(np.float32)
-    assert str(ones) == str(hole)
-    made = [compiled(model, database, inputs={"x": x}).report.measurements_made for x in (ones, hole, ones)]
-    assert made[0] > 0 and made[1] > 0 and made[2] == 0
 
 
 def test_a_model_that_random_inputs_cannot_run_is_loaded_unmeasured(database: Path) -> None:

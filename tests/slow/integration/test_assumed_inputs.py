@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 import collage
 from collage.errors import InputError
 from collage.frontend.session import reference_run
-from collage.report.show import facts
 from collage.runtime.executor import Executor
 
 SHAPE = (1, 8, 10, 10)
@@ -112,14 +110,6 @@ def test_bound_calls_and_clones_compare_the_setting_too(
             np.testing.assert_allclose(call.outputs["y"], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_the_report_tells_what_is_assumed(placed: tuple[int, collage.CompiledModule, Path]) -> None:
-    rate, module, _ = placed
-    lines = dict(facts(module.report, module.program))
-    assert lines["assumes"].startswith(f"rate = [{rate}];")
-    assert module.summary()["assumes"] == {"rate": [rate]}
-    assert any("choose" in note and f"rate = [{rate}]" in note for note in module.report.notes)
-
-
 def test_a_compile_for_one_setting_is_not_recalled_for_another(tmp_path: Path) -> None:
     for rate in (3, 4, 3):
         module = collage.compile(
@@ -138,31 +128,6 @@ def test_a_compile_for_one_setting_is_not_recalled_for_another(tmp_path: Path) -
         np.testing.assert_allclose(module.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-4)
         assert isinstance(module.executor, Executor)
         assert module.executor.careful_runs == 0
-
-
-def test_programs_with_assumptions_survive_json(placed: tuple[int, collage.CompiledModule, Path]) -> None:
-    from collage.core.typed import MalformedError
-    from collage.schedule.read_program import read_program
-
-    _, module, _ = placed
-    data = json.loads(json.dumps(module.program.to_json()))
-    assert read_program(data).assumed == module.program.assumed
-    (value,) = data["assumed"]
-    for wrong in ({value: "00"}, {"12345": data["assumed"][value]}):
-        with pytest.raises(MalformedError, match="is compared with"):
-            read_program({**data, "assumed": wrong})
-
-
-def test_engines_are_rivals_on_the_branch(tmp_path: Path) -> None:
-    module = collage.compile(
-        network(), inputs=drawn(16000, 0), db=tmp_path / "db.sqlite", progress=False, threads=2
-    )
-    assert isinstance(module, collage.CompiledModule)
-    assert any("as written" in label for label in module.report.finalists)
-    for seed, rate in enumerate((16000, 8000)):
-        feeds = drawn(rate, seed)
-        wanted = reference_run(network(), feeds)[0]
-        np.testing.assert_allclose(module.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_indices_are_those_of_the_setting(tmp_path: Path) -> None:

@@ -111,14 +111,6 @@ def test_hostile_backends_are_rejected_with_a_reason_and_the_compile_succeeds(tm
         assert reason[:40] in explained
 
 
-def test_a_name_taken_twice_is_an_error() -> None:
-    registry = collage.builtin_registry(with_entry_points=False)
-    with pytest.raises(RegistrationError, match=r"'tvm' is taken"):
-        registry.register(hostile("tvm"))
-    with pytest.raises(RegistrationError, match="instance"):
-        registry.register(Hostile)  # type: ignore[arg-type]
-
-
 class Clumsy(Hostile):
     """Misbehaves before there is a kernel."""
 
@@ -161,11 +153,3 @@ def test_what_a_plugin_does_wrong_is_a_warning_that_names_it(
     assert reason == "its available() returned None, which is no collage.Availability"
     with pytest.raises(RegistrationError, match="backend unavailable is not available: its available"):
         collage.compile(model, backends=["unavailable"], registry=registry)
-
-
-def test_a_kind_that_is_a_text_is_an_error() -> None:
-    registry = collage.builtin_registry(with_entry_points=False)
-    with pytest.raises(
-        RegistrationError, match=r"kind is 'library'; it must be one of collage.BackendKind.LIBRARY"
-    ):
-        registry.register(type("Text", (Hostile,), {"name": "text", "kind": "library"})())

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import collage
 from collage.compiler import compile as compile_module
-from collage.compiler.passes.glance import Glance
-from collage.compiler.state import Compilation, Context
-from collage.measure.measurer import Measurer
-from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.busy import BUSY_VARIABLE
-from collage.measure_db.results import Outcome
 from tests.models import elementwise_net
 
 
@@ -58,38 +51,3 @@ def test_what_was_disturbed_is_measured_again_on_a_quiet_machine(
     assert rows(database, measured) == [(1,)]  # some may be of regions that are not proposed this time
     monkeypatch.setenv(BUSY_VARIABLE, "1")  # however busy this machine is now
     assert made() == 0
-
-
-def test_what_was_disturbed_is_good_enough_for_a_first_mix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then it is measured again: after the first look at a mix, and not before."""
-    database = tmp_path / "db.sqlite"
-    monkeypatch.setattr(compile_module, "quiet_now", lambda best_us: True)
-    compiled(database)
-    rows(database, "UPDATE kernels SET busy = 0.5, created = 5.0")
-    rows(database, "DELETE FROM facts WHERE name LIKE 'finished%'")
-    monkeypatch.delenv(BUSY_VARIABLE)
-    told: list[str] = []
-    race = Measurer.race
-
-    def noted(
-        measurer: Measurer, requests: Sequence[CandidateRequest], *about: Any
-    ) -> dict[CandidateRequest, Outcome]:
-        before = measurer.measurements_made
-        found = race(measurer, requests, *about)
-        told.append("measured" if measurer.measurements_made > before else "known")
-        return found
-
-    look = Glance.__call__
-
-    def looks(glance: Glance, context: Context, compilation: Compilation) -> Compilation:
-        told.append("a look")
-        return look(glance, context, compilation)
-
-    monkeypatch.setattr(Measurer, "race", noted)
-    monkeypatch.setattr(Glance, "__call__", looks)
-    compiled(database)
-    first_look = told.index("a look")
-    assert set(told[:first_look]) == {"known"}
-    assert "measured" in told[first_look:]

@@ -125,13 +125,6 @@ def test_streams_are_recalled(
         assert chosen[0]["split"].endswith("one thread") or chosen[0]["backend"] == "view"
 
 
-def test_what_runs_on_one_thread_is_explained(module: collage.CompiledModule) -> None:
-    for node in module.summary()["nodes"]:
-        chosen = [each for each in node["candidates"] if each["verdict"] == "chosen"]
-        assert len(chosen) == 1
-        assert chosen[0]["split"].endswith("one thread") or chosen[0]["backend"] == "view"
-
-
 def test_the_time_line_shows_both_threads_and_respects_the_graph(module: collage.CompiledModule) -> None:
     x = np.random.default_rng(0).standard_normal((1, 32, 14, 14)).astype(np.float32)
     events = [each for each in module.trace({"x": x})["traceEvents"] if each["ph"] == "X"]

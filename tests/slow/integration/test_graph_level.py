@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,26 +13,28 @@ import onnxruntime as ort
 import pytest
 
 import collage
-from collage import api
 from collage.backends.openvino import OpenVino
 from collage.compiler import offload_judge
+from collage.compiler.compile import compile_model
+from collage.compiler.options import CompileOptions
 from collage.compiler.passes import select
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.results import Timing
-from tests.finished import forget_finished
 from tests.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
 
 
 def compiled(
-    db: Path, progress: Callable[[Progress], None] | bool = False, search_s: float = 8.0
+    db: Path,
+    progress: Callable[[Progress], None] = lambda _: None,
+    search_s: float = 8.0,
+    backends: Sequence[str] = BACKENDS,
 ) -> collage.CompiledModule:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "GRAPH_LEVEL_S", search_s)
-        return collage.compile(conv_net(), backends=BACKENDS, level="graph", db=db, progress=progress)
+    options = CompileOptions(db=db, backends=backends, graph_level_s=search_s)
+    return compile_model(conv_net(), options, collage.default_registry(), progress)
 
 
 @pytest.fixture(scope="module")
@@ -119,20 +121,13 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         return found
 
     monkeypatch.setattr(offload_judge.OffloadJudge, "_timings", timings)
-    monkeypatch.setattr(api, "GRAPH_LEVEL_S", 60.0)
     ranked = select._ranked
     monkeypatch.setattr(
         select,
         "_ranked",
         lambda f, t: sorted(ranked(f, t), key=lambda each: each.label != "graph level"),
     )
-    module = collage.compile(
-        conv_net(),
-        backends=["tvm", "onednn", "onnxruntime"],
-        level="graph",
-        db=like,
-        progress=False,
-    )
+    module = compiled(like, search_s=60.0, backends=["tvm", "onednn", "onnxruntime"])
     assert [r.backend for r in module.program.launches].count("onnxruntime") == 2
     assert module.report.graph_level is not None and module.report.graph_level.times < 0.6
     session = ort.InferenceSession(conv_net().SerializeToString(), providers=["CPUExecutionProvider"])
@@ -144,42 +139,6 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         assert [c["verdict"] for c in node["candidates"]].count("chosen") == 1
     module.save(tmp_path / "net.collage")
     assert collage.load(tmp_path / "net.collage").report == module.report
-
-
-def test_proposals_whose_parts_take_too_long_are_not_run(
-    module: collage.CompiledModule, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def networks(path: Path) -> int:
-        with Database(path) as known:
-            return known.stats().networks
-
-    copy = tmp_path / "db.sqlite"
-    with Database(database) as known:
-        known._connection.execute("VACUUM INTO ?", (str(copy),))
-    for _ in range(5):  # what a search learns may show the next compile one region more
-        forget_finished(copy)
-        settled = compiled(copy).report
-        if not settled.measurements_made:
-            break
-    monkeypatch.setattr(offload_judge, "_HOPELESS", 0.0)
-    before = networks(copy)
-    found = compiled(copy, search_s=15.0).report
-    assert found.graph_level is not None and settled.graph_level is not None
-    assert found.graph_level.trials > settled.graph_level.trials
-    # At most the last comparison is new; each trial that is run adds two networks.
-    assert (
-        networks(copy) - before
-        <= len(found.finalists)
-        < 2 * (found.graph_level.trials - settled.graph_level.trials)
-    )
-
-
-def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:
-    module = collage.compile(
-        elementwise_net(), backends=["tvm"], level="graph", db=tmp_path / "db.sqlite", progress=False
-    )
-    assert module.report.graph_level is not None
-    assert (module.report.graph_level.genes, module.report.graph_level.trials) == (0, 0)
 
 
 def test_levels_and_budgets_that_make_no_sense() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from collage.compiler import pipeline
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
 from collage.compiler.passes.anytime import Anytime
-from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.measure import Measure
@@ -31,13 +29,9 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.repeat import Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.settle import Settle
-from collage.compiler.plan import Plan
-from collage.compiler.state import Compilation, Context
 from collage.errors import ModelError
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
-from collage.search.candidate import Candidate
-from collage.search.placement import finish
 from tests.backends_for_tests import onnx_model
 from tests.beside import Beside, Engine, Late, Slow, Sober
 
@@ -110,31 +104,11 @@ def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
     assert not any("not used" in note for note in again.report.notes)
 
 
-@pytest.mark.parametrize(("way", "moment"), [(way, moment) for way, moment, _ in WAYS])
-def test_quick(way: str, moment: str, tmp_path: Path) -> None:
-    backends = Beside(way, moment), Slow()
-    module = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
-    again = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
-    assert reasons(again, "beside") == reasons(module, "beside")
-    assert not any("not used" in note for note in again.report.notes)
-
-
 def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Path) -> None:
     """It is found where the cost of switching between backends is measured."""
     module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "among others"), Slow())
     (reason,) = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
     assert reason.startswith("crashed: beside kernels of other backends: SIGSEGV")
-
-
-def test_a_backend_that_fails_again_and_again_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = Repeat((Fixpoint(Place(most_faults=1), Calibrate()), Baselines(), Select()))
-    passes = *pipeline.FULL[:-1], Measure(), search
-    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime(passes, Settle()),))
-    module = compiled(tmp_path / "db.sqlite", Beside("raises", "at once"), Slow())
-    assert len(reasons(module, "beside")) == 1
-    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
 
 
 def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
@@ -162,33 +136,6 @@ def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp
 def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Sober())
     assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
-
-
-@dataclass(frozen=True)
-class LoadForAnother:
-    """Has the worker load kernels of beside for another plan first, whose relu is late."""
-
-    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        bench, graph = context.workbench(compilation), compilation.imported.graph
-        chosen = [
-            Candidate((number,), "late" if "relu" in node.op else "beside", 1.0)
-            for number, node in enumerate(graph.nodes)
-        ]
-        plan = Plan("another", finish(graph, chosen, 0.0), exclusive=False)
-        bench.runs.launch_times_us(bench.assembler.assemble(plan, {}))
-        return compilation
-
-
-def test_a_network_that_shares_kernels_with_another_is_run_with_its_own_before_it_is_handed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel fails in the first plan that it is loaded for, and that is the user's own in their process."""
-    search = LoadForAnother(), Repeat((Fixpoint(Place(), Calibrate()), Select()))
-    passes = *pipeline.FULL[:-1], Measure(), *search
-    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime(passes, Settle()),))
-    module = compiled(tmp_path / "db.sqlite", Beside("raises", "unnoted"), Late())
-    assert any("fails as a whole: failed: in the network" in note for note in module.report.notes)
-    assert {region.backend for region in module.program.launches} == {"late"}
 
 
 def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(

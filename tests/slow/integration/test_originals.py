@@ -24,18 +24,12 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
 from collage.compiler.passes import select
-from collage.compiler.passes.baselines import Baselines, best_profile
-from collage.frontend.export.to_onnx import ExportError
-from collage.frontend.model import from_simplified
-from collage.frontend.original import as_region
-from collage.frontend.read.load import load_onnx
-from collage.frontend.rewrite.simplify import simplify
+from collage.compiler.passes.baselines import Baselines
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.report.words import as_written
-from collage.search.candidate import Candidate
 from tests.backends_for_tests import NumpyBackend
-from tests.models import conv_net, elementwise_net, make_model
+from tests.models import elementwise_net, make_model
 
 ENGINES = [
     OnnxRuntime(),
@@ -56,30 +50,6 @@ def awkward() -> onnx.ModelProto:
     shapes = {"b": [2, 3], "w": [2, 3], "a": [2, 3]}
     outputs = {"fixed": [3], "again": [2, 3], "s": [2, 3], "y": [2, 3]}
     return make_model(nodes, shapes, outputs, weights)
-
-
-def test_the_original_takes_the_place_of_the_whole_graph() -> None:
-    original = load_onnx(awkward())
-    model = from_simplified(simplify(original))
-    region = as_region(original, model)
-    onnx.checker.check_model(region)
-    assert region.graph.node == original.graph.node
-    assert [i.name for i in region.graph.input] == ["a", "b", "w"]
-    assert len(region.graph.output) == 2
-    assert [i.name for i in original.graph.input] == ["b", "w", "a"]
-
-
-def test_a_model_in_the_graphs_order_is_not_copied() -> None:
-    original = load_onnx(conv_net())
-    assert as_region(original, from_simplified(simplify(original))) is original
-
-
-def test_an_original_that_does_not_fit_is_told_of() -> None:
-    original = load_onnx(conv_net())
-    model = from_simplified(simplify(original))
-    original.graph.input[0].name = "another"
-    with pytest.raises(ExportError, match="other inputs or outputs than the graph: x"):
-        as_region(original, model)
 
 
 def unread(*nodes: onnx.NodeProto, element: int = onnx.TensorProto.INT64) -> onnx.ModelProto:
@@ -110,11 +80,6 @@ UNREAD = {
         helper.make_node("Range", ["zero", "n", "one"], ["p"]),
         helper.make_node("Cast", ["p"], ["f"], to=onnx.TensorProto.FLOAT),
         helper.make_node("Add", ["t", "f"], ["y"]),
-    ),
-    "its size": unread(
-        helper.make_node("Size", ["u"], ["n"]),
-        helper.make_node("Cast", ["n"], ["f"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("Mul", ["t", "f"], ["y"]),
     ),
     "in a branch that is not taken": unread(
         helper.make_node(
@@ -215,15 +180,6 @@ def test_profiles_reach_openvino() -> None:
     assert engine.profiles(BuildOptions(threads=1)) == ("",)
 
 
-def test_the_usual_settings_stay_unless_they_are_slower_beyond_doubt() -> None:
-    def profiles(**costs: float) -> dict[str, Candidate]:
-        return {name.replace("usual", ""): Candidate((0,), "e", us, 1.0) for name, us in costs.items()}
-
-    assert best_profile(profiles(usual=100, other=97)) == ""
-    assert best_profile(profiles(usual=100, other=80, third=90)) == "other"
-    assert best_profile(profiles(other=90, third=80)) == "third"
-
-
 class Crashing(NumpyBackend, Engine):
     """An engine that takes the process with it when it is given a whole model of an author's."""
 
@@ -254,16 +210,6 @@ def test_an_engine_that_crashes_on_the_original_costs_itself_only(tmp_path: Path
     }
     assert verdicts.keys() == {"as written", "as written, worse"}
     assert all("crashed" in verdict and "SIGABRT" in verdict for verdict in verdicts.values())
-
-
-def test_a_second_compile_measures_no_original_again(tmp_path: Path) -> None:
-    first, second = (
-        collage.compile(conv_net(), backends=["onnxruntime"], db=tmp_path / "db.sqlite", progress=False)
-        for _ in range(2)
-    )
-    assert first.report.measurements_made > 0 == second.report.measurements_made
-    patterns = {each["split"] for node in first.summary()["nodes"] for each in node["candidates"]}
-    assert "as written" in patterns
 
 
 @pytest.mark.skipif(not OpenVino().available(), reason="not installed")

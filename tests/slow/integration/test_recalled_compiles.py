@@ -18,20 +18,14 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import builtin_registry
 from collage.backends.view import View
 from collage.compiler.compile import compile_model
-from collage.compiler.finished import FINISHED, Finished
+from collage.compiler.finished import FINISHED
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes import recall
 from collage.compiler.passes.place import Place
-from collage.compiler.record_finished import finished_of
-from collage.compiler.state import Compilation
-from collage.compiler.workbench import Workbench
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure.worker.process import Workers
-from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.database import Database
 from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
-from collage.measure_db.results import Measurement, Slower
 from tests.beside import Beside, Slow
 from tests.finished import finished_in, nothing_but_recalled, rows
 from tests.models import conv_net, elementwise_net, make_model
@@ -108,32 +102,6 @@ def test_a_second_compile_finds_the_same_at_once(make: Any, options: dict[str, A
     same(first, again, model)
 
 
-def test_a_kernel_that_lost_a_race_after_its_plan_was_made_is_measured_to_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where early plans rest on times of a busy machine, and kernels are raced anew on a quiet one."""
-    db = tmp_path / "db.sqlite"
-    lost: list[KernelKey] = []
-
-    def record(bench: Workbench, before: Compilation, found: Compilation) -> Finished | None:
-        plan = next(each for each in found.plans if each.label == found.result.label)
-        for kernel in bench.assembler.assemble(plan, found.tunings).kernels:
-            if isinstance(kernel.what, CandidateRequest):
-                lost.append(bench.measurer.key(kernel.what))
-                with Database(db) as database:
-                    database.put(lost[-1], Slower(least_us=30.0, rival_us=20.0, repeats=5))
-        return finished_of(bench, before, found)
-
-    monkeypatch.setattr(recall, "finished_of", record)
-    first = compiled(conv_net(), db)
-    assert lost and finished_in(db) == 1
-    with Database(db) as database:
-        found = database.get(lost)
-    assert len(found) == len(set(lost)) and all(isinstance(each, Measurement) for each in found.values())
-    with nothing_but_recalled():
-        same(first, compiled(conv_net(), db), conv_net())
-
-
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, collage.CompiledModule]:
     """A database with a finished compile, of which tests make copies, and its module."""
@@ -172,7 +140,7 @@ def test_a_compile_with_a_budget_recalls_a_finished_one(
     same(first[1], module, conv_net())
 
 
-@pytest.mark.parametrize("options", [{"seed": 7}, {"streams": False}, {"time_limit_s": 50.0}], ids=str)
+@pytest.mark.parametrize("options", [{"seed": 7}, {"streams": False}], ids=str)
 def test_other_options_search_again(
     options: dict[str, Any], copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,24 +183,6 @@ def test_an_unreadable_row_is_replaced(copy: Path, monkeypatch: pytest.MonkeyPat
     for value in ('{"plan": 7}', "[]", "null"):
         rows(copy, f"UPDATE facts SET value = '{value}' WHERE name = '{FINISHED.name}'")
         assert searched(copy, monkeypatch) is not None
-    assert searched(copy, monkeypatch) is None
-
-
-def test_what_was_found_beside_others_is_looked_at_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.compiler.compile.quiet_now", lambda best_us: True)
-    rows(copy, f"UPDATE facts SET busy = 1.0 WHERE name = '{FINISHED.name}'")
-    assert searched(copy, monkeypatch) is None  # however busy, the limit is 1 in tests
-    monkeypatch.setenv("COLLAGE_BUSY_LIMIT", "0.99")
-    assert searched(copy, monkeypatch) is not None
-
-
-def test_single_measurements_beside_others_do_not_make_it_out_of_date(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they were wrong about was decided by runs of whole mixes, and the next measurement may be wrong, too."""
-    monkeypatch.setattr("collage.compiler.compile.quiet_now", lambda best_us: True)
-    monkeypatch.setenv("COLLAGE_BUSY_LIMIT", "0.99")
-    rows(copy, "UPDATE kernels SET busy = 1.0")
     assert searched(copy, monkeypatch) is None
 
 

@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
@@ -324,39 +323,6 @@ def test_the_maximum_of_what_is_masked_everywhere(
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     x[0, 3], x[1, :, 5, 7], x[1, 1, 2] = -np.inf, -np.inf, -np.inf
     np.testing.assert_array_equal(module.run({"x": x})["y"], np.max(x, axis=tuple(axes)))
-
-
-@pytest.mark.parametrize("backends", [["tvm"], None], ids=str)
-def test_a_quotient_that_another_kernel_rounds(backends: list[str] | None, tmp_path: Path) -> None:
-    """It is an output besides, so that no kernel computes the quotient and the floor alone."""
-    nodes = [
-        helper.make_node("Div", ["x", "width"], ["q"]),
-        helper.make_node("Mul", ["q", "two"], ["m"]),
-        helper.make_node("Floor", ["m"], ["y"]),
-    ]
-    weights = {"width": np.float32(41), "two": np.float32(2)}
-    model = make_model(nodes, {"x": [64, 64]}, {"m": [64, 64], "y": [64, 64]}, weights)
-    module = compiled(model, None if backends is None else [*backends, "onnxruntime"], tmp_path)
-    x = 41 * np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-    np.testing.assert_array_equal(module.run({"x": x})["y"], 2 * x / 41)
-
-
-def test_whole_quotients_on_onnx_runtime() -> None:
-    """It has the whole model, which casts a quotient to integers, and multiplies by no reciprocal."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "table"], ["m"]),
-        helper.make_node("Div", ["m", "width"], ["q"]),
-        helper.make_node("Cast", ["q"], ["y"], to=TensorProto.INT64),
-    ]
-    table = 41 * np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-    weights = {"table": table, "width": np.float32(41)}
-    types = {"y": TensorProto.INT64}
-    model = make_model(nodes, {"x": [64, 64]}, {"y": [64, 64]}, weights, types=types)
-    engine, options = OnnxRuntime(), BuildOptions(1)
-    (found,) = engine.session(engine.codegen_model(model, options), options).run(
-        [np.eye(64, dtype=np.float32)]
-    )
-    np.testing.assert_array_equal(found, table // 41)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ import collage
 from collage.backends.layout import LayoutTransforms
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
-from collage.backends.openvino import OpenVino
 from collage.backends.view import View
-from collage.errors import CollageError, InputError, UsageError
+from collage.errors import CollageError, InputError
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import TensorType
 from collage.kernel.buffers import aligned_array
@@ -123,14 +122,6 @@ def test_the_static_part_is_placed(module: collage.CompiledModule) -> None:
     assert module.report.relative_error < 1e-4
 
 
-def test_outputs_are_the_callers_own(module: collage.CompiledModule) -> None:
-    first = module.run(values(0))
-    kept = {name: array.copy() for name, array in first.items()}
-    module.run(values(1))
-    for name, array in kept.items():
-        np.testing.assert_array_equal(first[name], array)
-
-
 def test_a_second_compile_measures_nothing(module: collage.CompiledModule, database: Path) -> None:
     again = compiled(database, SlowAtConvolutions())
     assert again.report.measurements_made == 0
@@ -175,19 +166,6 @@ def test_bound_to_arrays(module: collage.CompiledModule) -> None:
             np.testing.assert_array_equal(call.outputs[name], expected)
 
 
-def test_what_cannot_be_bound(module: collage.CompiledModule) -> None:
-    with pytest.raises(InputError, match=r"unknown input: q\. Valid: prior, x"):
-        module.bind({"q": np.zeros(3, np.float32)})
-    with pytest.raises(InputError, match="x is float64"):
-        module.bind({"x": np.zeros((1, 3, 8, 8))})
-    with pytest.raises(UsageError, match="give inputs only"):
-        module.bind(outputs={"scores": np.zeros((1, 2, 64), np.float32)})
-    with pytest.raises(
-        UsageError, match="onnxruntime runs the model's dynamic suffix whole: there are no launches"
-    ):
-        module.trace(values(0))
-
-
 def test_inputs_of_the_rest_alone_are_bound_too(tmp_path: Path) -> None:
     """``prior`` is read by the engine only."""
     model = detector()
@@ -217,16 +195,6 @@ def test_another_answer_does_not_win(tmp_path: Path) -> None:
     assert not module.program.launches
     assert any("other numbers" in note for note in module.report.notes)
     check(module, 3)
-
-
-@pytest.mark.skipif(not OpenVino().available(), reason="not installed")
-def test_each_engine_is_tried_on_the_rest(tmp_path: Path) -> None:
-    module = compiled(tmp_path / "db.sqlite", SlowAtConvolutions(), OpenVino())
-    assert {name for name in module.report.finalists if "then" in name} <= {
-        "static part placed, then onnxruntime",
-        "static part placed, then openvino",
-    }
-    check(module, 4)
 
 
 def test_strict_still_refuses(database: Path) -> None:

@@ -12,11 +12,9 @@ from onnx import helper
 
 import collage
 from collage.check.compare import relative_error
-from collage.errors import InputError, UsageError
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
-from tests.backends.native_checks import needs_native
 from tests.models import conv_net, elementwise_net, make_model
 
 
@@ -124,74 +122,9 @@ def test_a_convolution_net_keeps_the_tolerance_on_samples_that_were_given(databa
     assert "onednn" in offered
 
 
-@needs_bf16
-def test_a_quick_compile_keeps_the_tolerance_too(database: Path) -> None:
-    model = transformer()
-    module = collage.compile(
-        model,
-        tolerance=TOLERANCE,
-        quick=True,
-        budget_s=120.0,
-        db=database,
-        backends=["onednn", "native", "onnxruntime"],
-        progress=False,
-    )
-    errors = module.report.errors
-    assert errors is not None
-    assert errors.samples == "4 made-up inputs"
-    assert any(candidate.precision == "bf16" for candidate in module.report.candidates)
-    if any(region.precision for region in module.program.executed):  # on a busy machine float32 may be faster
-        assert errors.measured is not None
-        assert 1e-5 < errors.measured <= TOLERANCE
-    assert max(fresh_error(module, model, seed) for seed in range(10)) <= TOLERANCE
-
-
-def test_bad_samples_and_metrics_are_refused_with_one_line(database: Path) -> None:
-    model = elementwise_net()
-    right, wrong = np.ones((4, 64), np.float32), np.ones((4, 63), np.float32)
-    options: dict[str, Any] = {"db": database, "tolerance": 1e-2, "progress": False}
-    with pytest.raises(InputError, match=r"^sample 2: input x "):
-        collage.compile(model, inputs=[{"x": right}, {"x": wrong}], **options)
-    with pytest.raises(UsageError, match=r"^sample 1: unknown input: z\. Valid: x\.$"):
-        collage.compile(model, inputs=[{"z": right}], **options)
-    with pytest.raises(InputError, match=r"^sample 2 and sample 1 differ in whether they have x\.$"):
-        collage.compile(model, inputs=[{"x": right}, {}], **options)
-    with pytest.raises(UsageError, match=r"the metric top1 says nothing on made-up inputs"):
-        collage.compile(model, metric="top1", **options)
-
-
 def test_what_has_no_reduced_kernels_stays_exact_and_says_so(database: Path) -> None:
     module = collage.compile(
         elementwise_net(), tolerance=1e-2, db=database, backends=["onednn", "onnxruntime"], progress=False
     )
     assert not any(region.precision for region in module.program.regions)
     assert any("float32 remains" in note for note in module.report.notes)
-
-
-@needs_native
-def test_products_of_few_rows_are_tried_in_8_bits(database: Path) -> None:
-    """Whichever kernels are placed, the error that the report tells is that of the outputs."""
-    rng = np.random.default_rng(0)
-    weights = {"u": rng.standard_normal((512, 2048)), "v": rng.standard_normal((2048, 512))}
-    model = make_model(
-        [
-            helper.make_node("MatMul", ["x", "u"], ["a"]),
-            helper.make_node("Relu", ["a"], ["b"]),
-            helper.make_node("MatMul", ["b", "v"], ["y"]),
-        ],
-        {"x": [2, 512]},
-        {"y": [2, 512]},
-        {name: (each / len(each) ** 0.5).astype(np.float32) for name, each in weights.items()},
-    )
-    module = collage.compile(
-        model, tolerance=0.05, db=database, backends=["onednn", "native"], progress=False
-    )
-    tried = [c for c in module.report.candidates if c.precision == "int8"]
-    assert {c.backend for c in tried} == {"native"}
-    assert any("widened" in c.split for c in tried)
-    errors = module.report.errors
-    assert errors is not None
-    if any(region.precision for region in module.program.executed):
-        assert errors.measured is not None
-        assert errors.measured <= 0.05
-    assert max(fresh_error(module, model, seed) for seed in range(10)) <= 0.05

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.core.progress import Progress
-from collage.errors import InputError, UsageError
+from collage.errors import InputError
 from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
 from collage.runtime.fallback import Fallback
 from collage.schedule.suffix import ValuePort
@@ -218,41 +216,6 @@ for before in (False, True):
     assert done.stdout.split() == ["10", "20"]
 
 
-def test_equal_arrays_are_stored_once(file: Path, folder: Path) -> None:
-    module = loaded(file)
-    with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-    assert len(names) == len(set(names))
-    again = folder / "again.collage"
-    module.save(again)
-    assert again.read_bytes() == file.read_bytes()
-    assert os.stat(again).st_mode & 0o600 == 0o600
-
-
-def test_strict_leaves_the_model_out(folder: Path) -> None:
-    options = {"db": folder / "db.sqlite", "progress": False}
-    module = collage.compile_shapes(network(), [shapes(4), shapes(8)], strict=True, **options)
-    assert module.fallback is None
-    module.save(folder / "strict.collage")
-    with pytest.raises(InputError, match="not compiled for"):
-        loaded(folder / "strict.collage")(**arrays(2))
-    assert module.summary()["fallback"] is None
-    assert "4x16" in repr(module)
-
-
-def test_sets_are_looked_at_before_anything_is_measured(folder: Path) -> None:
-    database = folder / "none.sqlite"
-    for sets, words in (
-        ([], "at least one"),
-        ([shapes(4), {"a": (8, 16)}], "no fixed shape: b: nx16"),
-        ([shapes(4), {**shapes(8), "c": (1,)}], "unknown input in the given shapes: c"),
-        ([shapes(4), shapes(8), shapes(4)], "two sets of shapes are the same: a:4x16 b:4x16"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            collage.compile_shapes(network(), sets, db=database, progress=False)  # type: ignore[arg-type]
-    assert not database.exists()
-
-
 def test_show(file: Path, tmp_path: Path) -> None:
     text = succeeds("show", file)
     for words in ("shapes a:4x16 b:4x16", "shapes a:8x16 b:8x16", "other shapes run on ONNX Runtime"):
@@ -268,23 +231,6 @@ def test_show(file: Path, tmp_path: Path) -> None:
     assert page.read_text().count("<h2>") == 2
     assert succeeds("show", file, "--explain").count("shapes a:") == 2
     fails(2, "show", file, "--shape", "a:7x16", words=("a:4x16 b:4x16; a:8x16 b:8x16",))
-
-
-def test_run(file: Path, tmp_path: Path) -> None:
-    for rows, names in ((8, "ab"), (3, "ab")):
-        inputs = arrays(rows)
-        flags = []
-        for name in names:
-            np.save(tmp_path / f"{name}.npy", inputs[name])
-            flags += ["--input", f"{name}={tmp_path / name}.npy"]
-        json_of("run", file, *flags, "--output-dir", tmp_path, "--json")
-        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected(inputs), atol=1e-5)
-    assert json_of("run", file, "--random", "--json")["outputs"][0]["shape"] == [4, 16]
-    np.save(tmp_path / "a.npy", arrays(8)["a"])
-    found = json_of("run", file, "--random", "--input", f"a={tmp_path}/a.npy", "--json")
-    assert found["outputs"][0]["shape"] == [8, 16]
-    np.save(tmp_path / "a.npy", arrays(3)["a"].astype(np.float64))
-    fails(2, "run", file, "--input", f"a={tmp_path}/a.npy", "--random", words=("float64",))
 
 
 def test_after_ctrl_c_the_other_shapes_get_their_first_modules(

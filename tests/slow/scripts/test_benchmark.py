@@ -37,18 +37,3 @@ def test_the_script(tmp_path: Path) -> None:
     assert model["engines"].keys() == {"onnxruntime", "collage"}
     assert np.isclose(found["geometric_mean"]["best"], model["speedup_vs_best_engine"], atol=1e-3)
     assert model["ablation"].keys() == {"tvm"} and model["ablation"]["tvm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("rubbish",), ("unknown model: rubbish", "dcgan")),
-        (("net.onnx", "--batch", "8"), ("--batch", "net.onnx")),
-        (("--threads", "0"), ("--threads",)),
-    ],
-)
-def test_usage(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    done = script(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    for word in words:
-        assert word in done.stderr

@@ -72,38 +72,3 @@ def test_a_child_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     finally:
         child.close()
     assert not list(tmp_path.iterdir())
-
-
-def test_results_are_kept_and_compared(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    first = Results(path)
-    first.add(Result("collage", "Node/a", "passed", "", 0.1))
-    first.add(Result("collage", "Node/b", "failed", "other numbers", 0.1))
-    first.add(Result("collage", "Simple/c", "hung", "took more than 5 s", 5.0))
-    for name in "Node/a", "Node/b", "Simple/c":
-        first.add(Result("openvino", name, "passed", "", 0.1))
-    found = summary(Results(path), ["collage", "openvino"])
-    assert found["backends"]["collage"]["hung"] == ["Simple/c"]
-    table = markdown(found)
-    assert "| Node (2) | 1 | 2 |" in table and "| all (3) | 1 | 3 |" in table
-    assert "`Node/b` (passed by openvino): other numbers" in table
-    assert "openvino misses 0 tests" in table
-
-
-def test_an_interrupted_suite_has_no_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Those of a part would look like those of all tests, and a status of 0 like that of a suite without failures."""
-
-    def interrupted(backend: str, choose: object, results: Results, *_: object) -> None:
-        results.add(Result(backend, "Node/a", "passed", "", 0.1))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(suite, "run_suite", interrupted)
-    monkeypatch.setattr(
-        sys, "argv", ["onnx_suite", "--backends", "collage", "--results", str(tmp_path / "r")]
-    )
-    assert suite.main() == 130
-    found = capsys.readouterr()
-    assert not found.out and "interrupted" in found.err
-    assert len(Results(tmp_path / "r")) == 1

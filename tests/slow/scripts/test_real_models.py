@@ -11,9 +11,7 @@ import pytest
 from onnx import helper
 
 import collage
-from scripts.lib.realmodels import text
 from scripts.lib.realmodels.main import main
-from scripts.lib.realmodels.speech import windows
 from tests.models import make_model
 
 
@@ -80,20 +78,3 @@ def test_a_model_that_disagrees(
     monkeypatch.setattr(collage, "compile", lambda _, **options: compile(bad, **options))
     onnx.save(good, tmp_path / "net.onnx")
     assert main([str(tmp_path / "net.onnx"), *ARGUMENTS, str(tmp_path / "db.sqlite")]) == 1
-
-
-def test_windows_overlap() -> None:
-    for rate, length in ((16000, 576), (8000, 288)):
-        found = windows(rate, 100, seed=0)
-        before = length // 9
-        assert found.shape == (100, length)
-        np.testing.assert_array_equal(found[1:, :before], found[:-1, -before:])
-        assert 0.2 < np.abs(found).max() <= 1.5
-
-
-def test_bytes_of_files() -> None:
-    short = text.features(b"  \n0123456789\n", 16, 16)
-    digits = list(b"0123456789")
-    assert list(short) == [*digits, *[text.PADDING] * 12, *digits]
-    long = text.features(b" ab" + bytes(9000) + b"cd  ", 4, 4)
-    assert list(long) == [*b"ab\0\0", *b"\0\0cd"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,35 +14,7 @@ from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from scripts.lib import ROOT
 from scripts.lib.serving.process import CONTENDERS, OURS, STATIC
 from scripts.lib.serving.shortest_first import static_batch
-from scripts.lib.serving.trace import Arrival, Served, agreement, poisson_trace, pooled, rate_at
-
-
-def test_a_trace_is_the_same_at_every_rate() -> None:
-    slow, fast = (poisson_trace(200, rate, 1000, seed=3) for rate in (0.5, 5.0))
-    assert [each.prompt for each in slow] == [each.prompt for each in fast]
-    assert [each.at_s for each in slow] == pytest.approx([10 * each.at_s for each in fast])
-    assert slow[-1].at_s / 200 == pytest.approx(2.0, rel=0.2)
-    assert all(32 <= len(each.prompt) <= 512 and 1 <= each.tokens <= 128 for each in slow)
-    assert {each.at_s for each in poisson_trace(5, math.inf, 10)} == {0.0}
-
-
-def test_figures_of_several_runs() -> None:
-    def served(at_s: float, *token_s: float) -> Served:
-        return Served(Arrival((1,), len(token_s), at_s), tuple(range(len(token_s))), token_s)
-
-    found = pooled([[served(0.0, 1.0, 2.0), served(1.0, 2.0, 4.0)], [served(0.0, 3.0, 6.0)]])
-    assert found.requests_per_s == pytest.approx(3 / 10) and found.tokens_per_s == pytest.approx(6 / 10)
-    assert found.latency_ms == 1500  # of 1000, 1500 and 3000
-    assert found.first_ms == 1000 and found.between_ms == 2000 and found.between_p99_ms == 3000
-    points = [(1.0, 10.0), (2.0, 20.0), (4.0, 60.0)]
-    assert [rate_at(ms, points) for ms in (40.0, 5.0, 100.0)] == [pytest.approx(3.0), None, 4.0]
-
-
-def test_agreement_ends_with_the_first_difference() -> None:
-    mine = Served(Arrival((1,), 4), (5, 6, 7, 8), (1.0,) * 4)
-    other = Served(Arrival((1,), 4), (5, 6, 9, 8), (1.0,) * 4)
-    assert agreement([mine], [other]) == pytest.approx(2 / 3)
-    assert agreement([mine], [mine]) == 1.0
+from scripts.lib.serving.trace import Arrival
 
 
 def test_a_static_batch_stays_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def test_buckets_share_weights(ready: Ready) -> None:
 
 
 def test_a_decoder_is_no_module(ready: Ready, tmp_path: Path) -> None:
-    with pytest.raises(ModuleFileError, match="a decoder that was compiled for serving"):
+    with pytest.raises(ModuleFileError, match="is a compiled decoder, not a module"):
         load(ready.path)
     data = bytearray(ready.path.read_bytes())
     data[len(data) // 2] ^= 255

@@ -179,7 +179,7 @@ def test_experts_that_can_be_chosen_and_compute_nothing_are_refused(form: str) -
     router.CopyFrom(numpy_helper.from_array(scores, router.name))
     found = with_fixed_shapes(model, PROBE)
     assert len([node for node in found.graph.node if is_product(node)]) == 3 * (MOE.layers - 1)
-    with pytest.raises(ModelError, match="of mixtures of experts those can be served"):
+    with pytest.raises(ModelError, match="a mixture of experts can be served if"):
         refuse(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collage.cluster.address import ClusterAddress, as_address
+from collage.cluster.address import as_address
 from collage.errors import UsageError
 
 
@@ -32,8 +32,3 @@ def test_addresses(text: str, host_port: tuple[str, int] | None) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match=r"no address of a cluster; give auto, local, HOST:PORT or ray://"):
         as_address(text)
-
-
-def test_a_node_has_a_slot() -> None:
-    with pytest.raises(UsageError, match="at least one slot"):
-        ClusterAddress("auto", slots=0)

@@ -18,16 +18,6 @@ def test_the_largest_job_is_first() -> None:
     assert shares.open == [0, 2]
 
 
-def test_the_job_of_a_lost_worker_is_next() -> None:
-    shares = Shares([3, 2, 1])
-    assert shares.take(0, 0.0) == 0
-    assert shares.take(1, 0.0) == 1
-    assert shares.lost(0) is None
-    assert shares.lost(0) is None  # it has nothing any more
-    assert shares.job_of(0) is None
-    assert shares.take(2, 1.0) == 0
-
-
 def test_a_job_that_ends_workers_is_given_up() -> None:
     shares = Shares([1], tries=3)
     given_up = []
@@ -52,13 +42,6 @@ def test_a_late_job_is_done_twice_and_the_first_answer_counts() -> None:
     assert not shares.open
     assert shares.done(1, 5.0) is None
     assert shares.done(0, 5.0) is None
-
-
-def test_at_most_two_do_the_same() -> None:
-    shares = Shares([1])
-    assert [shares.take(worker, float(worker)) for worker in range(3)] == [0, 0, None]
-    assert shares.lost(0) is None  # the other one still does it
-    assert shares.done(1, 9.0) == (0, [])
 
 
 @given(

@@ -19,8 +19,3 @@ def test_places_in_sources_are_left_out() -> None:
         "src/frontends/common_translators/src/unconverted_ops_report.cpp:151:\nModel wasn't fully converted."
     )
     assert library_text(ValueError(said)) == "Model wasn't fully converted."
-
-
-def test_long_texts_are_cut() -> None:
-    assert len(library_text("word " * 1000)) <= 300
-    assert library_text("a\n  b") == "a b"

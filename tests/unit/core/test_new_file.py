@@ -84,11 +84,3 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(CollageError, match=r"cannot write .*: full"), new_file(path) as stream:
         fails(stream)
     assert path.read_bytes() == b"old" and [*tmp_path.iterdir()] == [path]
-
-
-def test_names_that_the_system_refuses(tmp_path: Path) -> None:
-    circle = tmp_path / "circle"
-    circle.symlink_to(circle)
-    for path in (circle, tmp_path / ("n" * 300)):
-        with pytest.raises(CollageError, match="cannot write"):
-            write(path)

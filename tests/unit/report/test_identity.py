@@ -70,18 +70,3 @@ def test_times_are_compared_alone_or_in_the_network(
     for region_us in (1.0, 36.0, 1000.0):
         region = replace(REGION, cost_us=region_us)
         assert explained(region, second, first) == [("columns", verdict), ("rows", "chosen")]
-
-
-def test_files_name_a_precision_only_where_it_is_reduced() -> None:
-    assert "precision" not in REGION.to_json()
-    assert "precision" not in REGION.summary()
-    reduced = replace(REGION, precision="bf16")
-    assert reduced.to_json()["precision"] == reduced.summary()["precision"] == "bf16"
-    for each in (REGION, reduced):
-        assert Region.from_json(each.to_json()) == each
-    nodes = (NodeReport("op", "node", "Op"),)
-    about = ("made up", "here", 2, 1.0, 1.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, {}, {})
-    report = Report(*about, nodes=nodes, candidates=(CHOSEN, replace(CHOSEN, precision="bf16")))
-    data = report.to_json()
-    assert ["precision" in each for each in data["candidates"]] == [False, True]
-    assert [each.precision for each in Report.from_json(data).candidates] == ["", "bf16"]

@@ -112,12 +112,6 @@ def test_bytes_are_texts(value: Any) -> None:
         assert array.dtype == object and array.tolist() == ["ab", "ä"]
 
 
-def test_a_list_without_texts() -> None:
-    port = ValuePort("x", ValueType(TENSOR, STRING, (0,)))
-    for array in (collect_inputs([port], ([],), {})[0], _checked(port, [])):
-        assert (array.dtype, array.shape) == (object, (0,))
-
-
 @pytest.mark.parametrize(
     ("value", "word"),
     [
@@ -132,18 +126,3 @@ def test_what_is_no_text_is_refused(value: Any, word: str) -> None:
         collect_inputs([port], (value,), {})
     with pytest.raises(InputError, match=f"input x .*{word}"):
         Fallback(b"", [port], [], 1).run({"x": value})
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((8, 10), "has shape 0x10, the module was compiled for 8x10. Give that shape.*"),
-        ((None, 8), r"has shape 0x10, the model takes float32\[\?x8\]."),
-    ],
-)
-def test_what_an_engine_was_compiled_for_is_no_property_of_the_model(
-    shape: tuple[int | None, ...], words: str
-) -> None:
-    port = ValuePort("X", ValueType(TENSOR, "float32", shape))
-    with pytest.raises(InputError, match=f"^input X {words}$"):
-        collect_inputs([port], (np.zeros((0, 10), np.float32),), {})
