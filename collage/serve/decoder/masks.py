@@ -160,8 +160,7 @@ class _Masks:
             self._known[name] = evaluated(self._graph, name, self._feeds, _MANY)
         found = self._known[name]
         if found is None:
-            raise unserved(node, f"masks attention by more than positions and {MASK}"
-            )
+            raise unserved(node, f"masks attention by more than positions and {MASK}")
         return found
 
     def _last_rows(self, layer: Layer, node: onnx.NodeProto, bias: Array) -> _Bias:

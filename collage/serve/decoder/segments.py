@@ -253,9 +253,7 @@ _BY_DATA = frozenset("NonZero Compress Unique NonMaxSuppression".split())
 _ALONG = frozenset("Softmax LogSoftmax Hardmax ArgMax ArgMin TopK LpNormalization".split())
 """Operators along one axis. A softmax of what depends on tokens is attention, or refused before."""
 
-_OF_EXPERTS = (
-    "a mixture of experts can be served if its experts differ in their weights alone"
-)
+_OF_EXPERTS = "a mixture of experts can be served if its experts differ in their weights alone"
 
 
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:

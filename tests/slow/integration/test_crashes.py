@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from scripts.lib.check_crashes import Compile, CrashError, Row, check_kept, crash, recorded
+from scripts.lib.check_crashes import Compile, check_kept, crash, recorded
 from tests.models import conv_net, elementwise_net
 
 OPTIONS = ("--backends", "onnxruntime,tvm", "--threads", "1")

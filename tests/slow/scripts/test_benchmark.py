@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 
 from tests.models import elementwise_net
 

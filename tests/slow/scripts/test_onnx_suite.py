@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.case_pool import Child
-from scripts.lib.conformance import main as suite
-from scripts.lib.conformance.suite import CHILD, Result, Results, markdown, run_suite, summary
+from scripts.lib.conformance.suite import CHILD, Results, run_suite
 
 ENGINES = ("onnxruntime", "openvino")
 BY_A_HAIR = re.compile(r"Node/test_attention_.*fp16")
