@@ -14,7 +14,7 @@ import pytest
 from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.measure_db.busy import BUSY_VARIABLE
-from tests.cuda_processes import BUILT_VARIABLE
+from tests.helpers.cuda_processes import BUILT_VARIABLE
 
 # Measuring reads it when it is imported. Its name is that of collage.measure.timing.effort.EFFORT_VARIABLE.
 _LITTLE = {
@@ -39,7 +39,7 @@ os.environ[LOCK_VARIABLE] = ""
 os.environ[BUSY_VARIABLE] = "1"
 
 # Commands and scripts that tests start import TVM without PyTorch.
-_STARTED = str(Path(__file__).with_name("started"))
+_STARTED = str(Path(__file__).parent / "helpers" / "started")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTED, os.environ.get("PYTHONPATH"))))
 
 # A job in the background is started with SIGINT ignored, one under nohup with SIGHUP, and children inherit that: tests

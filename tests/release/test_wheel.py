@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,9 +22,9 @@ from collage.cli.main import main
 from collage.core.surroundings import temporary_cache
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
-from tests.models import conv_net
-from tests.serve.fixtures import LIBRARIES
-from tests.serve.served import served
+from tests.helpers.models import conv_net
+from tests.helpers.serve.fixtures import LIBRARIES
+from tests.helpers.serve.served import served
 
 ROOT = Path(__file__).parents[2]
 CHOICES = ("ORT_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")

@@ -25,7 +25,7 @@ def originals() -> list[tuple[str, bytes]]:
     """Good models by name: operators from ONNX's own tests, and small networks."""
     from onnx.backend.test.case.node import collect_testcases
 
-    from tests import models as ours
+    from tests.helpers import models as ours
 
     found = [("conv_net", ours.conv_net()), ("elementwise", ours.elementwise_net())]
     found += [("positive_rows", ours.positive_rows()), ("detector", ours.detector())]

@@ -106,7 +106,7 @@ def scans() -> dict[str, Any]:
 
 
 def cudnn_device() -> dict[str, Any]:
-    """What cuDNN tells of the GPU, for plans that are made without it (``tests/cuda_standin/h100.json``)."""
+    """What cuDNN tells of the GPU, for plans that are made without it (``tests/helpers/cuda_standin/h100.json``)."""
     from collage.backends.cudnn_kernels.plans import description_of_device
 
     return {"json": description_of_device().decode()}

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import ROOT, SOURCES
+from tests.helpers.cuda_processes import ROOT, SOURCES
 from tests.slow.backends.test_cudnn import CASES, attention, conv
 
 DRIVER = """

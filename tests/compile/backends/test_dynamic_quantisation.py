@@ -21,8 +21,8 @@ from collage.frontend.session import reference_run
 from collage.graph.storage import BF16, FP16, TF32
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
 from collage.report.report import CandidateReport
-from tests.backends.onednn_checks import needs_exact_sums
-from tests.models import conv_net, make_model
+from tests.helpers.backends.onednn_checks import needs_exact_sums
+from tests.helpers.models import conv_net, make_model
 
 RNG = np.random.default_rng(0)
 IN_8_BITS = BuildOptions(2, variant=Variant(precision=DYNAMIC_INT8))

@@ -15,8 +15,8 @@ from collage.backends.mkl import Mkl
 from collage.backends.native import Native
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import needs_native, run_variant, subgraphs_of
-from tests.models import make_model
+from tests.helpers.backends.native_checks import needs_native, run_variant, subgraphs_of
+from tests.helpers.models import make_model
 
 pytestmark = needs_native
 

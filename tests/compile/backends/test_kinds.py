@@ -19,7 +19,7 @@ from collage.errors import RegistrationError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.serialisation import pickle_backend
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 
 
 class OldEngine(NumpyBackend):

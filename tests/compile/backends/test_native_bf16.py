@@ -26,7 +26,7 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import amx_problem, has_bf16_dots, narrow_problem
 from collage.native.packed import from_artifact
 from collage.patterns.context import MatchContext
-from tests.backends.bf16_checks import (
+from tests.helpers.backends.bf16_checks import (
     ALLOWED,
     check_all,
     check_special_values,
@@ -35,8 +35,8 @@ from tests.backends.bf16_checks import (
     reduced_variants,
     run,
 )
-from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
-from tests.backends.product_models import EPILOGUES, product_model, weighted_products
+from tests.helpers.backends.native_checks import BACKEND, needs_native, subgraphs_of
+from tests.helpers.backends.product_models import EPILOGUES, product_model, weighted_products
 
 pytestmark = needs_native
 needs_narrow = pytest.mark.skipif(bool(narrow_problem()), reason=narrow_problem())

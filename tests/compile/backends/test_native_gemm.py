@@ -15,14 +15,14 @@ from collage.backends.native_kernels.gemm import IN_ORDER, words
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import narrow_problem
 from collage.native.packed import from_artifact, to_bytes
-from tests.backends.native_checks import (
+from tests.helpers.backends.native_checks import (
     BACKEND,
     check_all_variants,
     needs_native,
     run_variant,
     subgraphs_of,
 )
-from tests.backends.product_models import EPILOGUES, product_model, weighted_products
+from tests.helpers.backends.product_models import EPILOGUES, product_model, weighted_products
 
 pytestmark = needs_native
 

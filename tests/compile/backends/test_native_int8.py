@@ -21,12 +21,12 @@ from collage.graph.storage import CHANNELS_LAST, CHANNELS_LAST_BF16, INT8, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import has_int8_dots, narrow_problem
 from collage.patterns.context import MatchContext
-from tests.backends.bf16_checks import check, rounded, run
-from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
-from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 from tests.compile.backends.test_native_bf16 import PIXELS
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.bf16_checks import check, rounded, run
+from tests.helpers.backends.native_checks import BACKEND, needs_native, subgraphs_of
+from tests.helpers.backends.product_models import EPILOGUES, product_model, weighted_products
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 ALLOWED = frozenset({INT8})

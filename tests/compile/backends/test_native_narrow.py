@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import (
+from tests.compile.backends.test_native_winograd import transposed_model
+from tests.helpers.backends.native_checks import (
     BACKEND,
     check_all_variants,
     needs_native,
     subgraphs_of,
 )
-from tests.compile.backends.test_native_winograd import transposed_model
 
 pytestmark = needs_native
 

@@ -15,8 +15,8 @@ from collage.backends.native_kernels.points import POINTS, transforms
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.native import team_of
-from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
 from tests.compile.backends.test_native_winograd import check, conv_model
+from tests.helpers.backends.native_checks import BACKEND, needs_native, subgraphs_of
 
 pytestmark = needs_native
 

@@ -19,12 +19,12 @@ from collage.graph.storage import BF16, INT8
 from collage.kernel.options import BuildOptions
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed, from_artifact, to_bytes
-from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
-from tests.backends.product_models import product_model
 from tests.compile.backends.test_native_lstm import layer
 from tests.compile.backends.test_native_top_k import choosing
 from tests.compile.backends.test_native_winograd import conv_model, transposed_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
+from tests.helpers.backends.product_models import product_model
+from tests.helpers.reference import evaluate
 from tests.slow.backends.test_native_direct import conv_model as grouped_model
 from tests.slow.backends.test_native_experts import mixture
 

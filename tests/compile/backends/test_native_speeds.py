@@ -12,10 +12,10 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
-from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import BACKEND, needs_native, subgraphs_of
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 
@@ -56,7 +56,7 @@ def cases() -> dict[str, Subgraph]:
 
 
 def result(subgraph: Subgraph, variant: Variant, build: BuildOptions, data: np.ndarray) -> np.ndarray:
-    from tests.backends import native_checks
+    from tests.helpers.backends import native_checks
 
     def kernel_of(*_: object, **__: object) -> NativeKernel:
         options = replace(build, variant=variant)

@@ -16,8 +16,8 @@ from collage.core.typed import MalformedError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import BACKEND, kernel_of, needs_native, run_variant, subgraphs_of
-from tests.models import make_model
+from tests.helpers.backends.native_checks import BACKEND, kernel_of, needs_native, run_variant, subgraphs_of
+from tests.helpers.models import make_model
 
 pytestmark = needs_native
 

@@ -13,9 +13,9 @@ from onnx import helper
 
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 

@@ -11,9 +11,9 @@ from onnx import numpy_helper
 
 from collage.backends.native_kernels import winograd
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model, transposed_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 

@@ -19,7 +19,7 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
-from tests.backends.onednn_checks import (
+from tests.helpers.backends.onednn_checks import (
     BACKEND,
     LAYOUTS,
     chains_of,
@@ -30,9 +30,9 @@ from tests.backends.onednn_checks import (
     subgraph_of,
     variants_of,
 )
-from tests.backends.product_models import any_products, transposed_products
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.product_models import any_products, transposed_products
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_onednn
 RNG = np.random.default_rng(0)

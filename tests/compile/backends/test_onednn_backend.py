@@ -18,14 +18,14 @@ from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.options import BuildOptions
-from tests.backends.onednn_checks import (
+from tests.helpers.backends.onednn_checks import (
     LAYOUTS,
     check_all_variants,
     needs_onednn,
     subgraph_of,
     variants_of,
 )
-from tests.models import conv_net, make_model
+from tests.helpers.models import conv_net, make_model
 
 
 @pytest.fixture

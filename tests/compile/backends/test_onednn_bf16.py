@@ -32,16 +32,16 @@ from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.worker.plan_check import same_values
-from tests.backends.bf16_checks import (
+from tests.helpers.backends.bf16_checks import (
     ALLOWED,
     check_all,
     check_special_values,
     convolution,
     reduced_variants,
 )
-from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
-from tests.backends.product_models import EPILOGUES, product_model
-from tests.models import make_model
+from tests.helpers.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
+from tests.helpers.backends.product_models import EPILOGUES, product_model
+from tests.helpers.models import make_model
 
 pytestmark = [
     needs_onednn,

@@ -21,7 +21,7 @@ from collage.graph.dataflow import Node
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
-from tests.models import conv_net, make_model
+from tests.helpers.models import conv_net, make_model
 
 
 def offered(proto: onnx.ModelProto) -> dict[str, Subgraph]:

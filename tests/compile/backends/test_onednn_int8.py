@@ -32,10 +32,10 @@ from collage.graph.storage import (
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
 from collage.native.kernel_library import rounding_problem
-from tests.backends.bf16_checks import check, convolution, rounded, run
-from tests.backends.onednn_checks import BACKEND, needs_onednn, subgraph_of
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.bf16_checks import check, convolution, rounded, run
+from tests.helpers.backends.onednn_checks import BACKEND, needs_onednn, subgraph_of
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = [needs_onednn, pytest.mark.skipif(bool(rounding_problem()), reason=rounding_problem())]
 ALLOWED = frozenset({INT8})

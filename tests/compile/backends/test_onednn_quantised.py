@@ -19,10 +19,10 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
-from tests.backends.bf16_checks import run
-from tests.backends.onednn_checks import BACKEND, needs_exact_sums, needs_onednn
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.bf16_checks import run
+from tests.helpers.backends.onednn_checks import BACKEND, needs_exact_sums, needs_onednn
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_onednn
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}

@@ -41,11 +41,11 @@ from collage.kernel.transform import LayoutTransform
 from collage.measure.worker.transform import measure_transform
 from collage.measure_db.results import Measurement
 from collage.native.kernel_library import rounding_problem
-from tests.backends.bf16_checks import convolution, rounded
-from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
 from tests.compile.backends.test_onednn_int8 import rounded_weights
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.bf16_checks import convolution, rounded
+from tests.helpers.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = [needs_onednn, pytest.mark.skipif(bool(rounding_problem()), reason=rounding_problem())]
 ALLOWED = frozenset({INT8, BF16})

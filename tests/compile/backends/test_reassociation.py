@@ -12,10 +12,10 @@ from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.options import BuildOptions, Variant
-from tests.backends.native_checks import filled
-from tests.backends.product_models import product_model
 from tests.compile.backends.test_native_winograd import conv_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import filled
+from tests.helpers.backends.product_models import product_model
+from tests.helpers.reference import evaluate
 
 BACKENDS = {name: b for name, b in builtin_registry().select(None).items() if name not in ("view", "layout")}
 

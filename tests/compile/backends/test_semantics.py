@@ -11,8 +11,8 @@ pytest.importorskip("tvm")
 
 import collage
 from collage.backends.registry import builtin_registry
-from tests.semantics.cases import all_cases, name_of
-from tests.semantics.run import Cell, try_case
+from tests.helpers.semantics.cases import all_cases, name_of
+from tests.helpers.semantics.run import Cell, try_case
 
 CASES = {name_of(each): each for each in all_cases()}
 

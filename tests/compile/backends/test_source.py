@@ -15,7 +15,7 @@ import pytest
 
 import collage
 from collage.backends.source import keyed_version, plain_version, source_digest
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 PLUGIN = """
 import numpy as np

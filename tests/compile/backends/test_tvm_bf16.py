@@ -15,8 +15,8 @@ from collage.backends.tvm import Tvm
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.target import reduced_precisions
-from tests.backends.bf16_checks import check_all, check_special_values
-from tests.models import make_model
+from tests.helpers.backends.bf16_checks import check_all, check_special_values
+from tests.helpers.models import make_model
 
 pytestmark = pytest.mark.skipif(
     not reduced_precisions(), reason="this processor has no arithmetic of bfloat16"

@@ -25,7 +25,7 @@ from collage.backends.tvm_codegen.run import load_kernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from tests.compile.frontend.test_to_onnx import Net
-from tests.tvm_functions import Spec, aligned, check, draw, f32, function, np_softmax, poisoned, wide
+from tests.helpers.tvm_functions import Spec, aligned, check, draw, f32, function, np_softmax, poisoned, wide
 
 op = relax.op
 # ----------------------------------------------------------------------------------------------------------

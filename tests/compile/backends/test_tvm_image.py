@@ -27,8 +27,8 @@ from collage.backends.tvm_codegen.mapped import is_known
 from collage.backends.tvm_codegen.run import load_kernel
 from collage.kernel.frames import frame, unframe
 from collage.native.library import core, core_problem
-from tests.models import elementwise_net
-from tests.tvm_functions import Spec, aligned, draw, f32, function, poisoned
+from tests.helpers.models import elementwise_net
+from tests.helpers.tvm_functions import Spec, aligned, draw, f32, function, poisoned
 
 pytestmark = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
 op = relax.op

@@ -18,7 +18,7 @@ from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
 from tests.compile.frontend.test_to_onnx import Net
-from tests.tvm_functions import const, f32, function, op, run
+from tests.helpers.tvm_functions import const, f32, function, op, run
 
 NAN, INF = np.nan, np.inf
 VALUES = np.array([1.5, NAN, -2.0, INF, -INF, 0.0, -0.5, 7.0] * 9 + [NAN, 3.0], np.float32)

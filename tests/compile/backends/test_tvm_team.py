@@ -17,7 +17,7 @@ from collage.backends.tvm_codegen.host import use_threads
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.run import TvmKernel, load_kernel
 from collage.native import LaunchList, core_problem, team_of
-from tests.tvm_functions import aligned, draw, f32, function, np_softmax, poisoned, wide
+from tests.helpers.tvm_functions import aligned, draw, f32, function, np_softmax, poisoned, wide
 
 op = relax.op
 needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())

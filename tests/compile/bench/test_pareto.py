@@ -13,7 +13,7 @@ import collage
 from collage.bench.pareto import ParetoRace, curve, frontier, module_name
 from collage.compiler.accuracy import Asked
 from collage.compiler.metrics import Metric
-from tests.backends.product_models import product_model
+from tests.helpers.backends.product_models import product_model
 
 
 def point(us: float, error: float) -> dict[str, float]:

@@ -15,9 +15,9 @@ from collage.bench.race import Race, race, verdict
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
-HERE = "tests.numpy_contender"
+HERE = "tests.helpers.numpy_contender"
 
 
 @pytest.fixture(scope="module")

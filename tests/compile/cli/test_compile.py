@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from collage import api, onnx_backend
 from collage.errors import InputError, UsageError
-from tests.cli.helpers import collage, fails, json_of, succeeds
-from tests.models import conv_net, elementwise_net, make_model
+from tests.helpers.cli.helpers import collage, fails, json_of, succeeds
+from tests.helpers.models import conv_net, elementwise_net, make_model
 
 CONTRACT = {
     "model",

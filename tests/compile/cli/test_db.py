@@ -16,7 +16,7 @@ from collage.cli.db_contents import this_machine
 from collage.measure_db import rows
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
-from tests.cli.helpers import collage, fails, json_of, succeeds
+from tests.helpers.cli.helpers import collage, fails, json_of, succeeds
 
 FAST, SLOW = Measurement(10.0, 0.1, 9.0, 31, 0.0), Measurement(15.0, 0.1, 9.0, 31, 0.0)
 

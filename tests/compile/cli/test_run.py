@@ -21,9 +21,9 @@ from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import TensorType
 from collage.runtime.inputs import collect_inputs
 from collage.schedule.program import Port
-from tests.cli.helpers import fails, json_of, succeeds
-from tests.models import make_model
-from tests.small_disk import no_file_above
+from tests.helpers.cli.helpers import fails, json_of, succeeds
+from tests.helpers.models import make_model
+from tests.helpers.small_disk import no_file_above
 
 
 @pytest.fixture

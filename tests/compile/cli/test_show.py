@@ -22,7 +22,7 @@ from collage.report.show_terminal import report_view
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
-from tests.cli.helpers import fails, json_of, succeeds
+from tests.helpers.cli.helpers import fails, json_of, succeeds
 
 NASTY = "<script>alert('&\"')</script>"
 

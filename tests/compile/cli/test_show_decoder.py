@@ -9,7 +9,7 @@ import pytest
 
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
-from tests.cli.helpers import fails, json_of, succeeds
+from tests.helpers.cli.helpers import fails, json_of, succeeds
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.cli.helpers import fails, json_of, succeeds
-from tests.models import positive_rows
+from tests.helpers.cli.helpers import fails, json_of, succeeds
+from tests.helpers.models import positive_rows
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import collage
 from collage.cluster.connect import import_ray
 from collage.cluster.trial import failure
 from collage.errors import ClusterError
-from tests.cli.helpers import fails
-from tests.models import elementwise_net
+from tests.helpers.cli.helpers import fails
+from tests.helpers.models import elementwise_net
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

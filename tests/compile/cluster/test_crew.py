@@ -15,7 +15,7 @@ from collage.measure.measurer import Measurer
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement
-from tests.cluster.models import PAIRS, SINGLES, LocalCrew, session_of
+from tests.helpers.cluster.models import PAIRS, SINGLES, LocalCrew, session_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collage.cluster.facts import MachineFacts, differences, facts_here
 from collage.cluster.nodes import ClusterNode, judge
 from collage.kernel.target import host, usable_cores
 from collage.measure.worker.serialisation import pickle_backend
-from tests.backends_for_tests import NumpyBackend
+from tests.helpers.backends_for_tests import NumpyBackend
 
 HERE = MachineFacts("Zen 5", "1a2b", 8, "3.11.4", "0.1.0 (aa)", {"numpy": "2.4.6", "backend onednn": "3.2"})
 ALIKE, OTHER, HEAD = (

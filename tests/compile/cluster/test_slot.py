@@ -12,9 +12,9 @@ from collage.measure.jobs import RegionJob
 from collage.measure.worker.protocol import CandidateRequest, Measure
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from tests.backends_for_tests import NumpyBackend
-from tests.cluster.models import session_of
-from tests.measure_db import hostile
+from tests.helpers.backends_for_tests import NumpyBackend
+from tests.helpers.cluster.models import session_of
+from tests.helpers.measure_db import hostile
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collage.compiler.accuracy import MADE_UP, Accuracy, Asked
 from collage.compiler.metrics import Metric
 from collage.core.deadline import Deadline
 from collage.frontend.model import import_model
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 
 def accuracy(metric: Metric, samples: Sequence[dict[str, Any]] = ()) -> Accuracy:

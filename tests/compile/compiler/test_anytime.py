@@ -21,7 +21,7 @@ from collage.core.deadline import BudgetOverError
 from collage.errors import DatabaseError, MeasurementError, NoPlacementError
 from collage.measure_db.database import Database
 from tests.compile.compiler.test_settle import made
-from tests.compiler.null import Made, whole_on_engine
+from tests.helpers.compiler.null import Made, whole_on_engine
 
 
 @dataclass(frozen=True)

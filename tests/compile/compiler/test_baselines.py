@@ -10,7 +10,7 @@ from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.state import Compilation
 from collage.measure_db.results import Slower
-from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node
+from tests.helpers.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node
 
 LIBRARY = NullBackend("lib", team=True)
 ENGINE = NullEngine("engine", ["", "turbo"])

@@ -7,8 +7,8 @@ from onnx import TensorProto, helper
 
 from collage.compiler.passes.check_indices import CheckIndices
 from collage.compiler.passes.select import Select
-from tests.compiler.null import Made, planned, whole_on_engine
-from tests.models import make_model
+from tests.helpers.compiler.null import Made, planned, whole_on_engine
+from tests.helpers.models import make_model
 
 
 def test_indices_are_checked_before_an_engine_runs() -> None:

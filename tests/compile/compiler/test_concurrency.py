@@ -10,7 +10,7 @@ from collage.compiler.passes.concurrency import Concurrency
 from collage.compiler.passes.place import Place
 from collage.compiler.state import Compilation
 from collage.patterns.match import Match
-from tests.compiler.null import Costs, Made, NullBackend, NullMeasurer, fork
+from tests.helpers.compiler.null import Costs, Made, NullBackend, NullMeasurer, fork
 
 LIBRARY = NullBackend("lib", team=True)
 ON_TEAM: Costs = {("lib", (0,)): 100.0, ("lib", (1,)): 100.0, ("lib", (2,)): 10.0}

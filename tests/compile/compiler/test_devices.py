@@ -19,9 +19,9 @@ from collage.errors import UsageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import HOST, PLAIN, Storage
 from collage.kernel.options import BuildOptions, Variant
-from tests.beside import TakeAll
-from tests.compiler.null import Made, NullBackend, chain
-from tests.cuda_driver import Driver, no_driver, pretend
+from tests.helpers.beside import TakeAll
+from tests.helpers.compiler.null import Made, NullBackend, chain
+from tests.helpers.cuda_driver import Driver, no_driver, pretend
 
 NPU = Storage("npu")
 

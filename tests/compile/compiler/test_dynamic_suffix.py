@@ -21,8 +21,8 @@ from collage.frontend.model import import_model
 from collage.frontend.relax.importer import DataDependentError
 from collage.measure.timing.effort import QUICK
 from collage.schedule.region import Region
-from tests.compiler.null import Made, whole_on_engine
-from tests.models import detector
+from tests.helpers.compiler.null import Made, whole_on_engine
+from tests.helpers.models import detector
 
 
 def problem(model: onnx.ModelProto) -> DataDependentError:

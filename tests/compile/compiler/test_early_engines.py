@@ -17,7 +17,7 @@ from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
 from tests.compile.compiler.test_settle import first_module
 from tests.compile.compiler.test_within import SEARCH
-from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
+from tests.helpers.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
 
 BF16, FLOAT32 = "engine, as written, bf16", "engine, as written"
 

@@ -17,7 +17,7 @@ from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.options import DYNAMIC_INT8
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 MODEL = make_model(
     [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
-from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions, two_libraries
+from tests.helpers.compiler.null import WHOLE, Made, NullBackend, each_node, regions, two_libraries
 
 ONE, OTHER = NullBackend("one", team=True), NullBackend("other", team=True)
 ENGINE = NullBackend("engine", engine=True)

@@ -13,7 +13,7 @@ from collage.kernel.options import Variant
 from collage.measure.worker.protocol import CandidateRequest
 from collage.schedule.schedule import TEAM
 from collage.search.candidates import Offer
-from tests.compiler.null import Made, NullBackend, each_node, fork
+from tests.helpers.compiler.null import Made, NullBackend, each_node, fork
 
 GPU = Storage("cuda")
 

@@ -18,8 +18,8 @@ from collage.frontend.original import AsLoaded
 from collage.frontend.relax.importer import DataDependentError
 from collage.frontend.rewrite.branches import taken_branches
 from collage.frontend.rewrite.simplify import simplify
-from tests.compiler.null import Made
-from tests.models import make_model
+from tests.helpers.compiler.null import Made
+from tests.helpers.models import make_model
 
 
 def test_nodes_with_dynamic_shapes_are_those_of_the_model_with_its_branches() -> None:

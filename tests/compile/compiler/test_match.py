@@ -10,8 +10,8 @@ from collage.compiler.events import Searched
 from collage.compiler.passes.match import Match
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
-from tests.beside import TakeAll
-from tests.compiler.null import Made, NullBackend
+from tests.helpers.beside import TakeAll
+from tests.helpers.compiler.null import Made, NullBackend
 
 
 class Picky(NullBackend):

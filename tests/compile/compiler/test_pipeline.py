@@ -15,8 +15,8 @@ from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
 from collage.measure.timing.effort import QUICK as QUICK_EFFORT
-from tests.beside import TakeAll
-from tests.compiler.null import Made, NullBackend, each_node
+from tests.helpers.beside import TakeAll
+from tests.helpers.compiler.null import Made, NullBackend, each_node
 
 
 class Library(NullBackend):

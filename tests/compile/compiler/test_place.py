@@ -10,7 +10,7 @@ from collage.compiler.events import Searched
 from collage.compiler.passes.place import Place
 from collage.errors import NoPlacementError
 from collage.measure_db.results import IN_NETWORK, Measurement, Rejection, RejectionKind, Slower
-from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
+from tests.helpers.compiler.null import WHOLE, Made, NullBackend, each_node, regions
 
 LIBRARY, ENGINE = NullBackend("lib", team=True), NullBackend("engine", engine=True)
 

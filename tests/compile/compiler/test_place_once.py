@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from collage.compiler.passes.place_once import PlaceOnce
 from collage.measure_db.results import Measurement
-from tests.compiler.null import Made, NullBackend, each_node, regions
+from tests.helpers.compiler.null import Made, NullBackend, each_node, regions
 
 ENGINE = NullBackend("engine", engine=True)
 

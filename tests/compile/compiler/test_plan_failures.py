@@ -19,7 +19,7 @@ from collage.measure.plans import PlanFailedError
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure_db.database import Database
 from collage.measure_db.results import Rejection, RejectionKind
-from tests.compiler.null import TARGET, Made, NullBackend, each_node
+from tests.helpers.compiler.null import TARGET, Made, NullBackend, each_node
 
 CRASHED = Rejection(RejectionKind.CRASHED, "SIGSEGV")
 

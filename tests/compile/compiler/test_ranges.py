@@ -13,8 +13,8 @@ from collage.compiler.state import Compilation
 from collage.frontend.subgraph import Subgraph
 from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions, Variant
-from tests.beside import TakeAll
-from tests.compiler.null import Made, NullBackend
+from tests.helpers.beside import TakeAll
+from tests.helpers.compiler.null import Made, NullBackend
 
 
 class Curious(NullBackend):

@@ -27,7 +27,7 @@ from collage.schedule.schedule import TEAM, Schedule
 from collage.search.candidate import Candidate
 from collage.search.placement import finish
 from collage.search.transforms import needed_transforms
-from tests.compiler.null import Made, NullBackend, each_node, fork, imported
+from tests.helpers.compiler.null import Made, NullBackend, each_node, fork, imported
 
 
 def made(**options: Any) -> Made:

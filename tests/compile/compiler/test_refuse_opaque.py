@@ -10,7 +10,7 @@ from collage.compiler.passes.verify import Verify
 from collage.compiler.state import Compilation
 from collage.errors import ModelError
 from tests.compile.compiler.test_match import Picky
-from tests.compiler.null import Made, NullBackend
+from tests.helpers.compiler.null import Made, NullBackend
 
 
 class PickyEngine(Picky):

@@ -9,7 +9,7 @@ import pytest
 from collage.compiler.passes.refuse_uncovered import RefuseUncovered
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
-from tests.compiler.null import Made, NullBackend, each_node
+from tests.helpers.compiler.null import Made, NullBackend, each_node
 
 
 def of_family(made: Made, *, without: int | None = None) -> Compilation:

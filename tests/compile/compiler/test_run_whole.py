@@ -18,7 +18,7 @@ from collage.errors import ModelError
 from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.database import Database
 from collage.measure_db.results import Timing
-from tests.compiler.null import Made, NullBackend, NullEngine, chain
+from tests.helpers.compiler.null import Made, NullBackend, NullEngine, chain
 
 REASON = "TVM cannot import Pow."
 

@@ -9,7 +9,7 @@ import pytest
 from collage.compiler.passes.select import Select
 from collage.compiler.plan_failures import KernelRejectedError
 from collage.errors import NoPlacementError
-from tests.compiler.null import WRONG, notes, planned
+from tests.helpers.compiler.null import WRONG, notes, planned
 
 
 def test_the_fastest_is_selected_with_its_figures() -> None:

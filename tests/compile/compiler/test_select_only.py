@@ -11,7 +11,7 @@ from collage.compiler.plan import FLOAT32
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
-from tests.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
+from tests.helpers.compiler.null import WRONG, Made, NullBackend, each_node, notes, planned
 
 
 def test_a_quick_compile_of_wrong_outputs_has_no_placement() -> None:

@@ -17,7 +17,7 @@ from collage.errors import NoPlacementError
 from collage.measure.whole_trial import EngineTrial
 from collage.measure_db.results import Timing
 from collage.search.errors import ErrorBudget
-from tests.compiler.null import WHOLE, WRONG, Costs, Made, NullBackend, NullEngine, each_node
+from tests.helpers.compiler.null import WHOLE, WRONG, Costs, Made, NullBackend, NullEngine, each_node
 
 COSTS: Costs = {**each_node("lib", 10.0), **each_node("slow", 30.0), ("engine as written", WHOLE): 70.0}
 ENGINE = "engine, as written"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collage.compiler.passes.verify import Verify
-from tests.compiler.null import Made
+from tests.helpers.compiler.null import Made
 
 
 def test_a_right_import_stays() -> None:

@@ -21,7 +21,16 @@ from collage.compiler.passes.within import Within
 from collage.compiler.plan import FLOAT32
 from collage.compiler.state import Compilation
 from collage.kernel.options import DYNAMIC_INT8
-from tests.compiler.null import WHOLE, WRONG, Made, NullBackend, ReducedEngine, chain, each_node, notes
+from tests.helpers.compiler.null import (
+    WHOLE,
+    WRONG,
+    Made,
+    NullBackend,
+    ReducedEngine,
+    chain,
+    each_node,
+    notes,
+)
 
 LIBRARY = NullBackend("lib", team=True)
 RIGHT = Finding(0.0, 0.0, "")

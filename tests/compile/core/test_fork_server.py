@@ -18,7 +18,7 @@ import pytest
 from collage.core.child_process import ChildEndedError, ChildProcess
 from collage.core.forked_process import ForkServers, NoForkError
 
-MODULE = "tests.core.forked_child"
+MODULE = "tests.helpers.core.forked_child"
 ROOT = Path(__file__).parents[3]
 
 
@@ -188,7 +188,7 @@ PARENT = """
 import os, time
 from collage.core.forked_process import ForkServers
 servers = ForkServers()
-child = servers.fork("tests.core.forked_child", (), 2, os.environ)
+child = servers.fork("tests.helpers.core.forked_child", (), 2, os.environ)
 print(child.pid, next(iter(servers._servers.values()))._process.pid, flush=True)
 time.sleep(60)
 """

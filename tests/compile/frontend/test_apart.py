@@ -31,8 +31,8 @@ from collage.frontend.session import reference_run
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed, joined, model_artifact, weights_of
 from collage.kernel.options import BuildOptions
-from tests.apart import all_apart
-from tests.models import conv_net, make_model
+from tests.helpers.apart import all_apart
+from tests.helpers.models import conv_net, make_model
 
 __all__ = ["all_apart"]
 pytestmark = pytest.mark.usefixtures("all_apart")

@@ -25,7 +25,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.patterns import BackendPattern
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 N = helper.make_node
 

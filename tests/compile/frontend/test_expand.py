@@ -16,7 +16,7 @@ from collage.frontend.model import import_model
 from collage.frontend.read.load import load_onnx
 from collage.frontend.rewrite.expand import EXPANDED, expand
 from collage.frontend.session import reference_run
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 HEADS = {"q": [1, 2, 6, 8], "k": [1, 2, 6, 8], "v": [1, 2, 6, 8]}
 

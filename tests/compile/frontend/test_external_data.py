@@ -24,9 +24,9 @@ from collage.frontend.read.external_data import without_links
 from collage.frontend.read.load import as_written, load_onnx
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.session import reference_run
-from tests.apart import all_apart
-from tests.cli.helpers import fails, json_of, succeeds
-from tests.models import conv_net
+from tests.helpers.apart import all_apart
+from tests.helpers.cli.helpers import fails, json_of, succeeds
+from tests.helpers.models import conv_net
 
 __all__ = ["all_apart"]
 

@@ -11,7 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.engine_faults.free_sizes import free_size, impossible_size
 from collage.backends.openvino import OpenVino
 from collage.kernel.options import BuildOptions
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 X = {"x": ((2, 3, 4), TensorProto.FLOAT)}
 OUT = {"y": ((None,), TensorProto.FLOAT)}

@@ -23,7 +23,7 @@ from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 FLOAT, INT64, INT32, UINT8, DOUBLE = (
     TensorProto.FLOAT,

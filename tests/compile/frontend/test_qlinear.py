@@ -15,8 +15,8 @@ from collage.frontend.rewrite.quantised import spelt_out
 from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
-from tests.backends.onednn_checks import needs_exact_sums
-from tests.models import make_model
+from tests.helpers.backends.onednn_checks import needs_exact_sums
+from tests.helpers.models import make_model
 
 RNG = np.random.default_rng(0)
 STEPS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from collage.backends.engine_faults.narrow import whole_problem
 from collage.frontend.export.to_onnx import export_onnx
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 N = helper.make_node
 QUANTIZE = N("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])

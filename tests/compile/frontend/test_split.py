@@ -12,7 +12,7 @@ from collage.frontend.relax.importer import DataDependentError
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.rewrite.split import Split, split
 from collage.frontend.session import reference_run
-from tests.models import detector, make_model
+from tests.helpers.models import detector, make_model
 
 
 def cut(model: onnx.ModelProto) -> Split | None:

@@ -14,7 +14,7 @@ from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
 from collage.graph.domains import Domains
 from collage.graph.spans import spans
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 N = helper.make_node
 ROWS = {"rows": np.array([1], np.int64), "channels": np.array([0], np.int64)}

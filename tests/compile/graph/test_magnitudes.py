@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.magnitudes import Magnitudes
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 N = helper.make_node
 

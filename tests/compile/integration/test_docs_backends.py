@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 ROOT = Path(__file__).parents[3]
 

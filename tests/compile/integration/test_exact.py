@@ -13,10 +13,10 @@ import collage
 from collage.backends.base import NOT_EXACT
 from collage.core.progress import Progress
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.compile.backends.test_native_winograd import conv_model
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 

@@ -12,7 +12,7 @@ from onnx import helper
 
 import collage
 from collage.backends.onednn import OneDnn
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 

@@ -19,8 +19,8 @@ from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
 from collage.runtime.parts import Parts
-from tests.apart import all_apart
-from tests.models import conv_net, detector, make_model
+from tests.helpers.apart import all_apart
+from tests.helpers.models import conv_net, detector, make_model
 
 __all__ = ["all_apart"]
 pytestmark = pytest.mark.usefixtures("all_apart")

@@ -20,7 +20,7 @@ from collage.measure.machine.speeds import speeds_key
 from collage.measure.timing.effort import FULL
 from collage.measure_db.database import Database
 from collage.native.speed import can_measure
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 pytestmark = pytest.mark.skipif(
     not (Native().available() and can_measure()), reason="our own kernels cannot run here"

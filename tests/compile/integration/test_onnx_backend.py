@@ -10,7 +10,7 @@ from onnx import helper
 
 import collage.onnx_backend as backend
 from collage.errors import InputError, UsageError
-from tests.models import elementwise_net, make_model
+from tests.helpers.models import elementwise_net, make_model
 
 X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 EXPECTED = np.maximum(X, 0) + 2 * np.tanh(X)

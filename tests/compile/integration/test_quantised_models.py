@@ -16,8 +16,8 @@ from collage.backends.onednn import OneDnn
 from collage.backends.view import View
 from collage.compiler.compile import CompileOptions, compile_model
 from collage.frontend.session import reference_run
-from tests.backends.onednn_checks import needs_exact_sums
-from tests.models import make_model
+from tests.helpers.backends.onednn_checks import needs_exact_sums
+from tests.helpers.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 

@@ -24,8 +24,8 @@ from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure.worker.process import Workers
-from tests.backends_for_tests import onnx_model
-from tests.storage_formats import COLUMNS, DEVICE
+from tests.helpers.backends_for_tests import onnx_model
+from tests.helpers.storage_formats import COLUMNS, DEVICE
 
 ROWS, WIDTH = 5, 16
 

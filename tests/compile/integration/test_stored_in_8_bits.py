@@ -25,7 +25,7 @@ from collage.measure.timing.effort import FULL
 from collage.measure.worker.process import Workers
 from collage.native import NativeKernel, Step
 from collage.native.kernel_library import rounding_problem
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 pytestmark = [
     pytest.mark.skipif(bool(rounding_problem()), reason=rounding_problem()),

@@ -13,7 +13,7 @@ from onnx import helper
 import collage
 from collage.backends.tvm import Tvm
 from collage.errors import CollageError
-from tests.models import elementwise_net, make_model
+from tests.helpers.models import elementwise_net, make_model
 
 
 def conv_relu() -> onnx.ModelProto:

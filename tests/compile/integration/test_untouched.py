@@ -16,7 +16,7 @@ import collage.compiler.compile
 import collage.compiler.passes.import_model
 import collage.frontend.rewrite.simplify
 from collage.errors import InputError
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 RNG = np.random.default_rng(0)
 RATE = 16000

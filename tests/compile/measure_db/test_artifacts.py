@@ -16,8 +16,8 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Framed, frame
 from collage.kernel.options import BuildOptions
 from collage.measure.artifacts import Artifacts
-from tests.models import conv_net
-from tests.small_disk import no_file_above
+from tests.helpers.models import conv_net
+from tests.helpers.small_disk import no_file_above
 
 
 def folder_bytes(folder: Path) -> int:

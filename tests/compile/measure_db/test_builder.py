@@ -22,7 +22,7 @@ from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, ahead_folder
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from tests.backends_for_tests import NumpyBackend
+from tests.helpers.backends_for_tests import NumpyBackend
 from tests.slow.measure_db.test_measurer import measurer
 
 REQUESTS = [CandidateRequest(tuple(range(a, b)), "noting") for a, b in combinations(range(5), 2)]

@@ -33,8 +33,8 @@ from collage.measure_db.doubt import Doubt
 from collage.measure_db.keys import Fact, read_text
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
-from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.compile.measure_db.test_exchange import KEY, PLAN, SURE, TIMING, UNSURE, filled, merged
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 
 BUSY = 0.5
 

@@ -12,7 +12,7 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.read.proto_size import note_network
 from collage.frontend.subgraph import Subgraph
 from collage.measure.timing.cache_state import instance_count, weight_bytes, weights_among
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.database import Database, KernelKey, NetworkKey
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
 from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower, Timing
-from tests.small_disk import no_file_above
+from tests.helpers.small_disk import no_file_above
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 MEASURED = Measurement(12.5, 0.25, 12.0, 31, 1e-6)

@@ -11,7 +11,7 @@ from collage.check.extraordinary import extraordinary
 from collage.check.reference import evaluate
 from collage.check.store import ValueStore
 from collage.frontend.model import import_model
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 
 def test_values_with_infinities_huge_numbers_or_large_integers(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8, BuildOptions, Variant
 from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 Spoil = Callable[[Sequence[Any], Any, int], None]
 """Changes the output, given the inputs and how often the kernel has been called before."""

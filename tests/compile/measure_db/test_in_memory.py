@@ -11,7 +11,7 @@ import pytest
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database
 from tests.compile.measure_db.test_database import KEY, MEASURED
-from tests.small_disk import no_file_above
+from tests.helpers.small_disk import no_file_above
 
 NEXT = replace(KEY, digest="next")
 

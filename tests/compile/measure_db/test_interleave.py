@@ -17,7 +17,7 @@ from collage.measure.timing.interleave import (
     take_turns,
 )
 from collage.measure_db.results import Timing
-from tests.measure_db.fake_clock import FakeClock
+from tests.helpers.measure_db.fake_clock import FakeClock
 
 
 def raced(*about: Any, clock: FakeClock) -> dict[str, Timing]:

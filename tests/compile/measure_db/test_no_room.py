@@ -16,7 +16,7 @@ from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.worker import session
 from collage.measure.worker.process import WorkerProcess
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 from tests.slow.measure_db.test_measurer import OPTIONS
 
 

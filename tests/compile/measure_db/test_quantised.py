@@ -22,7 +22,7 @@ from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 ROUND = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"], "round")]
 EXACT = [helper.make_node("BitwiseAnd", ["x", "mask"], ["y"], "and")]

@@ -28,7 +28,7 @@ from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Rejection, RejectionKind
-from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model, onnx_model
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

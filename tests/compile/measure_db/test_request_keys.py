@@ -22,7 +22,7 @@ from collage.measure.request_keys import RequestKeys
 from collage.measure.settings import MeasureSettings
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.protocol import CandidateRequest
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 
 ALL = (0, 1, 2, 3)
 ROWS = Variant((PLAIN,), (CHANNELS_LAST,), "rows")

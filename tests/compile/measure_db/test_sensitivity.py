@@ -9,7 +9,7 @@ from onnx import helper
 from collage.check.compare import relative_error
 from collage.check.sensitivity import sensitivities
 from collage.frontend.model import import_model
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 
 def compare(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:

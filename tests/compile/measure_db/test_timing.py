@@ -17,7 +17,7 @@ from collage.kernel.kernel import Call
 from collage.measure.timing.calls import Enough, median_interval, noise, sample_calls, summary, undisturbed
 from collage.measure.timing.switch_cost import switch_cost_us
 from collage.measure_db.results import Timing
-from tests.measure_db.fake_clock import FakeClock
+from tests.helpers.measure_db.fake_clock import FakeClock
 
 
 def time_calls(calls: Sequence[Call], **options: Any) -> Timing:

@@ -17,7 +17,7 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from tests.backends_for_tests import NumpyBackend
+from tests.helpers.backends_for_tests import NumpyBackend
 
 ADD, RELU, TANH = (CandidateRequest((node,), "tuner") for node in range(3))
 

@@ -12,7 +12,7 @@ from onnx import helper
 from collage.check.value_ranges import value_ranges
 from collage.frontend.model import Model, import_model
 from collage.graph.ranges import Range
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 SHAPE = (1, 8, 64, 64)
 

@@ -28,7 +28,7 @@ from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.keys import Fact
-from tests.backends_for_tests import onnx_model
+from tests.helpers.backends_for_tests import onnx_model
 
 FLOATS = ((2, 3), TensorProto.FLOAT)
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -22,8 +22,8 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.backends.base import BuildOptions
-from tests.backends_for_tests import NumpyBackend, chain_model
-from tests.measure_db import hostile
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
+from tests.helpers.measure_db import hostile
 
 class Local(NumpyBackend):  # defined in __main__
     name = "local"

@@ -14,7 +14,7 @@ import collage
 from collage.frontend.session import reference_run
 from collage.kernel.buffers import aligned_copy
 from collage.runtime.suffix import SuffixExecutor
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 SHAPE = (2, 8, 6, 6)
 

@@ -21,7 +21,7 @@ from collage.runtime.suffix import _bound
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, ValuePort
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 
 def bound(model: onnx.ModelProto, folder: Path) -> tuple[collage.CompiledModule, collage.BoundSuffix]:

@@ -13,7 +13,7 @@ from collage.patterns import BackendPattern, is_tuple
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from collage.patterns.names import OpName
-from tests.models import conv_net, make_model
+from tests.helpers.models import conv_net, make_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.fusion import FusionRule
 from collage.patterns.generator import generate, text_of
 from collage.patterns.rules import BasePatternRule, check_path
-from tests.models import conv_net, make_model
+from tests.helpers.models import conv_net, make_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

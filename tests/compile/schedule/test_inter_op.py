@@ -15,8 +15,8 @@ from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, check, makespan_us
 from collage.schedule.stream_mapping import MappedStreams, nimble, opara
 from collage.schedule.timeline import Costs
-from tests.schedule.dags import dags
-from tests.schedule.shortest import shortest_us
+from tests.helpers.schedule.dags import dags
+from tests.helpers.schedule.shortest import shortest_us
 
 
 @st.composite

@@ -27,8 +27,8 @@ from collage.search.storages import StorageRules
 from collage.search.transforms import ValueTransform
 from tests.compile.search.test_dp import crossings
 from tests.compile.search.test_storages import storage_problems
-from tests.search.brute_force import EPSILON, Case, edges
-from tests.strategies import nasnet_like
+from tests.helpers.search.brute_force import EPSILON, Case, edges
+from tests.helpers.strategies import nasnet_like
 
 pytestmark = pytest.mark.skipif(not can_walk(), reason="the compiled walk was not built")
 

@@ -11,7 +11,7 @@ from collage.graph.storage import BF16, PLAIN, PLAIN_BF16
 from collage.kernel.options import ALL_PLAIN, Variant
 from collage.measure.worker.protocol import CandidateRequest
 from collage.search.connected import connected
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 DATA, RESULT, BOTH = (
     Variant((taken,), (given,), precision=BF16)

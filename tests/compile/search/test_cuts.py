@@ -10,7 +10,7 @@ from onnx import helper
 
 from collage.frontend.model import import_model
 from collage.search.cuts import needless_cuts
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 ALL = (0, 1, 2, 3, 4)
 RUNS = {ALL[a:b] for a, b in combinations(range(6), 2)}

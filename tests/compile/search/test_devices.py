@@ -30,10 +30,10 @@ from collage.search.candidates import candidates_of, offers_of, possible_transfo
 from collage.search.dp import place
 from collage.search.placement import Placement
 from collage.search.transforms import ValueTransform
-from tests.backends_for_tests import onnx_model
-from tests.search.exact import place_exact
-from tests.storage_formats import DEVICE
-from tests.strategies import graphs
+from tests.helpers.backends_for_tests import onnx_model
+from tests.helpers.search.exact import place_exact
+from tests.helpers.storage_formats import DEVICE
+from tests.helpers.strategies import graphs
 
 
 @dataclass(frozen=True)

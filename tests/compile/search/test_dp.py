@@ -16,8 +16,8 @@ from collage.graph.dataflow import Graph
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.placement import Placement, check_placement
-from tests.search.exact import place_exact
-from tests.strategies import GraphBuilder, graph_of, nasnet_like, problems
+from tests.helpers.search.exact import place_exact
+from tests.helpers.strategies import GraphBuilder, graph_of, nasnet_like, problems
 
 EPSILON = 0.5
 

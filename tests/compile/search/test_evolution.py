@@ -12,7 +12,7 @@ import pytest
 from collage.core.deadline import BudgetOverError
 from collage.search.evolution import Cost, EvolutionResult, SearchLimits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome
-from tests.strategies import graph_of
+from tests.helpers.strategies import graph_of
 from tests.unit.search.test_offload import encoding_of, singles
 
 LIMITS = SearchLimits(budget_s=600.0)

@@ -7,7 +7,7 @@ from collage.kernel.options import Variant
 from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidates import Offer
 from collage.search.filling import filling
-from tests.compiler.null import imported
+from tests.helpers.compiler.null import imported
 
 MODEL = imported()
 """Four operators, one after another."""

@@ -16,7 +16,7 @@ from collage.measure_db.results import Measurement
 from collage.search.candidates import Offer, candidates_of
 from collage.search.errors import ErrorModel
 from collage.search.inner_errors import InnerErrors
-from tests.models import conv_net
+from tests.helpers.models import conv_net
 
 BF16 = Variant(precision="bf16")
 ERRORS = ErrorModel({})  # all of an error counts

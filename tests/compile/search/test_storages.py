@@ -16,10 +16,10 @@ from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.placement import finish
 from collage.search.transforms import PlacedTransform
-from tests.search.brute_force import EPSILON, Case, edges, least_cost
-from tests.search.exact import place_exact
-from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
-from tests.strategies import TENSOR, GraphBuilder, problems
+from tests.helpers.search.brute_force import EPSILON, Case, edges, least_cost
+from tests.helpers.search.exact import place_exact
+from tests.helpers.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
+from tests.helpers.strategies import TENSOR, GraphBuilder, problems
 
 LAST = CHANNELS_LAST
 OTHERS = [(LAST, BLOCKED), (BLOCKED, COLUMNS), (COLUMNS, DEVICE), (DEVICE, DEVICE_COLUMNS)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.lib.decoders.byte_tokenizer import END
-from tests.serve.served import CONFIG, Served, greedy
+from tests.helpers.serve.served import CONFIG, Served, greedy
 
 openai = pytest.importorskip("openai", reason="openai is missing: pip install openai")
 pytestmark = pytest.mark.usefixtures("needs_server")

@@ -21,7 +21,7 @@ from collage.serve.plan import BucketCosts, Limits, RequestPool, Sequence, rewar
 from collage.serve.request import Finish, Request, check_request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from tests.serve.simulation import Job, NullRunner, Simulation
+from tests.helpers.serve.simulation import Job, NullRunner, Simulation
 
 PROMPTS = st.one_of(
     st.integers(1, 60).map(lambda n: (0,) * n),  # many begin alike

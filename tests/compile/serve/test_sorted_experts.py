@@ -14,7 +14,7 @@ from collage.serve.decoder.experts.rewrite import with_fixed_shapes
 from collage.serve.decoder.onnx_graph import PROBE, is_product
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION
-from tests.serve.mixtures import (
+from tests.helpers.serve.mixtures import (
     MOE,
     Change,
     check_same,

@@ -21,8 +21,8 @@ from collage.serve.sampling import Logprobs
 from collage.serve.text import Answer, Detokenizer
 from collage.serve.tokenizer import FileTokenizer
 from tests.compile.serve.test_text import ByteTokenizer
-from tests.serve.served import ROOT
-from tests.serve.simulation import NullRunner
+from tests.helpers.serve.served import ROOT
+from tests.helpers.serve.simulation import NullRunner
 
 pytest.importorskip("tokenizers", reason="tokenizers is missing: pip install '.[serve]'")
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers

@@ -23,7 +23,7 @@ from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.segments import Segment, cut, refuse_mixing
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, PLAIN, small
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 GPT2, QWEN2 = small(NAMED["gpt2_124m"], 2), small(NAMED["qwen2_like"], 2)
 

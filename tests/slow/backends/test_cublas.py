@@ -23,7 +23,7 @@ from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions, Variant
 from scripts.lib.gpu.half import in_half
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 Floats = npt.NDArray[Any]
 

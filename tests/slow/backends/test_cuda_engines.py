@@ -26,11 +26,11 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.options import BuildOptions
-from tests.backends.engines_on_cpu import OnnxRuntimeOnCpu, TorchOnCpu
 from tests.compile.frontend.test_to_onnx import Net
 from tests.compile.frontend.test_to_onnx import run as run_onnx
-from tests.cuda_driver import Driver, no_driver, pretend
-from tests.models import conv_net, elementwise_net
+from tests.helpers.backends.engines_on_cpu import OnnxRuntimeOnCpu, TorchOnCpu
+from tests.helpers.cuda_driver import Driver, no_driver, pretend
+from tests.helpers.models import conv_net, elementwise_net
 
 ENGINES = [TorchCuda, OnnxRuntimeCuda]
 

@@ -14,7 +14,7 @@ from collage.graph.storage import (
     PLAIN_FP16,
     Storage,
 )
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

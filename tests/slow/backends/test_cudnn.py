@@ -21,7 +21,7 @@ from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from scripts.lib.gpu.half import in_half
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 REDUCED = ("tf32", "fp16", "bf16")
 LARGEST = {"": 1e-6, "tf32": 2e-3, "fp16": 3e-3, "bf16": 2e-2}

@@ -21,17 +21,17 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import BF16, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import reduced_precisions
-from tests.backends import native_checks
-from tests.backends.bf16_checks import check_all as check_all_bf16
-from tests.backends.bf16_checks import convolution
-from tests.backends.product_models import (
+from tests.helpers.backends import native_checks
+from tests.helpers.backends.bf16_checks import check_all as check_all_bf16
+from tests.helpers.backends.bf16_checks import convolution
+from tests.helpers.backends.product_models import (
     EPILOGUES,
     any_products,
     product_model,
     transposed_products,
     weighted_products,
 )
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 BACKEND = Mkl()
 needs_mkl = pytest.mark.skipif(not BACKEND.available(), reason=f"MKL: {BACKEND.available().reason}")
@@ -119,7 +119,7 @@ mkl = ctypes.CDLL({library.library().c._name!r})
 mkl.MKL_Set_Num_Threads(2)
 before = mkl.MKL_Get_Max_Threads()
 from tests.slow.backends.test_mkl import BACKEND, chains_of, check
-from tests.backends.product_models import product_model
+from tests.helpers.backends.product_models import product_model
 from collage.backends.mkl_kernels.library import library
 assert library().blas.set_threads
 check(chains_of(product_model([150, 64], 200, then=("Gelu",)))[-1], 2)

@@ -13,15 +13,15 @@ from onnx import helper
 
 from collage.errors import CollageError, ModuleFileError
 from collage.kernel.options import BuildOptions
-from tests.backends.native_checks import (
+from tests.helpers.backends.native_checks import (
     BACKEND,
     check_all_variants,
     needs_native,
     run_variant,
     subgraphs_of,
 )
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 

@@ -26,7 +26,8 @@ from collage.graph.storage import BF16, INT8, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import TaskError
-from tests.backends.native_checks import (
+from tests.compile.backends.test_native_int8 import rounded_weights
+from tests.helpers.backends.native_checks import (
     BACKEND,
     filled,
     kernel_of,
@@ -36,8 +37,7 @@ from tests.backends.native_checks import (
     subgraphs_of,
     untouched,
 )
-from tests.compile.backends.test_native_int8 import rounded_weights
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 pytestmark = needs_native
 

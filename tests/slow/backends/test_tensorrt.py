@@ -26,9 +26,9 @@ from collage.backends.tensorrt import TensorRt
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
-from tests.cuda_driver import Driver, pretend
-from tests.cuda_processes import SOURCES, Gpu
-from tests.models import conv_net, make_model
+from tests.helpers.cuda_driver import Driver, pretend
+from tests.helpers.cuda_processes import SOURCES, Gpu
+from tests.helpers.models import conv_net, make_model
 
 Installer = Callable[..., None]
 

@@ -10,7 +10,7 @@ import pytest
 
 from collage.backends.base import UnsupportedError
 from tests.compile.frontend.test_to_onnx import NETWORKS, Net, agree, run
-from tests.frontend.onnx_cases import CASES, Case, Feed
+from tests.helpers.frontend.onnx_cases import CASES, Case, Feed
 
 torch = pytest.importorskip("torch")
 

@@ -34,11 +34,11 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from tests.compile.frontend.test_to_onnx import NETWORKS, Net, agree
-from tests.cuda_driver import Driver, no_driver, pretend
-from tests.cuda_on_cpu import CpuThreads
-from tests.frontend import onnx_cases
-from tests.frontend.onnx_cases import Array, Case, Feed
-from tests.tvm_functions import draw, f32, function, np_softmax, np_windows, poisoned
+from tests.helpers.cuda_driver import Driver, no_driver, pretend
+from tests.helpers.cuda_on_cpu import CpuThreads
+from tests.helpers.frontend import onnx_cases
+from tests.helpers.frontend.onnx_cases import Array, Case, Feed
+from tests.helpers.tvm_functions import draw, f32, function, np_softmax, np_windows, poisoned
 
 op = pytest.importorskip("tvm.relax").op
 

@@ -33,7 +33,7 @@ from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_on_cpu import CpuThreads
+from tests.helpers.cuda_on_cpu import CpuThreads
 
 ARCHITECTURE = "sm_90"
 TRIALS = 6

@@ -18,9 +18,9 @@ from collage.backends.tvm import Tvm
 from collage.backends.tvm_codegen.blocks import collect
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.schedule import schedule
-from tests.frontend.onnx_cases import CASES
-from tests.semantics.run import try_case
-from tests.tvm_functions import (
+from tests.helpers.frontend.onnx_cases import CASES
+from tests.helpers.semantics.run import try_case
+from tests.helpers.tvm_functions import (
     check,
     const,
     draw,

@@ -29,7 +29,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = BuildOptions(threads=1, tune_trials=4)

@@ -14,8 +14,8 @@ from onnx import helper
 from collage.backends.base import Availability
 from collage.bench.race import verdict
 from collage.module.module import CompiledModule
-from tests.cli.helpers import collage, fails, json_of, succeeds
-from tests.models import make_model
+from tests.helpers.cli.helpers import collage, fails, json_of, succeeds
+from tests.helpers.models import make_model
 
 
 def test_json_is_the_contract(network: Path, module: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_registered_engine_takes_part(network: Path, module: Path, monkeypatch
     from collage import api
     from collage.backends.registry import builtin_registry
     from collage.bench.engines import Contest, bench
-    from tests.beside import Slow
+    from tests.helpers.beside import Slow
 
     class Named(Slow):
         name = "named"

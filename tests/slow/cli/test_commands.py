@@ -16,8 +16,8 @@ import pytest
 import collage as package
 from collage.cli import doctor_checks as doctor
 from collage.measure_db.database import Database
-from tests.cli.helpers import collage, fails, json_of, succeeds
-from tests.cuda_driver import Driver, no_driver, pretend
+from tests.helpers.cli.helpers import collage, fails, json_of, succeeds
+from tests.helpers.cuda_driver import Driver, no_driver, pretend
 
 
 def test_version_and_module() -> None:

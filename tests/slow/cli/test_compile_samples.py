@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.helpers import fails, json_of
+from tests.helpers.cli.helpers import fails, json_of
 
 
 def test_a_folder_that_does_not_exist_is_named(network: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage import load
-from tests.cli.helpers import collage, fails, json_of, succeeds
-from tests.models import conv_net, elementwise_net, make_model
-from tests.small_disk import no_file_above
+from tests.helpers.cli.helpers import collage, fails, json_of, succeeds
+from tests.helpers.models import conv_net, elementwise_net, make_model
+from tests.helpers.small_disk import no_file_above
 
 
 def save_with_weights_beside(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helpers import collage
+from tests.helpers.cli.helpers import collage
 
 
 def checks(*arguments: str | Path) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from collage.cli.main import main
 from scripts.lib.bench.main import main as bench
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"

@@ -17,8 +17,8 @@ import pytest
 import collage
 from collage.core.progress import Progress
 from collage.measure_db.database import Database
-from tests.cli.helpers import json_of
-from tests.models import conv_net
+from tests.helpers.cli.helpers import json_of
+from tests.helpers.models import conv_net
 
 KEPT = (
     "collage: interrupted; no file was written; the measurements made so far are kept, so the next run goes on from "

@@ -29,10 +29,10 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection
-from tests.backends_for_tests import NumpyBackend
-from tests.cluster.models import Late, MadeUp, Slow, SlowOnce, session_of
-from tests.compiler.null import chain, image
-from tests.measure_db import hostile
+from tests.helpers.backends_for_tests import NumpyBackend
+from tests.helpers.cluster.models import Late, MadeUp, Slow, SlowOnce, session_of
+from tests.helpers.compiler.null import chain, image
+from tests.helpers.measure_db import hostile
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install '.[cluster]'")
 

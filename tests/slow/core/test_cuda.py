@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collage.core.cuda import Gpu, NoGpuError, gpu
-from tests.cuda_driver import Driver, no_driver, pretend
+from tests.helpers.cuda_driver import Driver, no_driver, pretend
 
 
 def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, sweep
 from collage.measure.worker.process import WorkerProcess
 from collage.measure.worker.whole_protocol import InitWhole
-from tests.models import conv_net
+from tests.helpers.models import conv_net
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from collage.errors import InputError
 from collage.frontend.read.index_limits import index_limits
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 TABLE = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
 

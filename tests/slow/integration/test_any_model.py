@@ -29,7 +29,7 @@ from collage.report.show import facts
 from collage.runtime.careful import Careful
 from collage.runtime.fallback import Fallback
 from collage.schedule.suffix import ValuePort
-from tests.models import make_model, positive_rows
+from tests.helpers.models import make_model, positive_rows
 
 RNG = np.random.default_rng(0)
 

@@ -22,9 +22,9 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
 from collage.measure_db.database_file import DatabaseFile
-from tests.backends_for_tests import NumpyBackend
-from tests.beside import TakeAll
-from tests.models import conv_net, elementwise_net
+from tests.helpers.backends_for_tests import NumpyBackend
+from tests.helpers.beside import TakeAll
+from tests.helpers.models import conv_net, elementwise_net
 
 Show = Callable[[Progress], None]
 BACKENDS = ["tvm", "onednn", "onnxruntime"]

@@ -15,7 +15,7 @@ import pytest
 
 import collage
 from collage.errors import RegistrationError
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

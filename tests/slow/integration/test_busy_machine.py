@@ -11,7 +11,7 @@ import pytest
 import collage
 from collage.compiler import compile as compile_module
 from collage.measure_db.busy import BUSY_VARIABLE
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 
 def compiled(database: Path) -> collage.Module:

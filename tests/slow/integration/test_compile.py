@@ -16,7 +16,7 @@ from onnx import helper
 import collage
 from collage.errors import CollageError, InputError, ModuleFileError, UsageError
 from collage.measure.worker.process import WorkerProcess
-from tests.models import conv_net, elementwise_net, make_model
+from tests.helpers.models import conv_net, elementwise_net, make_model
 
 
 @pytest.fixture(scope="module")

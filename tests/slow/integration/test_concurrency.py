@@ -17,8 +17,8 @@ from collage.backends.onednn import OneDnn
 from collage.compiler.passes import concurrency, select
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
-from tests.finished import forget_finished, nothing_but_recalled
-from tests.models import make_model
+from tests.helpers.finished import forget_finished, nothing_but_recalled
+from tests.helpers.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 NAMES = ["onednn", "tvm", *(["native"] if Native().available() else [])]

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from scripts.lib.check_crashes import Compile, check_kept, crash, recorded
-from tests.models import conv_net, elementwise_net
+from tests.helpers.models import conv_net, elementwise_net
 
 OPTIONS = ("--backends", "onnxruntime,tvm", "--threads", "1")
 

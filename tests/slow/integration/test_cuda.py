@@ -1,7 +1,7 @@
 """Whole models on a GPU that stands in for a real one: compiled, run, saved, loaded, and compared with ONNX Runtime.
 
-The stand-ins for NVIDIA's libraries are in ``tests/cuda_standin``. Everything else is what runs on a real GPU, in
-processes of their own.
+The stand-ins for NVIDIA's libraries are in ``tests/helpers/cuda_standin``. Everything else is what runs on a real GPU,
+in processes of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collage.errors import CollageError
 from collage.kernel.target import usable_cores
 from scripts.lib.gpu.half import in_half
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

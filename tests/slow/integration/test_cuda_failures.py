@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 from tests.slow.integration.test_cuda import COMPILE
 
 pytest.importorskip("cuda.bindings.nvrtc")

@@ -16,7 +16,7 @@ import pytest
 from collage.backends.tvm_codegen.traces import GPU
 from collage.backends.tvm_codegen.tuned import parse_record
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -22,7 +22,7 @@ from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.results import Timing
-from tests.models import conv_net, elementwise_net
+from tests.helpers.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
 

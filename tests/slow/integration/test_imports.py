@@ -18,7 +18,7 @@ import collage
 from collage.backends.openvino import OpenVino
 from collage.frontend.model import import_model
 from collage.frontend.relax.importer import DataDependentError
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 N = helper.make_node
 RNG = np.random.default_rng(0)

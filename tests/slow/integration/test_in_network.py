@@ -32,8 +32,8 @@ from collage.compiler.passes.settle import Settle
 from collage.errors import ModelError
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
-from tests.backends_for_tests import onnx_model
-from tests.beside import Beside, Engine, Late, Slow, Sober
+from tests.helpers.backends_for_tests import onnx_model
+from tests.helpers.beside import Beside, Engine, Late, Slow, Sober
 
 
 def chain() -> onnx.ModelProto:

@@ -28,8 +28,8 @@ from collage.compiler.passes.baselines import Baselines
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.report.words import as_written
-from tests.backends_for_tests import NumpyBackend
-from tests.models import elementwise_net, make_model
+from tests.helpers.backends_for_tests import NumpyBackend
+from tests.helpers.models import elementwise_net, make_model
 
 ENGINES = [
     OnnxRuntime(),

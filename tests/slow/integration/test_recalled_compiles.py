@@ -26,9 +26,9 @@ from collage.kernel.target import host
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
-from tests.beside import Beside, Slow
-from tests.finished import finished_in, nothing_but_recalled, rows
-from tests.models import conv_net, elementwise_net, make_model
+from tests.helpers.beside import Beside, Slow
+from tests.helpers.finished import finished_in, nothing_but_recalled, rows
+from tests.helpers.models import conv_net, elementwise_net, make_model
 
 BACKENDS = ["onednn", "onnxruntime"]
 

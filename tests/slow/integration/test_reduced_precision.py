@@ -27,7 +27,7 @@ from collage.native.kernel_library import rounding_problem
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of
 from collage.search.errors import ErrorModel
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 pytestmark = [
     pytest.mark.skipif(BF16 not in reduced_precisions(), reason="this processor has no bfloat16"),

@@ -18,7 +18,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
 from collage.measure import jobs
 from collage.measure_db.results import Measurement, Outcome
-from tests.models import conv_net, make_model
+from tests.helpers.models import conv_net, make_model
 
 BACKENDS: list[list[str] | None] = [
     ["openvino", "onnxruntime"],

@@ -26,7 +26,7 @@ from collage.kernel.buffers import aligned_array
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
 from collage.report.show_html import as_html
-from tests.models import detector
+from tests.helpers.models import detector
 
 Values = dict[str, np.ndarray]
 

@@ -15,7 +15,7 @@ from collage.check.compare import relative_error
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
-from tests.models import conv_net, elementwise_net, make_model
+from tests.helpers.models import conv_net, elementwise_net, make_model
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """The fixtures of this area's tests."""
 
-from tests.measure_db.fixtures import database, model
+from tests.helpers.measure_db.fixtures import database, model
 
 __all__ = ["database", "model"]

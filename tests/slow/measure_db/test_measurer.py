@@ -30,8 +30,8 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
-from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
-from tests.measure_db import hostile
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model, onnx_model
+from tests.helpers.measure_db import hostile
 
 OPTIONS = BuildOptions(threads=1)
 LIMITS = CandidateLimits(30.0)
@@ -267,7 +267,7 @@ def test_interrupting_a_wait_kills_the_worker(
 
 
 _NOTEBOOK = """
-from tests.backends_for_tests import NumpyBackend
+from tests.helpers.backends_for_tests import NumpyBackend
 SCALE = 1
 
 class Local(NumpyBackend):

@@ -22,8 +22,8 @@ from collage.module.file import Reading, read_summary
 from collage.module.save import _put_artifact
 from scripts.lib.fuzzing.change_module import Contents
 from scripts.lib.fuzzing.corpus import write_corpus
-from tests.cli.helpers import collage as command
-from tests.cli.helpers import fails, json_of, succeeds
+from tests.helpers.cli.helpers import collage as command
+from tests.helpers.cli.helpers import fails, json_of, succeeds
 
 HOSTILE = "\x1b[31mred\x07\u202e<script>alert(1)</script>\r\n'\"&"
 

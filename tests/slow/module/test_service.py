@@ -31,8 +31,8 @@ from collage.native.scratch import shared_scratch
 from collage.runtime.executor import Executor
 from collage.schedule.program import Port, make_program
 from collage.schedule.region import Region
-from tests.models import elementwise_net, make_model
-from tests.module import allocations
+from tests.helpers.models import elementwise_net, make_model
+from tests.helpers.module import allocations
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())

@@ -19,8 +19,8 @@ from collage.errors import InputError
 from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
 from collage.runtime.fallback import Fallback
 from collage.schedule.suffix import ValuePort
-from tests.cli.helpers import fails, json_of, succeeds
-from tests.models import make_model
+from tests.helpers.cli.helpers import fails, json_of, succeeds
+from tests.helpers.models import make_model
 
 ROOT = Path(__file__).resolve().parents[3]
 RNG = np.random.default_rng(0)

@@ -19,8 +19,6 @@ from collage.native.kernel_library import (
     rounding_problem,
 )
 from collage.native.library import address_of
-from tests.backends.native_checks import needs_native
-from tests.backends.product_models import EPILOGUES, weighted_products
 from tests.compile.backends import (
     test_native_bf16,
     test_native_gemm,
@@ -31,6 +29,8 @@ from tests.compile.backends import (
     test_native_top_k,
     test_native_winograd,
 )
+from tests.helpers.backends.native_checks import needs_native
+from tests.helpers.backends.product_models import EPILOGUES, weighted_products
 from tests.slow.backends import test_native_direct, test_native_experts
 from tests.slow.serve import test_attention
 

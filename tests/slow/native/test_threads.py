@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parents[3] / "tests" / "native"
+HERE = Path(__file__).parents[2] / "helpers" / "native"
 CORE = HERE.parents[1] / "collage" / "native"
 LISTS = 3000  # for each of the three callers
 

@@ -32,9 +32,9 @@ from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
 from collage.runtime.suffix import SuffixExecutor
-from tests.backends_for_tests import NumpyBackend
-from tests.cli.helpers import json_of
-from tests.models import conv_net, detector, make_model
+from tests.helpers.backends_for_tests import NumpyBackend
+from tests.helpers.cli.helpers import json_of
+from tests.helpers.models import conv_net, detector, make_model
 from tests.slow.integration.test_static_part import SlowAtConvolutions
 from tests.slow.integration.test_static_part import compiled as with_a_suffix
 from tests.slow.integration.test_static_part import values as detector_values

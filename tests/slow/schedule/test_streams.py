@@ -12,7 +12,7 @@ from collage.schedule.dag import Dag
 from collage.schedule.nimble import maximum_matching, nimble_streams
 from collage.schedule.opara import opara_streams
 from collage.schedule.schedule import Ordered, Schedule, check
-from tests.schedule.dags import dags, maximum_logical_concurrency
+from tests.helpers.schedule.dags import dags, maximum_logical_concurrency
 
 
 def reachable(dag: Dag) -> np.ndarray:

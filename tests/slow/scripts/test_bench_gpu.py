@@ -19,7 +19,7 @@ from scripts.lib.gpu.contenders import collage_contender
 from scripts.lib.gpu.parts import Part, run_parts
 from scripts.lib.gpu.task import Task
 from tests.compile.frontend.test_to_onnx import Net
-from tests.cuda_processes import Gpu
+from tests.helpers.cuda_processes import Gpu
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "bench"
 SLOW = """

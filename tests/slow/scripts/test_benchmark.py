@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "bench"
 

@@ -12,7 +12,7 @@ from onnx import helper
 
 import collage
 from scripts.lib.realmodels.main import main
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 
 def which_way_up(seed: int = 0) -> onnx.ModelProto:

@@ -21,9 +21,9 @@ from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.dp_budget import Budget, least_within, place_within
 from collage.search.placement import check_placement, finish
-from tests.search.brute_force import EPSILON, Case, least_cost
-from tests.search.exact import place_exact
-from tests.strategies import graph_of, nasnet_like, problems
+from tests.helpers.search.brute_force import EPSILON, Case, least_cost
+from tests.helpers.search.exact import place_exact
+from tests.helpers.strategies import graph_of, nasnet_like, problems
 
 
 @st.composite

@@ -16,8 +16,8 @@ from collage.api import default_registry
 from collage.serve import Engine, EngineOptions, Sampling
 from collage.serve.model import open_runner
 from collage.serve.runner import Slice
-from tests.cli.helpers import json_of
-from tests.serve.served import served
+from tests.helpers.cli.helpers import json_of
+from tests.helpers.serve.served import served
 
 build = pytest.importorskip("collage.serve.decoder.build", reason="this checkout has no compiled decoders")
 

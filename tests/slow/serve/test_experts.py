@@ -22,7 +22,7 @@ from collage.serve.decoder.onnx_graph import PROBE, is_product
 from collage.serve.decoder.runner import DecoderRunner
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, PAST, PLAIN
-from tests.serve.mixtures import (
+from tests.helpers.serve.mixtures import (
     MOE,
     Change,
     check_same,

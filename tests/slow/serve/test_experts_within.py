@@ -23,7 +23,7 @@ from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
-from tests.backends.native_checks import needs_native
+from tests.helpers.backends.native_checks import needs_native
 
 pytestmark = needs_native
 

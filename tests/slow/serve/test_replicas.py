@@ -23,7 +23,7 @@ from collage.cluster.connect import connected
 from collage.errors import ClusterError
 from collage.serve.replicas.command import door_of, end_instance
 from collage.serve.replicas.deployment import check_room, most_beside, own_cpus
-from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
+from tests.helpers.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
 needs_ray_serve = pytest.mark.skipif(

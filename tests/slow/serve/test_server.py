@@ -26,8 +26,8 @@ from collage.serve.http.messages import ModelReady
 from collage.serve.http.options import ServerOptions
 from collage.serve.http.server import bound, run_server
 from collage.serve.options import EngineOptions
-from tests.cli.helpers import fails
-from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
+from tests.helpers.cli.helpers import fails
+from tests.helpers.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 

@@ -24,7 +24,7 @@ from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 GROUPED = replace(small(NAMED["qwen2_like"], 2), values=24)
 LATENT = replace(GROUPED, kv_heads=4, values=12, latent=32, rotary=8, pairs=True)

@@ -16,7 +16,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_copy
 from collage.kernel.given_away import GivenAway
 from collage.kernel.options import BuildOptions
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 needs_openvino = pytest.mark.skipif(not OpenVino().available(), reason="OpenVINO is not installed")
 Bound = tuple[Callable[[], list[Any]], Array]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 
 from collage.compiler.whole_form import WholeForm
-from tests.models import elementwise_net
+from tests.helpers.models import elementwise_net
 
 
 def test_forms_of_one_model_share_its_bytes() -> None:

@@ -13,7 +13,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.onnx_engine import serialised
 from collage.frontend.read import proto_size
 from collage.frontend.read.proto_size import about_bytes, is_serialisable
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 
 def model_with(*tensors: TensorProto, constant: TensorProto | None = None) -> onnx.ModelProto:

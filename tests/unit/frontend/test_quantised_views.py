@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from collage.frontend.rewrite.quantised import views_first
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 STEPS: dict[str, Any] = {
     "s": np.array(0.0217, np.float32),

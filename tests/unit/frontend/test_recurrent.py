@@ -12,7 +12,7 @@ from onnx import helper
 
 from collage.frontend.rewrite.recurrent import RECURRENT, steps_spelt_out
 from collage.frontend.session import reference_run
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ELEMENTS, HIDDEN, BATCH = 5, 8, 3

@@ -15,7 +15,7 @@ from collage.graph.convexity import (
     quotient_order,
 )
 from collage.graph.dataflow import Graph
-from tests.strategies import graph_of, graphs
+from tests.helpers.strategies import graph_of, graphs
 
 
 @st.composite

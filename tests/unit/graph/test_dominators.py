@@ -6,7 +6,7 @@ from hypothesis import given
 
 from collage.graph.dataflow import Graph
 from collage.graph.dominators import dominators, post_dominators
-from tests.strategies import graphs
+from tests.helpers.strategies import graphs
 
 EXIT = -1
 

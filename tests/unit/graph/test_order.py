@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collage.graph.convexity import is_convex
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order, cut_positions, windows
-from tests.strategies import GraphBuilder, graphs, nasnet_like
+from tests.helpers.strategies import GraphBuilder, graphs, nasnet_like
 
 
 def crossing(graph: Graph, order: tuple[int, ...], at: int) -> int:

@@ -31,7 +31,7 @@ from collage.graph.storage import (
 )
 from collage.kernel.options import Variant
 from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
-from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
+from tests.helpers.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 
 KIND = TensorType((1, 20, 3, 2), "float32")
 KNOWN = (*FORMATS, COLUMNS.format)

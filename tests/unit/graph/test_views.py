@@ -18,7 +18,7 @@ from collage.graph.storage import (
     to_layout,
 )
 from collage.graph.views import PART_BYTES, free_storages
-from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
+from tests.helpers.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 
 
 def graph_of(

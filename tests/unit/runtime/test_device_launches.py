@@ -17,7 +17,7 @@ from collage.runtime import device_launches
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Ordered, Schedule, check
-from tests.schedule.dags import dags
+from tests.helpers.schedule.dags import dags
 
 MAIN = 100
 

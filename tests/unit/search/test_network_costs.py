@@ -13,7 +13,7 @@ from collage.search.candidate import Candidate
 from collage.search.network_costs import UNCALIBRATED
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
 from collage.search.transforms import PlacedTransform
-from tests.strategies import TENSOR
+from tests.helpers.strategies import TENSOR
 
 COUNT = 40
 CHANGE = LayoutTransform(TENSOR, PLAIN, CHANNELS_LAST)

@@ -12,7 +12,7 @@ from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.offload import Encoding, Offloaded, encode
 from collage.search.placement import Placement, finish
-from tests.strategies import graph_of, nasnet_like, problems
+from tests.helpers.strategies import graph_of, nasnet_like, problems
 
 ENGINES = ("ort", "ov")
 

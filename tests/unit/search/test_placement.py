@@ -7,7 +7,7 @@ import pytest
 from collage.graph.convexity import CyclicPlacementError
 from collage.search.candidate import Candidate
 from collage.search.placement import check_placement
-from tests.strategies import graph_of
+from tests.helpers.strategies import graph_of
 
 CHAIN = graph_of([(0, 1), (1, 2), (2, 3)], 4)
 

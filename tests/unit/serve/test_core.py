@@ -9,7 +9,7 @@ from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, Request
 from collage.serve.sampling import Sampling
-from tests.serve.simulation import NullRunner, parts
+from tests.helpers.serve.simulation import NullRunner, parts
 
 GREEDY = Sampling(max_tokens=4, temperature=0)
 

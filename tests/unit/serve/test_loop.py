@@ -20,7 +20,7 @@ from collage.serve.options import EngineOptions
 from collage.serve.request import Event, Finish, IterationRecord, RefusedError, Request
 from collage.serve.runner import Slice
 from collage.serve.sampling import Sampling
-from tests.serve.simulation import NullRunner
+from tests.helpers.serve.simulation import NullRunner
 
 
 def requests(count: int) -> list[Request]:

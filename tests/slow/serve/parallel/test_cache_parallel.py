@@ -30,8 +30,8 @@ from collage.serve.parallel.cache_rank import CacheAttention, CacheRank, divide
 from collage.serve.parallel.tensors import PeerLostError, together
 from collage.serve.runner import Slice
 from scripts.lib.traffic import cache_bytes
-from tests.serve.parallel.fixtures import BUCKETS, Ready
-from tests.serve.parallel.mixes import Mix, at_once
+from tests.helpers.serve.parallel.fixtures import BUCKETS, Ready
+from tests.helpers.serve.parallel.mixes import Mix, at_once
 
 BLOCKS = 48
 COUNTS = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6)

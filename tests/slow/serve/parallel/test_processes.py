@@ -20,9 +20,9 @@ from collage.serve.parallel import pipeline_rank
 from collage.serve.parallel.crew import own_cpus
 from collage.serve.parallel.options import Parallelism
 from collage.serve.runner import RunnerLostError, Slice
-from tests.serve.parallel.fixtures import Ready
-from tests.serve.parallel.running import BLOCKS, alive, answers, running, wait_until_gone
-from tests.serve.served import ROOT, served
+from tests.helpers.serve.parallel.fixtures import Ready
+from tests.helpers.serve.parallel.running import BLOCKS, alive, answers, running, wait_until_gone
+from tests.helpers.serve.served import ROOT, served
 from tests.slow.serve.test_server import open_stream, rest_of
 
 pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")

@@ -31,9 +31,9 @@ from collage.serve.parallel.tensor_rank import ThreadRunner
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, DecoderShape, small
 from scripts.lib.traffic import tensor_bytes
-from tests.serve.parallel.fixtures import Ready
-from tests.serve.parallel.mixes import Mix
-from tests.serve.parallel.running import BLOCKS, answers, running
+from tests.helpers.serve.parallel.fixtures import Ready
+from tests.helpers.serve.parallel.mixes import Mix
+from tests.helpers.serve.parallel.running import BLOCKS, answers, running
 
 LAYERS = 2
 

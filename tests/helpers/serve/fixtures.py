@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.served import CONFIG, Served, served, write_folder
+from tests.helpers.serve.served import CONFIG, Served, served, write_folder
 
 LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizers", "uvicorn")
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-_LEAN_IMPORTS = Path(__file__).parents[2] / "collage" / "core" / "lean_imports.py"
+_LEAN_IMPORTS = Path(__file__).parents[3] / "collage" / "core" / "lean_imports.py"
 
 
 def _lean(load: Any, module: Any) -> None:

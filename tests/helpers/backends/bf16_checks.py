@@ -15,8 +15,8 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, from_layout, is_narrow, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.options import BuildOptions, Variant
-from tests.models import make_model
-from tests.reference import evaluate
+from tests.helpers.models import make_model
+from tests.helpers.reference import evaluate
 
 ALLOWED = frozenset({BF16})
 UNIT = 2.0**-8

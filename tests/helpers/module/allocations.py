@@ -2,7 +2,7 @@
 
 A program of its own, because the counting functions must be there before anything else:
 
-    python -m tests.module.allocations MODULE.collage [--runs N] [--control]
+    python -m tests.helpers.module.allocations MODULE.collage [--runs N] [--control]
 
 prints one JSON object. With ``--control`` a launch that allocates stands among the kernels.
 """
@@ -67,7 +67,7 @@ def count(file: Path, *, runs: int = 100, control: bool = False) -> dict[str, An
         if library is None:
             return None
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "tests.module.allocations", str(file), "--runs", str(runs)]
+        command = [sys.executable, "-m", "tests.helpers.module.allocations", str(file), "--runs", str(runs)]
         done = subprocess.run(
             [*command, *(["--control"] if control else [])],
             env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": paths},

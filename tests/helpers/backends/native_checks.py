@@ -20,7 +20,7 @@ from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.patterns.context import MatchContext
-from tests.reference import evaluate
+from tests.helpers.reference import evaluate
 
 BACKEND: Backend = Native()
 needs_native = pytest.mark.skipif(not BACKEND.available(), reason=BACKEND.available().reason)

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.cli.helpers import succeeds
-from tests.models import elementwise_net
+from tests.helpers.cli.helpers import succeeds
+from tests.helpers.models import elementwise_net
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Found
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 
 SINGLES = [CandidateRequest((n,), "numpy") for n in range(4)]
 PAIRS = [

@@ -56,7 +56,7 @@ from collage.schedule.program import make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 from collage.search.candidates import Offer
-from tests.backends_for_tests import NumpyBackend, onnx_model
+from tests.helpers.backends_for_tests import NumpyBackend, onnx_model
 
 Costs = Mapping[tuple[str, tuple[int, ...]], float]
 """Microseconds by backend and nodes. Those of a baseline are under "engine as written" and its profile."""

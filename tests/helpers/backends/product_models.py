@@ -10,7 +10,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import helper
 
-from tests.models import make_model
+from tests.helpers.models import make_model
 
 EPILOGUES = [
     (),

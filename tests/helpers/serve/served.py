@@ -24,7 +24,7 @@ from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.byte_tokenizer import SIZE, write_byte_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ReferenceConfig(vocabulary=SIZE, max_length=256, block_count=128)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent / "cuda_standin"
 FILES = {
     "libcuda.so.1": "driver.cpp",

@@ -8,7 +8,19 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.frontend.onnx_cases import BOOL, CASES, DATA, IMAGES, POOLS, Case, Feed, case, f32, i64, scalar
+from tests.helpers.frontend.onnx_cases import (
+    BOOL,
+    CASES,
+    DATA,
+    IMAGES,
+    POOLS,
+    Case,
+    Feed,
+    case,
+    f32,
+    i64,
+    scalar,
+)
 
 __all__ = ["all_cases", "as_model", "feeds_of", "is_bounded", "is_divisor"]
 

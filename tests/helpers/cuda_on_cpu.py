@@ -18,7 +18,7 @@ from collage.backends.tvm_cuda_codegen.artifact import Launch
 from collage.backends.tvm_cuda_codegen.build import launches_of, sources_of
 from collage.backends.tvm_cuda_codegen.source import CudaSource
 from collage.kernel.buffers import aligned_copy
-from tests.tvm_functions import poisoned
+from tests.helpers.tvm_functions import poisoned
 
 HEADERS = Path(__file__).parent / "cuda_threads"
 COMMAND = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", f"-I{HEADERS}"]

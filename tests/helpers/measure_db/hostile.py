@@ -17,7 +17,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from tests.backends_for_tests import NumpyBackend
+from tests.helpers.backends_for_tests import NumpyBackend
 
 
 class _Around(Kernel):

@@ -9,7 +9,7 @@ import pytest
 
 from collage.frontend.model import Model
 from collage.measure_db.database import Database
-from tests.backends_for_tests import chain_model
+from tests.helpers.backends_for_tests import chain_model
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import flags, has_exact_int8_sums
 from collage.patterns.context import MatchContext
-from tests.reference import evaluate
+from tests.helpers.reference import evaluate
 
 BACKEND = OneDnn()
 needs_onednn = pytest.mark.skipif(not BACKEND.available(), reason=f"oneDNN: {BACKEND.available().reason}")

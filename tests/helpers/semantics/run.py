@@ -15,10 +15,10 @@ from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
-from tests.frontend.onnx_cases import Case, Feed
-from tests.semantics.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
-from tests.semantics.cover import conversion, covers
-from tests.semantics.values import Kind, draw, kinds_of
+from tests.helpers.frontend.onnx_cases import Case, Feed
+from tests.helpers.semantics.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
+from tests.helpers.semantics.cover import conversion, covers
+from tests.helpers.semantics.values import Kind, draw, kinds_of
 
 __all__ = ["CONVERSION", "Cell", "same", "try_case"]
 
