@@ -58,7 +58,7 @@ class OnnxEngine(Engine):
         rules = (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
         if not self.narrow:
             return rules
-        from collage.backends.engine_faults.narrow import narrowed_nodes
+        from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes
 
         return [NarrowRule(rule, self.name, narrowed_nodes) for rule in rules]
 
@@ -74,7 +74,7 @@ class OnnxEngine(Engine):
         from collage.frontend.export.to_onnx import ExportError
 
         if self.narrow:
-            from collage.backends.engine_faults.narrow import narrowed_nodes
+            from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes
 
             found = subgraph.model.analysed(narrowed_nodes)
             self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
@@ -92,7 +92,7 @@ class OnnxEngine(Engine):
         Raises UnsupportedError also if the engine's arithmetic is too narrow for the model.
         """
         if self.narrow:
-            from collage.backends.engine_faults.narrow import whole_problem
+            from collage.backends.engine_faults.narrow_arithmetic import whole_problem
             from collage.frontend.rewrite.casts import casts_first
 
             model = casts_first(model)
@@ -108,7 +108,7 @@ class OnnxEngine(Engine):
     def check_proto(self, model: ModelProto) -> None:
         """Raises UnsupportedError if the engine's arithmetic is too narrow for the model."""
         if self.narrow:
-            from collage.backends.engine_faults.narrow import whole_problem
+            from collage.backends.engine_faults.narrow_arithmetic import whole_problem
 
             self._refuse(whole_problem(model))
 

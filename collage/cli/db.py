@@ -206,7 +206,7 @@ def installed_versions() -> dict[str, str]:
     """The version of each backend that can be used here, as keys of measurements have it."""
     from collage.api import default_registry
     from collage.backends.base import BUILT_IN
-    from collage.backends.source import keyed_version
+    from collage.backends.source_digest import keyed_version
 
     registry = default_registry()
     found = {**registry.availability(), **{name: registry[name].available() for name in BUILT_IN}}

@@ -34,7 +34,7 @@ from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.shapes import fix_shapes, model_inputs
 from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.read.weights import WeightFiles
-from collage.frontend.rewrite.settle import settle_outputs
+from collage.frontend.rewrite.ort_shapes import settle_outputs
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.calibration import best_calibration_us

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from collage.backends.base import Backend
-from collage.backends.source import source_digest
+from collage.backends.source_digest import source_digest
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type

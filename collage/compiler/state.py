@@ -11,7 +11,7 @@ import onnx
 
 from collage.backends.base import VIEW, Backend, BackendKind
 from collage.backends.registry import Registry
-from collage.backends.source import keyed_versions
+from collage.backends.source_digest import keyed_versions
 from collage.compiler.course import Course
 from collage.compiler.events import Event
 from collage.compiler.options import CompileOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from collage.backends.source import plain_version
+from collage.backends.source_digest import plain_version
 from collage.core.temporary import TemporaryFolder
 from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.database import Database, read_clocks

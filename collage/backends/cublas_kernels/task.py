@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.epilogue import Activation, Epilogue, read_epilogue
-from collage.backends.chains.fold import fold
+from collage.backends.chains.linear_fold import fold
 from collage.backends.chains.product import read_product, views_of
 from collage.backends.chains.strided import dense
 from collage.backends.chains.transposes import product_of, read_float_product_chain

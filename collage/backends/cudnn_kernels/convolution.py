@@ -16,7 +16,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats, read_float_chain
 from collage.backends.chains.conv import Conv, conv_of, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.chains.fold import fold
+from collage.backends.chains.linear_fold import fold
 from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.axes import end_padding, lifted
 from collage.backends.cudnn_kernels.epilogue import append, steps_of

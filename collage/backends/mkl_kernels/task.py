@@ -9,7 +9,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Floats, read_chain
 from collage.backends.chains.conv import Conv, conv_of
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.chains.fold import fold
+from collage.backends.chains.linear_fold import fold
 from collage.backends.chains.product import Product, Views, read_product, views_of
 from collage.backends.chains.strided import dense
 from collage.backends.chains.transposes import ProductChain, product_of, read_product_chain

@@ -13,7 +13,7 @@ from collage.backends.native_kernels.direct import Bf16DirectConv, DirectConv
 from collage.backends.native_kernels.experts import Bf16Experts, Experts, Int8Experts
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.lstm import LstmLayer
-from collage.backends.native_kernels.narrow import NarrowTransposed
+from collage.backends.native_kernels.narrow_transposed import NarrowTransposed
 from collage.backends.native_kernels.reduced_gemm import AmxGemm, Bf16Gemm, Int8Gemm
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.top_k import TopK

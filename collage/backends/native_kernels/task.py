@@ -12,8 +12,8 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, read_chain
 from collage.backends.chains.conv import Conv, conv_of, scaled
 from collage.backends.chains.epilogue import Epilogue, bounds, read_epilogue
-from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import DnnlAlgorithm
+from collage.backends.chains.linear_fold import Folded, fold
 from collage.frontend.subgraph import Subgraph
 
 

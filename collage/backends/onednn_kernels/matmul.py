@@ -11,7 +11,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Combine, EpilogueOp
-from collage.backends.chains.fold import Folded, fold
+from collage.backends.chains.linear_fold import Folded, fold
 from collage.backends.chains.product import (
     Product,
     Views,

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from collage.backends.chains.strided import dense
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
+from collage.backends.onednn_kernels.canonical import settled
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.handles import Form, form_of, memory_desc
 from collage.backends.onednn_kernels.library import library
 from collage.backends.onednn_kernels.plan import WEIGHTS, Plan, Share, Weight
 from collage.backends.onednn_kernels.primitive import PrimitiveDesc, reorder
-from collage.backends.onednn_kernels.settle import settled
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
 

@@ -18,8 +18,8 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, read_part
 from collage.backends.chains.conv import Conv, read_conv
-from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
+from collage.backends.chains.linear_fold import Folded, fold
 from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import ProductChain

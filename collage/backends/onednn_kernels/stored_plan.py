@@ -18,9 +18,9 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.conv import scaled
-from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
+from collage.backends.chains.linear_fold import Folded
 from collage.backends.chains.transposes import ProductChain
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask

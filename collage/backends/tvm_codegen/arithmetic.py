@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from collage.backends.tvm_codegen.blocks import collect, op_name
+from collage.backends.tvm_codegen.prim_blocks import collect, op_name
 
 _WHOLE = ("floor", "ceil", "round", "trunc", "nearbyint")
 """Calls that make whole numbers."""

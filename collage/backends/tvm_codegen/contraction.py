@@ -9,7 +9,14 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coefficients_of, collect, shape_of
+from collage.backends.tvm_codegen.prim_blocks import (
+    WINDOW,
+    Block,
+    blocks_of,
+    coefficients_of,
+    collect,
+    shape_of,
+)
 
 MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel, and are refused without one
 

@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from collage.backends.tvm_codegen.blocks import (
+from collage.backends.tvm_codegen.prim_blocks import (
     Block,
     can_coalesce,
     collect,

@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 
 from collage.backends.tvm_codegen.arithmetic import is_polynomial
-from collage.backends.tvm_codegen.blocks import Block, blocks_of, collect, describe, users_of
+from collage.backends.tvm_codegen.prim_blocks import Block, blocks_of, collect, describe, users_of
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.arithmetic import let
-from collage.backends.tvm_codegen.blocks import collect
+from collage.backends.tvm_codegen.prim_blocks import collect
 
 _FLOATS = ("float16", "float32", "float64")
 _POOLING = "pool"

@@ -23,12 +23,12 @@ from typing import Any
 from tvm import s_tir
 
 from collage.backends.tvm_codegen.arithmetic import vector_math
-from collage.backends.tvm_codegen.blocks import blocks_of
 from collage.backends.tvm_codegen.flat import emit_injective, emit_wide_reduction
 from collage.backends.tvm_codegen.inline import inline_cheap
 from collage.backends.tvm_codegen.keep_nan import infinite_limits, keep_nan
+from collage.backends.tvm_codegen.prim_blocks import blocks_of
 from collage.backends.tvm_codegen.products import rounded_by_llvm, with_rounded_products
-from collage.backends.tvm_codegen.rows import emit_rows, gather
+from collage.backends.tvm_codegen.row_nests import emit_rows, gather
 from collage.backends.tvm_codegen.tidy import drop_dead_blocks, order_floats, split_read_outputs
 from collage.native.library import core_problem
 

@@ -10,8 +10,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.arithmetic import let
-from collage.backends.tvm_codegen.blocks import blocks_of, collect, reads_along_reduction, users_of
 from collage.backends.tvm_codegen.inline import MAX_EXTRA_COST
+from collage.backends.tvm_codegen.prim_blocks import blocks_of, collect, reads_along_reduction, users_of
 
 
 def drop_dead_blocks(func: Any) -> Any:

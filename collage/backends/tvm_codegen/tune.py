@@ -16,10 +16,10 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 from tvm.target import codegen
 
-from collage.backends.tvm_codegen.blocks import shape_of
 from collage.backends.tvm_codegen.contraction import compute_bound_reason
 from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
+from collage.backends.tvm_codegen.prim_blocks import shape_of
 from collage.backends.tvm_codegen.schedule import schedule
 from collage.backends.tvm_codegen.trials import Search, TuningError, record_of
 from collage.backends.tvm_codegen.tuned import postprocessed

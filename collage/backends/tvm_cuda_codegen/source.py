@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from collage.backends.tvm_codegen.artifact import TensorSpec
-from collage.backends.tvm_codegen.blocks import collect, shape_of
+from collage.backends.tvm_codegen.prim_blocks import collect, shape_of
 from collage.backends.tvm_cuda_codegen.artifact import Extent, is_grid
 from collage.backends.tvm_cuda_codegen.source_only import source_only
 from collage.backends.tvm_cuda_codegen.special_values import keep_special_values

@@ -12,8 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from collage.backends.tvm_codegen.blocks import collect
 from collage.backends.tvm_codegen.keep_nan import keep_nan
+from collage.backends.tvm_codegen.prim_blocks import collect
 
 __all__ = ["keep_special_values"]
 

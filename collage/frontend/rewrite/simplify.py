@@ -20,10 +20,10 @@ from collage.frontend.rewrite.bounds import Types
 from collage.frontend.rewrite.casts import casts_first
 from collage.frontend.rewrite.expand import expand
 from collage.frontend.rewrite.halves import folded_in_float16
+from collage.frontend.rewrite.ort_shapes import settle
 from collage.frontend.rewrite.quantised import spelt_out, views_first
 from collage.frontend.rewrite.recurrent import steps_spelt_out
 from collage.frontend.rewrite.rounded_quotients import rounded_quotients
-from collage.frontend.rewrite.settle import settle
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
+from collage.serve.http.objects import AnswerShape, ChatShape, CompletionShape
 from collage.serve.http.service import HttpJob, Service
-from collage.serve.http.shapes import AnswerShape, ChatShape, CompletionShape
 from collage.serve.text import Output
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import collage
-from collage.backends.source import keyed_version, plain_version, source_digest
+from collage.backends.source_digest import keyed_version, plain_version, source_digest
 from tests.helpers.models import elementwise_net
 
 PLUGIN = """
@@ -118,7 +118,7 @@ def test_classes_of_a_notebook_are_told_apart_by_their_code() -> None:
 
     assert digest(0) == digest(0) != digest(1)
     code = "import sys; exec(sys.stdin.read(), g := {'__name__': '__main__'}); vars(sys.modules['__main__']).update(g)"
-    code += "; from collage.backends.source import source_digest; print(source_digest(g['Plugin']))"
+    code += "; from collage.backends.source_digest import source_digest; print(source_digest(g['Plugin']))"
     told = {
         subprocess.run(
             [sys.executable, "-c", code], input=PLUGIN + "WORDS = lambda x: x in {'a', 'b', 'c', 'd'}\n",

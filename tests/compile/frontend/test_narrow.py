@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import UnsupportedError
-from collage.backends.engine_faults.narrow import narrowed_nodes, whole_problem
+from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes, whole_problem
 from collage.backends.openvino import OpenVino
 from collage.errors import ModelError
 from collage.frontend.model import import_model

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.backends.engine_faults.narrow import whole_problem
+from collage.backends.engine_faults.narrow_arithmetic import whole_problem
 from collage.frontend.export.to_onnx import export_onnx
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
-from collage.backends.engine_faults.narrow import narrowed_nodes, whole_problem
+from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes, whole_problem
 from collage.backends.engine_faults.square_attention import square_attention
 from collage.backends.openvino import OpenVino
 from collage.frontend.model import import_model

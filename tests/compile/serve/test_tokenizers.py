@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collage.errors import CollageError, InputError
 from collage.serve import Engine, Sampling
-from collage.serve.http.shapes import ChatShape, CompletionShape
+from collage.serve.http.objects import ChatShape, CompletionShape
 from collage.serve.request import Event, Finish
 from collage.serve.sampling import Logprobs
 from collage.serve.text import Answer, Detokenizer

@@ -15,8 +15,8 @@ pytest.importorskip("tvm")
 from tvm import relax, tirx
 
 from collage.backends.tvm import Tvm
-from collage.backends.tvm_codegen.blocks import collect
 from collage.backends.tvm_codegen.lower import lower
+from collage.backends.tvm_codegen.prim_blocks import collect
 from collage.backends.tvm_codegen.schedule import schedule
 from tests.helpers.frontend.onnx_cases import CASES
 from tests.helpers.semantics.run import try_case

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import tirx
 
-from collage.backends.tvm_codegen.blocks import (
+from collage.backends.tvm_codegen.prim_blocks import (
     WINDOW,
     Block,
     Load,
