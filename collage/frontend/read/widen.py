@@ -15,9 +15,9 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precisi
 
 
 def widen(model: onnx.ModelProto, narrow: Collection[int], wide: int) -> None:
-    """Replace types of ONNX by a wider one throughout a model, in place; its weights keep their values.
+    """Give all values, weights and constants of the types ``narrow`` the type ``wide``, in place.
 
-    ``narrow`` are the types that are replaced, and ``wide`` is the one that takes their place.
+    Types are numbers of TensorProto. Weights keep their values.
     """
     for graph in all_graphs(model.graph):
         for tensor in graph.initializer:
@@ -33,17 +33,20 @@ def widen(model: onnx.ModelProto, narrow: Collection[int], wide: int) -> None:
 
 
 def computes_in(model: onnx.ModelProto, types: Collection[int]) -> bool:
-    """Whether a value or a weight of the model has one of these types of ONNX, as far as it tells."""
+    """Whether the model declares a value, a weight or a constant of one of these types (numbers of TensorProto)."""
+    nodes = [node for function in model.functions for node in function.node]
     for graph in all_graphs(model.graph):
         infos = (*graph.input, *graph.output, *graph.value_info)
         if any(info.type.tensor_type.elem_type in types for info in infos):
             return True
         if any(tensor.data_type in types for tensor in graph.initializer):
             return True
-        for attribute in (each for node in graph.node for each in node.attribute):
-            if attribute.name in TYPE_ATTRIBUTES and attribute.i in types:
-                return True
-    return False
+        nodes += graph.node
+    return any(
+        each.t.data_type in types or (each.name in TYPE_ATTRIBUTES and each.i in types)
+        for node in nodes
+        for each in node.attribute
+    )
 
 
 def _widen_node(node: onnx.NodeProto, narrow: Collection[int], wide: int) -> None:

@@ -250,16 +250,16 @@ class _Reader:
                 f"{described(node)} has a graph of its own, and a decoder to serve must have none: export it without "
                 "a branch for the cache (optimum's models that are not merged)."
             )
-        if self._folds_shape(node):
+        if self._fold_shape(node):
             return
         known = all(name in self._constants for name in node.input if name)
-        if known and self._folds(node):
+        if known and self._fold(node):
             return
         self._nodes.append(node)
         self._infer(node)
 
-    def _folds_shape(self, node: onnx.NodeProto) -> bool:
-        """Whether the node asks for a shape that is known; it is a constant then."""
+    def _fold_shape(self, node: onnx.NodeProto) -> bool:
+        """Make a constant of a Shape or Size whose input's shape is known. Whether it was one."""
         if node.op_type not in ("Shape", "Size") or node.domain:
             return False
         kind = self._types.get(node.input[0], onnx.TypeProto()).tensor_type
@@ -275,8 +275,11 @@ class _Reader:
         self._add_constant(node.output[0], dims)
         return True
 
-    def _folds(self, node: onnx.NodeProto) -> bool:
-        """Whether the node, whose inputs are all constants, becomes constants, too."""
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Make small constants of the outputs of a node whose inputs are all constants. Whether that was possible.
+
+        An output with the tokens' positions stays a node: it differs in other iterations.
+        """
         if node.op_type in ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"):
             return False
         self._infer(node)
