@@ -27,7 +27,7 @@ def test_json_is_the_contract(network: Path, module: Path) -> None:
         assert timing["max_relative_error"] < 1e-4
     others = [timing["median_us"] for name, timing in found["engines"].items() if name != "collage"]
     ratio = min(others) / found["engines"]["collage"]["median_us"]
-    assert found["speedup_vs_best_engine"] == pytest.approx(ratio, rel=1e-3)
+    assert found["speedup_vs_best_engine"] == pytest.approx(ratio, rel=1e-3, abs=6e-5)
     ratios = found["ratios"][found["best_engine"]]
     assert ratios["low"] <= ratios["median"] <= ratios["high"]
     assert found["verdict"] == verdict(ratios["low"], ratios["high"])

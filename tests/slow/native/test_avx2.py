@@ -118,7 +118,7 @@ def test_attention_to_caches_of_all_types() -> None:
         test_attention.test_cache_in_bfloat16(heads)
         test_attention.test_cache_in_8_bits(heads)
     for scoring in test_attention.SCORINGS:
-        test_attention.test_how_keys_are_scored(scoring, 2)
+        test_attention.test_how_keys_are_scored(scoring)
     test_attention.test_a_stream_has_the_same_numbers_whatever_runs_beside_it()
     test_attention.test_scores_of_any_size()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parents[2] / "helpers" / "native"
-CORE = HERE.parents[1] / "collage" / "native"
+CORE = HERE.parents[2] / "collage" / "native"
 LISTS = 3000  # for each of the three callers
 
 
