@@ -223,7 +223,7 @@ class ClusterCrews:
 def on_cluster(address: ClusterAddress, backends: Mapping[str, Backend]) -> Iterator[ClusterCrews]:
     """Connect to the cluster inside the block, and find the nodes that can measure these backends for this machine.
 
-    Raises ClusterError where the cluster cannot be reached or has no such node.
+    Raises ClusterError if the cluster cannot be reached or has no such node.
     """
     with connected(address) as ray:
         pickles = {name: pickle_backend(name, backend) for name, backend in backends.items()}

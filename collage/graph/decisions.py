@@ -112,7 +112,7 @@ def rounds_by_sum(graph: Graph, node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Term:
-    """What a sum adds to ``value``, which it negates where ``negates``."""
+    """What a sum adds to ``value``, which it negates if ``negates``."""
 
     value: int
     term: npt.NDArray[np.float64]

@@ -35,7 +35,7 @@ _LANES = 16
 class Heads:
     """The heads of a layer, and how they score keys; head h reads K/V head ``h // (heads / kv_heads)``.
 
-    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many where that is 0.
+    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many if that is 0.
     ``rotary`` is the number of elements of a head that are rotated, 0 for none: as pairs of neighbours where
     ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``. With a ``softcap``
     scores x become softcap * tanh(x / softcap) then. With ``slopes``, one for each head, they lose that for each token

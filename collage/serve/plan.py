@@ -113,8 +113,8 @@ class BucketCosts:
 def rewarding_streams(costs: BucketCosts) -> int:
     """How many streams an iteration should have: from 32 to 64, as many as shorten the time of each one's token.
 
-    That is the least number at which a token takes at most a tenth longer than at the best one. Where arithmetic sets
-    the pace, 64 streams take twice as long as 32. Where reading the weights does, they take little longer.
+    That is the least number at which a token takes at most a tenth longer than at the best one. If arithmetic sets
+    the pace, 64 streams take twice as long as 32. If reading the weights does, they take little longer.
     """
     more = (each for each in costs.buckets if USUAL_STREAMS < each <= MOST_STREAMS)
     share_ms = {streams: costs.of(streams) / streams for streams in (USUAL_STREAMS, *more)}

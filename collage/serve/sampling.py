@@ -113,7 +113,7 @@ class Chooser:
         self._grow(1)
 
     def choose(self, rows: NDArray[np.int64], how: bytes) -> list[int]:
-        """The token of each row, or -1 where its logits are not numbers.
+        """The token of each row, or -1 if its logits are not numbers.
 
         ``rows`` has the addresses of rows of float32 logits, which the caller keeps, and ``how`` a ``HOW`` for each.
         """

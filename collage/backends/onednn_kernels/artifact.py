@@ -44,7 +44,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class OneDnnArtifact:
-    """``forms`` tells for each constant how it was packed, or None if the plan itself says it.
+    """``forms`` says for each constant how it was packed, or None if the plan itself says it.
 
     ``version`` and ``isa`` are those of the oneDNN that packed them. ``rounding`` tells what is done to
     the data before.

@@ -89,7 +89,7 @@ def note_network(model: onnx.ModelProto, weight_bytes: int) -> None:
 
 
 def network_bytes(model: onnx.ModelProto) -> int:
-    """The bytes of weights of the network that the model is a part of, 0 where it names none."""
+    """The bytes of weights of the network that the model is a part of, 0 if it names none."""
     named = [each.value for each in model.metadata_props if each.key == _NETWORK_KEY]
     known = bool(named) and named[0].isascii() and named[0].isdigit() and len(named[0]) <= _MOST_DIGITS
     return int(named[0]) if known else 0

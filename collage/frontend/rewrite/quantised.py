@@ -25,9 +25,9 @@ _AXES = {"QLinearConv": 0, "QLinearMatMul": 1}
 
 
 def spelt_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without these operators in its main graph where all but the data is constant; the model if it has none.
+    """A copy without these operators in its main graph if all but the data is constant; the model if it has none.
 
-    Their sums of integers become sums of floats. Where a result is within a rounding error of the middle between two
+    Their sums of integers become sums of floats. If a result is within a rounding error of the middle between two
     steps, it may become the other one of these.
     """
     if opset_of(model) < _LEAST_OPSET or not any(_is_one(node) for node in model.graph.node):
@@ -59,7 +59,7 @@ def _add(graph: onnx.GraphProto, name: str, array: Array) -> str:
 def _made_of(
     node: onnx.NodeProto, arrays: Mapping[str, Array], add: Callable[[str, Array], str]
 ) -> list[onnx.NodeProto]:
-    """The nodes in its place, none where they would not mean the same. ``add`` adds a constant and gives its name."""
+    """The nodes in its place, none if they would not mean the same. ``add`` adds a constant and gives its name."""
     data, data_scale, data_zero, right, right_scale, right_zero, scale, zero, *bias = node.input
     factors, zeros = arrays[right_scale].reshape(-1), arrays[right_zero].reshape(-1)
     one = [arrays[name] for name in (data_scale, data_zero, scale, zero)]

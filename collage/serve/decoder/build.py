@@ -52,7 +52,7 @@ def within(
 
     If segments within some error give logits with too much, they are compiled again within less, at last in float32.
     ``compile_at`` gets options whose tolerance is the largest error of each segment. ``error_of`` measures that of the
-    logits; it gets whether that has to be explained by float32, and raises ModelError where it is not.
+    logits; it gets whether that has to be explained by float32, and raises ModelError if it is not.
     """
     tolerance = options.tolerance
     share, rounds = tolerance, 0

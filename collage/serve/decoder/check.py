@@ -31,7 +31,7 @@ _DTYPES = {
 
 
 class OriginalDecoder:
-    """The model as its author wrote it. It runs one sequence at a time, with its own cache where it has one."""
+    """The model as its author wrote it. It runs one sequence at a time, with its own cache if it has one."""
 
     def __init__(self, source: ModelSource, threads: int) -> None:
         """Raises ModelError if ONNX Runtime cannot load the model."""

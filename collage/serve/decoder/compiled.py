@@ -19,7 +19,7 @@ TURNED = ".by_token"
 class Source:
     """Where one of q, k and v comes from: columns of a value with one row for each token, before any rotation.
 
-    ``offset`` and ``width`` count elements. Where ``by_head``, the value is [1, heads, tokens, dim], and has to be
+    ``offset`` and ``width`` count elements. If ``by_head``, the value is [1, heads, tokens, dim], and has to be
     transposed.
     """
 
@@ -38,7 +38,7 @@ def by_token(source: Source) -> str:
 class Rotation:
     """The values that hold cos and sin of the tokens' angles, and how the elements of a head are paired.
 
-    They hold the angle of each element, or where ``by_pair`` that of each pair.
+    They hold the angle of each element, or, if ``by_pair``, that of each pair.
     """
 
     cos: str
@@ -52,8 +52,8 @@ class Rotation:
 class Layer:
     """The attention of one layer: ``node`` names it in messages, and ``output`` has the heads beside each other.
 
-    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many where that is 0.
-    ``scale``, ``softcap``, ``window``, ``slopes`` and ``sinks`` tell how keys are scored, as those of ``Heads``.
+    Heads of q and k have ``dim`` elements, and those of v and of the output ``value_dim``, as many if that is 0.
+    ``scale``, ``softcap``, ``window``, ``slopes`` and ``sinks`` say how keys are scored, as those of ``Heads``.
     """
 
     node: str
@@ -73,7 +73,7 @@ class Layer:
     value_dim: int = 0
 
     def __post_init__(self) -> None:
-        """Give v's heads the elements of k's where they are not told, as in files of earlier versions."""
+        """Give v's heads the elements of k's if they are not given, as in files of earlier versions."""
         object.__setattr__(self, "value_dim", self.value_dim or self.dim)
 
     @property

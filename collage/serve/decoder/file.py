@@ -175,7 +175,7 @@ Segments = tuple[tuple[Region, ...], ...]
 
 @dataclass(frozen=True)
 class DecoderSummary:
-    """A decoder's file as ``collage show`` tells of it. The fields that ``CompiledDecoder`` has, too, are those.
+    """A decoder's file as ``collage show`` shows it. The fields that ``CompiledDecoder`` has, too, are those.
 
     ``segments`` has for each bucket of tokens the kernels of all segments but the last, and ``ends`` for each bucket of
     rows those of the last one. Of a decoder for several processes these are the first one's.

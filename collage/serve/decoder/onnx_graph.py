@@ -36,7 +36,7 @@ def is_product(node: onnx.NodeProto) -> bool:
 
 
 def type_of_product(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> onnx.TypeProto:
-    """The type of the product's result, where the types of its operands are known. Raises KeyError."""
+    """The type of the product's result. The types of its operands must be known. Raises KeyError."""
     rows, matrices = (types[name].tensor_type.shape.dim for name in node.input[:2])
     shape = [rows[0].dim_value if rows[0].HasField("dim_value") else None, matrices[2].dim_value]
     return helper.make_tensor_type_proto(TensorProto.FLOAT, shape)
@@ -345,7 +345,7 @@ class _Reader:
 
 
 def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array], most: int = _FEW) -> Array | None:
-    """A value computed from others, where at most so many nodes lie between; None if it cannot be."""
+    """A value computed from others, if at most so many nodes lie between, or None."""
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, onnx.TensorProto] = {}
     waiting, seen = [wanted], set(feeds)

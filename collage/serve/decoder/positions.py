@@ -366,7 +366,7 @@ def _table_of(graph: OnnxGraph, layer: Layer, rotation: Rotation, length: int, n
 
 
 def _repeats(table: Array, period: int) -> bool:
-    """Whether a table of angles begins again after so many positions, since nothing in the graph tells more of them."""
+    """Whether a table of angles begins again after so many positions, since nothing in the graph says more of them."""
     several = table[:period]
     return (
         len(table) >= 2 * period

@@ -515,7 +515,7 @@ def _head_sizes(graph: OnnxGraph, core: _Attention, q: Origin) -> tuple[int, int
 
 
 def _value_dim(graph: OnnxGraph, core: _Attention, v: Origin, kv_heads: int) -> int:
-    """The elements of a head of v, of which ``kv_heads`` are beside each other if its shape does not tell."""
+    """The elements of a head of v, of which ``kv_heads`` are beside each other if its shape does not show them."""
     shape = graph.shapes.get(core.v)
     if shape is not None and (len(shape) == 4 or core.node.op_type == "Softmax"):
         return shape[-1]

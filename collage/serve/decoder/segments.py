@@ -259,7 +259,7 @@ _OF_EXPERTS = "a mixture of experts can be served if its experts differ in their
 def refuse_mixing(graph: OnnxGraph, segments: Iterable[Segment], tokens: int) -> None:
     """Raise ModelError if a segment's operator mixes tokens or positions: it would see other requests, and padding.
 
-    ``tokens`` tells their axis from all others.
+    ``tokens`` distinguishes their axis from all others.
     """
     varying = graph.from_tokens | graph.from_positions
     chosen = graph.dependent({node.output[1] for node in graph.nodes if node.op_type == "TopK"} - {""})

@@ -105,7 +105,7 @@ def check_neutral(path: str, name: str, value: object, neutral: Neutral, known: 
 
 
 def _same(value: object, other: object) -> bool:
-    """Whether two values are equal in JSON, where true is not 1."""
+    """Whether two values are equal in JSON: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -82,7 +82,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
 
 
 def _listen(options: ServerOptions, listener: socket.socket, ready: ModelReady) -> str:
-    """Listen, and tell where. Raises CollageError if another server does that by now."""
+    """Listen, and give the address. Raises CollageError if another server does that by now."""
     try:
         listener.listen()
     except OSError as error:  # two servers can have bound a port that neither listens on

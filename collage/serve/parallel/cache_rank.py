@@ -52,7 +52,7 @@ _NOWHERE = 1 << 60
 class Division:
     """An iteration of ``tokens`` tokens as each of ``size`` processes knows it.
 
-    ``bounds[p]`` to ``bounds[p + 1]`` are the tokens of process p. ``seen`` [process, token] tells who holds a block
+    ``bounds[p]`` to ``bounds[p + 1]`` are the tokens of process p. ``seen`` [process, token] says who holds a block
     that a token sees, ``writer`` [token] who holds the token's block, and ``slot`` the block's number there. The rest
     has one entry for each block of a slice: its owner and its number there, its slice, and its place in the sequence.
     """
@@ -261,7 +261,7 @@ class CacheAttention:
 
 
 def _span(rows: Rows) -> Rows | slice:
-    """A slice where the rows are neighbours, since it needs no copy."""
+    """A slice if the rows are neighbours, since it needs no copy."""
     if not len(rows):
         return slice(0, 0)
     first, last = int(rows[0]), int(rows[-1])

@@ -50,7 +50,7 @@ def bounds_of(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> DecoderStage:
-    """One of the stages. Raises UsageError for more stages than layers, and where other values than rows cross."""
+    """One of the stages. Raises UsageError for more stages than layers, and if other values than rows cross."""
     layers = compiled.decoder.layers
     first, last = bounds_of(len(layers), stages)[stage : stage + 2]
     whole = last == len(layers)

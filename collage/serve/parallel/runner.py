@@ -52,7 +52,7 @@ class ParallelRunner:
     ) -> None:
         """``blocks`` are those of all processes together, rounded up to the same number for each.
 
-        Raises CollageError if the decoder cannot be loaded or divided, or where memory does not suffice.
+        Raises CollageError if the decoder cannot be loaded or divided, or if memory does not suffice.
         """
         compiled = load_decoder(model, registry)
         check_divisible(compiled, parallelism)

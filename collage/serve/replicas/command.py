@@ -24,7 +24,7 @@ _END_S = 3.0
 
 
 def client_of(serve: ModuleType) -> Any:
-    """Ray's client of the instance, None if there is none yet. Ray Serve itself does not tell where it listens."""
+    """Ray's client of the instance, None if there is none yet. Ray Serve itself does not say where it listens."""
     return serve.context._get_global_client(raise_if_no_controller_running=False)
 
 

@@ -139,7 +139,7 @@ class _Writer:
         return name
 
     def _node(self, operator: str, inputs: Sequence[str], about: str, **attributes: int) -> str:
-        """Add a node, which makes the mixture's value where it is about nothing else."""
+        """Add a node, which makes the mixture's value if it is about nothing else."""
         name = self._name(about) if about else self.mixture.made
         self.nodes.append(helper.make_node(operator, list(inputs), [name], name))
         self.nodes[-1].attribute.extend(helper.make_attribute(*each) for each in attributes.items())
