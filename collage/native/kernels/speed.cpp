@@ -1,4 +1,4 @@
-// The speed of arithmetic on floats, and of reading and writing: loops over vectors as wide as the processor has them.
+// The speed of arithmetic on floats, and of reading: loops over vectors as wide as the processor has them.
 
 #include "speed.h"
 
@@ -49,30 +49,13 @@ __attribute__((always_inline)) inline int read(const void *a, void *b, intptr_t 
   return 0;
 }
 
-template <int BYTES>
-__attribute__((always_inline)) inline int write(void *a, intptr_t n, intptr_t times) {
-  using V = typename Vector<BYTES>::Of;
-  constexpr int kAtOnce = 8;
-  V *const to = static_cast<V *>(a);
-  for (intptr_t time = 0; time < times; ++time) {
-    const V value = V{} + float(time);
-    for (intptr_t i = 0; i < n / BYTES; i += kAtOnce)
-#pragma GCC unroll 8
-      for (int j = 0; j < kAtOnce; ++j) to[i + j] = value;
-    __asm__ volatile("" ::: "memory");
-  }
-  return 0;
-}
-
 struct Loops {
   int (*arithmetic)(void *, void *, intptr_t);
   int (*read)(const void *, void *, intptr_t, intptr_t);
-  int (*write)(void *, intptr_t, intptr_t);
 };
 
 int arithmetic_any(void *a, void *b, intptr_t n) { return arithmetic<16, 8>(a, b, n); }
 int read_any(const void *a, void *b, intptr_t n, intptr_t times) { return read<16>(a, b, n, times); }
-int write_any(void *a, intptr_t n, intptr_t times) { return write<16>(a, n, times); }
 
 #if COLLAGE_X86
 
@@ -81,21 +64,19 @@ int write_any(void *a, intptr_t n, intptr_t times) { return write<16>(a, n, time
 
 COLLAGE_256 int arithmetic_256(void *a, void *b, intptr_t n) { return arithmetic<32, 12>(a, b, n); }
 COLLAGE_256 int read_256(const void *a, void *b, intptr_t n, intptr_t times) { return read<32>(a, b, n, times); }
-COLLAGE_256 int write_256(void *a, intptr_t n, intptr_t times) { return write<32>(a, n, times); }
 
 COLLAGE_512 int arithmetic_512(void *a, void *b, intptr_t n) { return arithmetic<64, 16>(a, b, n); }
 COLLAGE_512 int read_512(const void *a, void *b, intptr_t n, intptr_t times) { return read<64>(a, b, n, times); }
-COLLAGE_512 int write_512(void *a, intptr_t n, intptr_t times) { return write<64>(a, n, times); }
 
 Loops widest() {
-  if (collage_kernels_isa() == 512) return {arithmetic_512, read_512, write_512};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {arithmetic_256, read_256, write_256};
-  return {arithmetic_any, read_any, write_any};
+  if (collage_kernels_isa() == 512) return {arithmetic_512, read_512};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {arithmetic_256, read_256};
+  return {arithmetic_any, read_any};
 }
 
 #else
 
-Loops widest() { return {arithmetic_any, read_any, write_any}; }
+Loops widest() { return {arithmetic_any, read_any}; }
 
 #endif
 
@@ -112,10 +93,6 @@ int collage_speed_arithmetic(void *a, void *b, intptr_t n, void *) { return loop
 
 int collage_speed_read(void *a, void *b, intptr_t n, void *c) {
   return loops().read(a, b, n, reinterpret_cast<intptr_t>(c));
-}
-
-int collage_speed_write(void *a, void *, intptr_t n, void *c) {
-  return loops().write(a, n, reinterpret_cast<intptr_t>(c));
 }
 
 }  // extern "C"

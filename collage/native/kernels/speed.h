@@ -16,8 +16,6 @@ extern "C" {
 int collage_speed_arithmetic(void *a, void *b, intptr_t n, void *c);
 // Reads n bytes c times (n is a multiple of 1024), and writes to the 64 bytes at b.
 int collage_speed_read(void *a, void *b, intptr_t n, void *c);
-// Writes n bytes c times (n is a multiple of 1024).
-int collage_speed_write(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus
 }
