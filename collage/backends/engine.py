@@ -10,7 +10,7 @@ from collage.graph.storage import PLAIN, Storage
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Session
 from collage.kernel.model_artifact import model_artifact
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -122,11 +122,23 @@ def artifact_for(engine: Engine, model: ModelProto, options: BuildOptions) -> by
     return engine.codegen_model(model if engine.takes_apart else filled(model), options)
 
 
+def prepared(engine: Engine, model: ModelProto, options: BuildOptions) -> bytes | None:
+    """What a session of the engine is made of instead of the model, if its weights are quantised beforehand."""
+    return artifact_for(engine, model, options) if options.variant.precision == DYNAMIC_INT8 else None
+
+
 def session_on(engine: Engine, model: Artifact, options: BuildOptions) -> Session:
-    """A session of the engine on an artifact of a model. Raises what ``session`` raises."""
+    """A session of the engine on an artifact of a model. Raises what ``session`` raises.
+
+    An engine that takes whole models as kernels only gets a session of such a kernel.
+    """
     from collage.frontend.model_artifacts import in_one_piece
 
     found = model_artifact(model)
+    if type(engine).session is Engine.session and type(engine).codegen_model is not Engine.codegen_model:
+        from collage.backends.kernel_session import KernelSession
+
+        return KernelSession(engine, in_one_piece(found), options)
     return engine.session(found if engine.takes_apart else in_one_piece(found), options)
 
 

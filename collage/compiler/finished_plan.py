@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from collage.backends.base import VIEW
 from collage.compiler.finished import NamedCandidate, NamedPlan, NamedRequest, NamedStreams, NamedVariant
-from collage.compiler.plan import Plan, StreamPlan
-from collage.compiler.single_threaded import Launch
+from collage.compiler.plan import Placed, StreamPlan
+from collage.compiler.propose.single_threaded import Launch
 from collage.frontend.model import Model
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import parse_storage
@@ -39,22 +39,14 @@ class Naming:
 
     def request(self, request: CandidateRequest) -> NamedRequest:
         """The request in plain values."""
-        return (
-            request.nodes,
-            request.backend,
-            self._number(request.variant),
-            request.original,
-            request.profile,
-        )
+        return request.nodes, request.backend, self._number(request.variant)
 
-    def plan(self, plan: Plan) -> NamedPlan:
+    def plan(self, plan: Placed) -> NamedPlan:
         """The plan in plain values."""
         placement = plan.placement
         return NamedPlan(
             plan.label,
-            plan.exclusive,
-            plan.original,
-            plan.profile,
+            plan.suffix,
             tuple(map(self._candidate, placement.candidates)),
             tuple(each.cost_us for each in placement.transforms),
             placement.predicted_us,
@@ -101,10 +93,8 @@ class Reading:
 
     def request(self, named: NamedRequest) -> CandidateRequest:
         """The request of those names."""
-        nodes, backend, variant, original, profile = named
-        return CandidateRequest(
-            self._nodes(nodes), self._backend(backend), self._variant(variant), original, profile
-        )
+        nodes, backend, variant = named
+        return CandidateRequest(self._nodes(nodes), self._backend(backend), self._variant(variant))
 
     def placement(self, named: NamedPlan) -> Placement:
         """The placement of a plan, without streams."""
@@ -116,13 +106,12 @@ class Reading:
         )
         return Placement(candidates, named.predicted_us, named.exact, transforms)
 
-    def plan(self, named: NamedPlan, assemble: Callable[[Plan], Assembled]) -> Plan:
-        """The plan of those names. ``assemble`` tells what a plan without streams launches."""
-        placement = self.placement(named)
-        plan = Plan(named.label, placement, named.exclusive, None, named.original, named.profile)
+    def plan(self, named: NamedPlan, assemble: Callable[[Placed], Assembled]) -> Placed:
+        """The plan of those names. ``assemble`` gives the launches of a plan without streams."""
+        plan = Placed(named.label, self.placement(named), suffix=named.suffix)
         if named.streams is None:
             return plan
-        return Plan(named.label, placement, named.exclusive, self._streams(named.streams, assemble(plan)))
+        return replace(plan, streams=self._streams(named.streams, assemble(plan)))
 
     def _streams(self, named: NamedStreams, there: Assembled) -> StreamPlan:
         """The schedule, where each launch on a stream has a kernel that does the same on one thread, or is on a GPU."""

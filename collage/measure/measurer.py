@@ -167,6 +167,11 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
+    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
+        """The requests of one region, the one that is expected to be the fastest first."""
+        field = Field(Charges(self._engines), self._operators, {}, self._losses)
+        return Contenders(field).in_order(requests)
+
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
 

@@ -7,11 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from collage.kernel.kernel import Call
-from collage.measure.machine.quiet import quiet_machine
-from collage.measure.timing.interleave import FEWEST, SURE, Decision, Pace, apart, paired, take_turns
-from collage.measure_db.results import Timing
-
 EFFORT_VARIABLE = "COLLAGE_EFFORT"
 """Environment variable with a JSON object of other fields for the efforts "usual", "exhaustive" and "first". It is for
 tests, which measure little; child processes inherit it."""
@@ -47,31 +42,6 @@ class Effort:
     def mark(self) -> str:
         """What the effort adds to the key of a measurement."""
         return f" {self.name}" if self.name else ""
-
-    def compare(
-        self,
-        calls: Mapping[str, Call],
-        *,
-        early: int = FEWEST,
-        least: int = SURE,
-        after: Mapping[str, Call] | None = None,
-        alike_us: float = 0.0,
-        pauses: bool = True,
-    ) -> dict[str, Timing]:
-        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``take_turns``.
-
-        Differences below ``alike_us`` microseconds are of no interest. A turn begins with a pause where it ``pauses``,
-        which is needed only where a library has threads of its own that spin after a run. The run has the machine
-        alone. On a busy machine it takes all its rounds, unless all are as fast as that, and the ``undisturbed`` runs
-        of each model decide: a model whose kernels use fewer cores suffers less from a core that is missing, which does
-        not make it the faster one.
-        """
-        settle_s = self.settle_s if pauses and len(calls) > 1 else 0.0
-        pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
-        with quiet_machine() as watch:
-            turns = take_turns(calls, pace, Decision(early, least, alike_us, watch.disturbed), after=after)
-        found = apart(turns) if watch.disturbed else paired(turns)
-        return {name: replace(timing, busy=watch.busy) for name, timing in found.items()}
 
 
 def _set(name: str, effort: Effort) -> Effort:

@@ -10,14 +10,10 @@ import numpy as np
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call
 from collage.measure.timing.calls import no_gc
-from collage.measure.timing.effort import FULL
-from collage.measure.timing.interleave import take_turn
 from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 
-_LEAST_TURNS = 5
-_MIDDLE, _SHORTEST = 50, 10
-"""Percentiles of the runs."""
+_LEAST_RUNS = 5
 
 
 class NotedRuns:
@@ -48,8 +44,8 @@ class NotedRuns:
         """The time of the longest run in seconds."""
         return max((int(clock.max(initial=begin)) - begin for begin, clock, _ in self._runs), default=0) / 1e9
 
-    def launches_us(self, *, disturbed: bool = False) -> list[float]:
-        """Medians in microseconds, in launch order; where others disturbed the runs, the shortest tenths.
+    def launches_us(self) -> list[float]:
+        """Medians in microseconds, in launch order.
 
         A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
         waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
@@ -61,18 +57,17 @@ class NotedRuns:
             ends = [int(each) for each in clock]
             times = zip(ends, begins(ordered, ends, begin), on_device, strict=True)
             rows.append([end - at if ns < 0 else int(ns) for end, at, ns in times])
-        share = _SHORTEST if disturbed else _MIDDLE
-        return [float(each) for each in np.percentile(np.array(rows), share, axis=0) / 1e3]
+        return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
 
 
 def run_in_turns(noted: Call, limit_s: float) -> None:
-    """Run in turns like those in which whole networks are compared, at least five, for ``limit_s`` seconds."""
+    """Run for ``limit_s`` seconds, and at least five times."""
     start = time.monotonic()
-    turns = 0
+    runs = 0
     with no_gc():
-        while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
-            take_turn(noted, FULL.settle_s, FULL.turn_s)
-            turns += 1
+        while runs < _LEAST_RUNS or time.monotonic() - start < limit_s:
+            noted()
+            runs += 1
 
 
 def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
