@@ -79,8 +79,9 @@ class Best:
             return
         before = self.first
         score = verdict.ratio * (1.0 if before is None else before.score)
+        us = verdict.us if before is None else verdict.ratio * before.us  # as if the machine had not changed since
         self._standings = [each for each in self._standings if each.plan != verdict.plan]
-        self._standings.append(Standing(verdict.plan, score, verdict.us))
+        self._standings.append(Standing(verdict.plan, score, us))
         first = self.first
         assert first is not None
         if first.plan == verdict.plan and (before is None or before.plan != first.plan):
