@@ -37,10 +37,8 @@ from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.ort_shapes import settle_outputs
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
-from collage.measure.machine.calibration import best_calibration_us
 from collage.measure.machine.gpu_now import gpu_now
 from collage.measure.machine.memory import memory_for_worker
-from collage.measure.machine.quiet import quiet_now
 from collage.measure.machine.speeds import machine_speeds
 from collage.measure.settings import CandidateLimits
 from collage.measure.timing.effort import QUICK
@@ -102,10 +100,8 @@ def compile_model(
         kept.deadline = course.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         database = stack.enter_context(Database(options.db, since=options.since))
-        kept.calibration_us = best_calibration_us(database, target.measured_on)
         database.doubt(
             Doubt(
-                partial(quiet_now, kept.calibration_us),
                 gpu_now,
                 partial(memory_for_worker, CandidateLimits().worker_memory()),
                 [name for name, backend in backends.items() if backend.device == CUDA],

@@ -37,7 +37,6 @@ from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
-from collage.compiler.passes.trusting import Trusting
 from collage.compiler.passes.verify import Verify
 from collage.compiler.passes.within import Within
 from collage.compiler.state import Compilation, Context, Lab, Pass, Source, run
@@ -66,12 +65,8 @@ _STREAMS: tuple[Pass, ...] = (Concurrency(), GpuStreams(), Glance(of_streams=Tru
 
 _SEARCH: tuple[Pass, ...] = (
     EarlyEngines(),
-    Trusting(
-        (
-            Measure(few=True),
-            IfPlaced((Either(Repeat(_EARLY), Repeat((Measure(few=True, between=True), *_EARLY))),)),
-        )
-    ),
+    Measure(few=True),
+    IfPlaced((Either(Repeat(_EARLY), Repeat((Measure(few=True, between=True), *_EARLY))),)),
     Measure(),
     # What runs side by side gains more than the next rounds of calibration do, if the compile is stopped here.
     IfPlaced((Repeat((Fixpoint(Place(), Calibrate(), rounds=1), *_STREAMS)),)),

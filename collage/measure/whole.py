@@ -22,7 +22,7 @@ from collage.errors import CollageError
 from collage.frontend.read.apart import save_model
 from collage.frontend.read.randomness import Randomness
 from collage.kernel.frames import Framed
-from collage.measure.machine.quiet import busy_now
+from collage.measure.machine.quiet import Machine
 from collage.measure.timing.effort import Effort
 from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
@@ -293,7 +293,7 @@ class WholeMeasurer:
             return self._worker.ask(message, message.limit_s)
         except WorkerDiedError as died:
             if died.rejection.kind is RejectionKind.TIMEOUT:
-                self._late_busy = max(self._late_busy or 0.0, busy_now(self._workers.calibration_us))
+                self._late_busy = max(self._late_busy or 0.0, Machine().probe())
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )

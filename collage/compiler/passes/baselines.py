@@ -17,6 +17,7 @@ from collage.compiler.events import Considered
 from collage.compiler.plan import Plan, form_label
 from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_plans import whole_plan, whole_requests
+from collage.measure.rivals import Rivals
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidate import Candidate
@@ -97,9 +98,9 @@ class Baselines:
         requests = whole_requests(context, compilation, context.build)
         measurer = context.workbench(compilation).measurer
         usual = measurer.measure([each for each in requests if each.profile == USUAL])
-        times = [each.median_us for each in usual.values() if isinstance(each, Measurement)]
-        rivals_us = {everything: min(compilation.placed.mix_us, *times)} if times else {}
-        others = measurer.race([each for each in requests if each.profile != USUAL], rivals_us)
+        times = {each: found.median_us for each, found in usual.items() if isinstance(found, Measurement)}
+        best = {everything: (min(times, key=times.__getitem__),)} if times else {}
+        others = measurer.race([each for each in requests if each.profile != USUAL], Rivals(best))
         return {**usual, **others}
 
 

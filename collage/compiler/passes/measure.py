@@ -11,6 +11,7 @@ from collage.backends.base import BackendKind
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import HOST
+from collage.measure.rivals import Rivals
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
@@ -65,10 +66,14 @@ class Measure:
             for each in requests
             if rivals_us.get(each.nodes, math.inf) >= least_us and (each.backend, each.nodes) not in cuts
         ]
-        measured = self.worthwhile.raced(context, compilation, asked, rivals_us)
+        rivals = Rivals(
+            self._covers(compilation, requests),
+            share_us=lambda nodes: rivals_us.get(nodes, math.inf),
+            switch_us=compilation.epsilon_us,
+        )
+        measured = self.worthwhile.raced(context, compilation, asked, rivals)
         outcomes = {**compilation.outcomes, **measured}
-        # What is not measured now may have been measured on a busy machine, which is better than nothing.
-        outcomes |= measurer.recorded([each for each in requests if each not in outcomes])
+        outcomes |= measurer.known([each for each in requests if each not in outcomes])
         # Kernels of reduced precision cost no other switch than those in the model's own dtypes.
         switch_us = compilation.epsilon_us if self.slowest else measurer.epsilon_us(self._typical(outcomes))
         calibration = replace(compilation.calibration, converged=False)
@@ -116,6 +121,18 @@ class Measure:
         for nodes in {request.nodes for request in requests}:
             shared = {kernel_of[node] for node in nodes}
             found[nodes] = self.slack * alone_us(sum(kernels[at][0] for at in shared))
+        return found
+
+    def _covers(
+        self, compilation: Compilation, requests: Sequence[CandidateRequest]
+    ) -> Mapping[tuple[int, ...], tuple[CandidateRequest, ...]]:
+        """The kernels of the mix that do exactly what a region's candidates do."""
+        mix = None if compilation.proposal is None else compilation.proposal.mix
+        found = {}
+        for nodes in {request.nodes for request in requests}:
+            parts = [c for c in mix.candidates if set(nodes).issuperset(c.nodes)] if mix is not None else []
+            if parts and sum(len(c.nodes) for c in parts) == len(nodes):
+                found[nodes] = tuple(CandidateRequest(c.nodes, c.backend, c.variant) for c in parts)
         return found
 
     def _needless_cuts(self, context: Context, compilation: Compilation) -> set[tuple[str, Nodes]]:

@@ -20,6 +20,7 @@ from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
 from collage.measure.measurer import Measurer
+from collage.measure.rivals import Rivals
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection, RejectionKind
 from collage.search.candidate import Candidate
@@ -66,9 +67,9 @@ class Place:
             new = self._suggestions(context, compilation) if self.suggests else []
             if not new:
                 break
-            rivals_us = _rivals_us(compilation, new)
             measurer = context.workbench(compilation).measurer
-            measured = measurer.race([offer.request for offer in new], rivals_us, compilation.epsilon_us)
+            rivals = Rivals(_covers(compilation, new), switch_us=compilation.epsilon_us)
+            measured = measurer.race([offer.request for offer in new], rivals)
             if not measured:
                 break
             compilation = replace(
@@ -90,7 +91,7 @@ class Place:
             if not doubtful:
                 return compilation, searched
             log.info("%d kernels that lost a race are measured to the end", len(doubtful))
-            measured = context.workbench(compilation).measurer.measure(doubtful)
+            measured = context.workbench(compilation).measurer.finish(doubtful)
             compilation = replace(compilation, outcomes={**compilation.outcomes, **measured})
         raise AssertionError("the loop ends by returning")
 
@@ -208,16 +209,17 @@ def _charged_us(placement: Placement) -> float:
     return placement.predicted_us + NOISE_MARGIN * sum(c.noise_us for c in placement.candidates)
 
 
-def _rivals_us(compilation: Compilation, offers: Sequence[Offer]) -> dict[tuple[int, ...], float]:
-    """What the offers have to beat alone, in microseconds, by nodes: all kernels of the mix that do the same."""
-    mix, epsilon_us = compilation.placed.mix, compilation.epsilon_us
-    alone_us = compilation.calibration.corrections.effect.alone_us
-    found: dict[tuple[int, ...], float] = {}
+def _covers(
+    compilation: Compilation, offers: Sequence[Offer]
+) -> dict[tuple[int, ...], tuple[CandidateRequest, ...]]:
+    """The kernels of the mix that do exactly what offers do, by their nodes."""
+    mix = compilation.placed.mix
+    found: dict[tuple[int, ...], tuple[CandidateRequest, ...]] = {}
     for nodes in {offer.request.nodes for offer in offers}:
         inside = set(nodes)
         parts = [c for c in mix.candidates if inside.issuperset(c.nodes)] if mix is not None else []
         if sum(len(c.nodes) for c in parts) == len(nodes):
-            found[nodes] = alone_us(sum(c.cost_us + epsilon_us * c.switches for c in parts))
+            found[nodes] = tuple(map(_request, parts))
     return found
 
 

@@ -30,7 +30,6 @@ from collage.core.nvml import Clocks
 from collage.core.progress import Progress
 from collage.errors import MeasurementError
 from collage.graph.storage import FORMATS
-from collage.measure_db.busy import is_busy
 from collage.measure_db.doubt import held_back
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import Measurement, Rejection
@@ -85,7 +84,7 @@ def _of_the_day(found: Compilation, best: Mapping[str, Clocks]) -> bool:
     """Whether a kernel had too little memory or time, or a GPU's clocks were held back for many of them."""
     outcomes = [*found.outcomes.values()]
     rejected = [each for each in outcomes if isinstance(each, Rejection)]
-    if any(each.free_bytes is not None or is_busy(each.busy) for each in rejected):
+    if any(each.free_bytes is not None for each in rejected):
         return True
     noted = [each.clocks for each in outcomes if not isinstance(each, Rejection) and each.clocks is not None]
     return sum(held_back(each, best) for each in noted) > BUSY_SHARE * len(noted)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.by_known import least_by_known, placed_by_known
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
+from collage.measure.rivals import Rivals
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Outcome
 
@@ -45,19 +46,19 @@ class Worthwhile:
         context: Context,
         compilation: Compilation,
         requests: Sequence[CandidateRequest],
-        rivals_us: Mapping[tuple[int, ...], float],
+        rivals: Rivals,
     ) -> dict[CandidateRequest, Outcome]:
         """The outcomes of the requests, which are in the order of what they could gain, without those that are left."""
-        measurer, epsilon_us = context.workbench(compilation).measurer, compilation.epsilon_us
+        measurer = context.workbench(compilation).measurer
         may_end = len(requests) > self.fruitless * self.piece and context.options.effort.races
         unknown = compilation.errors is None and any(request.variant.precision for request in requests)
         if compilation.proposal is None or unknown or not may_end:
-            return measurer.race(requests, rivals_us, epsilon_us)
+            return measurer.race(requests, rivals)
         outcomes: dict[CandidateRequest, Outcome] = {}
         best_us = self._predicted_us(context, compilation)
         made, idle, left_s = measurer.made_in_all, 0, context.course.deadline.remaining_s
         for done, asked in _pieces(requests, self.piece):
-            outcomes |= measurer.race(asked, rivals_us, epsilon_us)
+            outcomes |= measurer.race(asked, rivals)
             if not best_us or measurer.made_in_all - made < self.piece or done == len(requests):
                 continue
             known = replace(compilation, outcomes={**compilation.outcomes, **outcomes})

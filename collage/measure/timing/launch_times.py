@@ -16,8 +16,6 @@ from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 
 _LEAST_TURNS = 5
-_MIDDLE, _SHORTEST = 50, 10
-"""Percentiles of the runs."""
 
 
 class NotedRuns:
@@ -48,8 +46,8 @@ class NotedRuns:
         """The time of the longest run in seconds."""
         return max((int(clock.max(initial=begin)) - begin for begin, clock, _ in self._runs), default=0) / 1e9
 
-    def launches_us(self, *, disturbed: bool = False) -> list[float]:
-        """Medians in microseconds, in launch order; where others disturbed the runs, the shortest tenths.
+    def launches_us(self) -> list[float]:
+        """Medians in microseconds, in launch order.
 
         A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
         waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
@@ -61,8 +59,7 @@ class NotedRuns:
             ends = [int(each) for each in clock]
             times = zip(ends, begins(ordered, ends, begin), on_device, strict=True)
             rows.append([end - at if ns < 0 else int(ns) for end, at, ns in times])
-        share = _SHORTEST if disturbed else _MIDDLE
-        return [float(each) for each in np.percentile(np.array(rows), share, axis=0) / 1e3]
+        return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
 
 
 def run_in_turns(noted: Call, limit_s: float) -> None:

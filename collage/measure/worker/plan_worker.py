@@ -44,7 +44,6 @@ from collage.measure.worker.plan_protocol import (
 )
 from collage.measure.worker.plan_trace import WorkerPosition, blame, clock_of
 from collage.measure.worker.protocol import AS_LOADED
-from collage.measure_db.busy import is_busy
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Backends, Loaded, load_kernels
@@ -95,7 +94,7 @@ class PlanWorker:
             return self._about([message.name], lambda: self._run(message))
         if isinstance(message, TimePlan):
             call = self._timed(0, self._plans[message.name])
-            work = partial(timed_quietly, lambda _: sample_calls([call], limit_s=message.sample_s))
+            work = partial(timed_quietly, lambda: sample_calls([call], limit_s=message.sample_s))
             return self._about([message.name], work)
         return None
 
@@ -178,7 +177,7 @@ class PlanWorker:
         opened.noted.forget()
         with quiet_machine() as watch:
             run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us(disturbed=watch.disturbed)), watch.busy)
+        return PlanTimes(tuple(opened.noted.launches_us()), watch.busy)
 
     def _compare(self, message: ComparePlans) -> PlansCompared:
         opened = {name: self._plans[name] for name in message.names}
@@ -195,11 +194,7 @@ class PlanWorker:
             alike_us=message.alike_us,
             pauses=any(has_own_threads(each.plan.program, self._backends) for each in opened.values()),
         )
-        disturbed = any(is_busy(each.busy) for each in timings.values())
-        noted = [
-            tuple(each.noted.launches_us(disturbed=disturbed)) if message.noted else ()
-            for each in opened.values()
-        ]
+        noted = [tuple(each.noted.launches_us()) if message.noted else () for each in opened.values()]
         return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
 
     def _run(self, message: RunPlan) -> PlanRan:
