@@ -10,7 +10,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -195,8 +194,6 @@ class Workers:
         self.deadline = Deadline()
         self._servers, self._owns_servers = fork_servers()
         self._idle: dict[int, WorkerProcess] = {}
-        self.calibration_us: float | None = None
-        """The best calibration that is known of the machine, which workers are told."""
         self.imports: tuple[str, ...] = ()
         """The modules that kernels need, see ``Backend.worker_imports``."""
 
@@ -212,7 +209,7 @@ class Workers:
         """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
         worker = self.lend(init.threads, prepared=isinstance(init, Init))
         try:
-            worker.begin(replace(init, calibration_us=self.calibration_us))
+            worker.begin(init)
         except BaseException:  # nobody else knows of it yet
             worker.kill()
             raise
