@@ -59,7 +59,7 @@ FULL = _set(
         settle_s=0.05,
         turn_s=0.02,
         transform_s=0.01,
-        speeds_s=0.6,
+        speeds_s=0.15,
         worth=5e-5,
     ),
 )
