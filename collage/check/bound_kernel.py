@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import onnx
 
@@ -19,6 +22,9 @@ from collage.kernel.device_array import copy_on, empty_on
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.results import Rejection, RejectionKind
+
+SharedBuffers: TypeAlias = "dict[tuple[str, int, Storage], Array]"
+"""Arrays of inputs and outputs ("in" and "out"), by position and storage."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +71,34 @@ class KernelBuffers:
     output_storages: tuple[Storage, ...]
 
     @staticmethod
-    def of(source: KernelSource, samples: Samples) -> KernelBuffers:
-        """Buffers that hold the subgraph's usual inputs. Raises RejectedError where no reference values are known."""
+    def of(source: KernelSource, samples: Samples, shared: SharedBuffers) -> KernelBuffers:
+        """Buffers that hold the subgraph's usual inputs, which kernels of the same subgraph have ``shared``.
+
+        Raises RejectedError if no reference values are known.
+        """
         subgraph, variant = source.subgraph, source.options.variant
         input_storages = variant.inputs or (PLAIN,) * len(subgraph.inputs)
         output_storages = variant.outputs or (PLAIN,) * len(subgraph.outputs)
         usual = usual_sample(subgraph, samples)
         types = zip(subgraph.output_types, output_storages, strict=True)
+
+        def once(side: str, at: int, storage: Storage, make: Callable[[], Array]) -> Array:
+            if (side, at, storage) not in shared:
+                shared[side, at, storage] = make()
+            return shared[side, at, storage]
+
+        def copied(at: int, storage: Storage) -> Array:
+            return copy_on(storage.device, usual.stored(at, storage))
+
         return KernelBuffers(
             tuple(
-                copy_on(storage.device, usual.stored(at, storage))
+                once("in", at, storage, partial(copied, at, storage))
                 for at, storage in enumerate(input_storages)
             ),
-            tuple(_empty_on(storage, stored_type(kind, storage)) for kind, storage in types),
+            tuple(
+                once("out", at, storage, partial(_empty_on, storage, stored_type(kind, storage)))
+                for at, (kind, storage) in enumerate(types)
+            ),
             input_storages,
             output_storages,
         )
@@ -104,9 +125,14 @@ def build(source: KernelSource, samples: Samples) -> BoundKernel:
     return load(source, source.compiled(), samples)
 
 
-def load(source: KernelSource, artifact: bytes, samples: Samples) -> BoundKernel:
-    """Load and bind what was compiled. Raises RejectedError."""
-    return _bind(source, artifact, KernelBuffers.of(source, samples))
+def load(
+    source: KernelSource, artifact: bytes, samples: Samples, shared: SharedBuffers | None = None
+) -> BoundKernel:
+    """Load and bind what was compiled, to buffers that kernels of the same subgraph have ``shared``.
+
+    Raises RejectedError.
+    """
+    return _bind(source, artifact, KernelBuffers.of(source, samples, {} if shared is None else shared))
 
 
 def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:

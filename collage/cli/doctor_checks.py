@@ -205,36 +205,15 @@ def native_check() -> Check:
 
 
 def load_check(place: Place) -> Check:
-    """How busy others keep the machine now, and what that means for measurements."""
+    """How busy others keep the machine now."""
     from collage.measure.machine.quiet import Machine
-    from collage.measure_db.busy import is_busy, patience
 
     cores = usable_cores()
-    busy = Machine(cores, _known_calibration_us(place)).probe(_PROBE_S)
+    busy = Machine(cores).probe(_PROBE_S)
     detail = f"{cores} usable cores of {os.cpu_count() or cores}, others take {busy:.0%} of them now"
     with suppress(OSError):
         detail += f", load average {os.getloadavg()[0]:.1f}"
-    if is_busy(busy):
-        fix = (
-            f"compile while the machine is quiet: measuring takes {patience(busy):.1f} times as long now, and a later "
-            "compile repeats it"
-        )
-        return Check("load", Status.WARN, detail, fix)
     return Check("load", Status.OK, detail)
-
-
-def _known_calibration_us(place: Place) -> float | None:
-    """The best calibration of this machine that the database knows, if there is one."""
-    from collage.measure.machine.calibration import known_calibration_us
-    from collage.measure_db.database import Database
-
-    try:
-        if place.path is None or not place.path.exists():
-            return None
-        with Database(place.path, busy_s=_LOCKED_S) as opened:
-            return known_calibration_us(opened, host().measured_on)
-    except (CollageError, OSError):  # the check of the database tells
-        return None
 
 
 def quota_check() -> Check:

@@ -28,6 +28,7 @@ from collage.frontend.model_artifacts import fits_an_artifact
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
+from collage.measure.rivals import Rivals
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.worker.process import Workers
 from collage.measure.worker.protocol import CandidateRequest
@@ -236,11 +237,11 @@ class Bench:
 
     def race(self, requests: Sequence[CandidateRequest], mix: Placed | None = None) -> None:
         """Measure the requests, region by region. Those of the same nodes race each other, and kernels of the mix."""
-        self.known.outcomes.update(self.measurer.race(requests, _rivals_us(self, requests, mix)))
+        self.known.outcomes.update(self.measurer.race(requests, _rivals(self, requests, mix)))
 
     def finish_races(self, requests: Collection[CandidateRequest]) -> None:
         """Measure requests to the end that have lost a race."""
-        self.known.outcomes.update(self.measurer.measure([*requests]))
+        self.known.outcomes.update(self.measurer.finish([*requests]))
 
     def recall(self, requests: Sequence[CandidateRequest]) -> None:
         """Take over what the database knows of the requests."""
@@ -265,17 +266,26 @@ class Bench:
         return bool(new)
 
 
-def _rivals_us(
-    bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None
-) -> dict[tuple[int, ...], float]:
-    """What the requests have to beat alone, in microseconds, by nodes: all kernels of the mix that share some."""
-    if mix is None:
-        return {}
+def _rivals(bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None) -> Rivals:
+    """What the requests race against: kernels of the mix that cover exactly their nodes, and what they could gain."""
     known = bench.known
-    kernels = [(c.cost_us + known.epsilon_us * c.switches, c.nodes) for c in mix.placement.candidates]
-    kernel_of = {node: at for at, (_, nodes) in enumerate(kernels) for node in nodes}
-    found: dict[tuple[int, ...], float] = {}
+    if mix is None:
+        return Rivals(network_us=bench.measurer.network_us, switch_us=known.epsilon_us)
+    kernels = [
+        (c.cost_us + known.epsilon_us * c.switches, CandidateRequest(c.nodes, c.backend, c.variant))
+        for c in known.timed(mix).placement.candidates
+    ]
+    kernel_of = {node: at for at, (_, kernel) in enumerate(kernels) for node in kernel.nodes}
+    idle = {node for view in known.views for node in view.nodes}
+
+    def of(nodes: tuple[int, ...]) -> list[int]:
+        return sorted({kernel_of[node] for node in nodes if node in kernel_of})
+
+    cover: dict[tuple[int, ...], tuple[CandidateRequest, ...]] = {}
     for nodes in {request.nodes for request in requests}:
-        shared = {kernel_of[node] for node in nodes if node in kernel_of}
-        found[nodes] = known.costs.effect.alone_us(sum(kernels[at][0] for at in shared))
-    return found
+        inside = [kernels[at][1] for at in of(nodes) if kernels[at][1].backend != VIEW]
+        covered = {node for each in inside for node in each.nodes}
+        if inside and {*nodes} - idle <= covered <= {*nodes}:
+            cover[nodes] = tuple(inside)
+    network_us = sum(us for us, _ in kernels)
+    return Rivals(cover, network_us, lambda nodes: sum(kernels[at][0] for at in of(nodes)), known.epsilon_us)

@@ -79,7 +79,9 @@ class Best:
             return
         before = self.first
         score = verdict.ratio * (1.0 if before is None else before.score)
-        us = verdict.us if before is None else verdict.ratio * before.us  # as if the machine had not changed since
+        us = (
+            verdict.us if before is None else verdict.ratio * before.us
+        )  # as if the machine had not changed since
         self._standings = [each for each in self._standings if each.plan != verdict.plan]
         self._standings.append(Standing(verdict.plan, score, us))
         first = self.first
@@ -90,7 +92,8 @@ class Best:
     def settle(self, plan: Plan, finished: Finished) -> None:
         """An earlier compile has found the plan, and has ended by itself."""
         self.settled = plan, finished
-        us = finished.timings[plan.label].median_us if plan.label in finished.timings else 0.0
+        timing = finished.timings.get(plan.label)
+        us = 0.0 if timing is None else timing.median_us
         first = Standing(plan, 0.0, us)
         if self.plan != plan:
             self._note(first)

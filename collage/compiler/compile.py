@@ -39,10 +39,15 @@ from collage.frontend.read.shapes import fix_shapes, model_inputs
 from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.ort_shapes import settle_outputs
+from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
+from collage.measure.machine.gpu_now import gpu_now
+from collage.measure.machine.memory import memory_for_worker
 from collage.measure.machine.speeds import machine_speeds
+from collage.measure.settings import CandidateLimits
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
+from collage.measure_db.doubt import Doubt
 from collage.module.module import CompiledModule
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 
@@ -97,7 +102,12 @@ def compile_model(
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
+        if not options.strict:  # then no engine is tried meanwhile
+            kept.prefetch(target.threads)
         database = stack.enter_context(Database(options.db, since=options.since))
+        on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
+        memory = partial(memory_for_worker, CandidateLimits().worker_memory())
+        database.doubt(Doubt(gpu_now, memory, on_gpu))
         speeds = partial(machine_speeds, target, database, kept, options.effort.speeds_s)
         task = Task(loaded, options, registry, backends, versions, target, speeds)
         bench = Bench(task, database, kept, clock, best.show, crews)

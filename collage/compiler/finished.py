@@ -1,6 +1,6 @@
 """What a compile has found, as plain values: a fact in the database, which the next compile recalls.
 
-Nodes, kernels and costs are named here, and nothing of it is checked against a model: ``finished_plan`` does that.
+A plan is written as the names of its kernels. Their costs are in the database already.
 """
 
 from __future__ import annotations
@@ -28,46 +28,18 @@ if TYPE_CHECKING:
 EDITION = 3
 """The edition of the search and of these values. Count it up if either changes, and every model is searched again."""
 
-NamedVariant: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, str]
-"""The storages of the inputs and outputs as text, the split, and the precision."""
-NamedRequest: TypeAlias = tuple[tuple[int, ...], str, int]
-"""A request: nodes, backend, and the number of the variant."""
-
-
-@dataclass(frozen=True)
-class NamedCandidate:
-    """A candidate of a plan. ``variant`` is the number of one among all variants; all else is as in ``Candidate``."""
-
-    nodes: tuple[int, ...]
-    backend: str
-    variant: int
-    cost_us: float
-    noise_us: float
-    error: float
-    finite_only: bool
+Named: TypeAlias = tuple[tuple[int, ...], str, str]
+"""A kernel: its nodes, its backend, and its variant as text."""
 
 
 @dataclass(frozen=True)
 class NamedStreams:
-    """A ``StreamPlan`` in plain values, with the kernel on one thread, or the transform's cost, for each launch."""
+    """A ``StreamPlan`` in plain values: for each launch the kernel on one thread, a conversion's cost, or None."""
 
     algorithm: str
     order: tuple[int, ...]
     streams: tuple[int, ...]
-    single_threaded: tuple[NamedCandidate | float | None, ...]
-
-
-@dataclass(frozen=True)
-class NamedPlan:
-    """A ``Placed`` in plain values. Its transforms follow from the candidates; ``transforms_us`` are their costs."""
-
-    label: str
-    suffix: str
-    candidates: tuple[NamedCandidate, ...]
-    transforms_us: tuple[float, ...]
-    predicted_us: float
-    exact: bool
-    streams: NamedStreams | None
+    single_threaded: tuple[Named | float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -75,27 +47,30 @@ class Finished:
     """What a compile has found.
 
     - ``complete``: whether it has ended by itself; another compile goes on from the plan if not.
-    - ``placed`` or ``whole``: the selected plan; the second one has engine, form, profile and precision.
-    - ``kernels_us``: the times of its kernels by themselves, in the order of the launches; None for a view.
-    - ``timings``: those of the last race by label, in microseconds; ``engine`` is the label of the fastest engine.
+    - ``kernels``, ``suffix``, ``streams``: the placement, the engine of its suffix, and its schedule.
+    - ``whole``: engine, form, profile and precision of a plan without a placement.
+    - ``kernels_us``: the times of the launches' kernels by themselves; None for a view.
+    - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
-    - ``suggested``: offers that no pattern has made, with their purpose. ``variants``: what others name by number.
+    - ``suggested``: offers that no pattern has made, with their purpose.
     """
 
     complete: bool
-    placed: NamedPlan | None
+    label: str
+    kernels: tuple[Named, ...]
+    suffix: str
+    streams: NamedStreams | None
     whole: tuple[str, str, str, str] | None
     kernels_us: tuple[float | None, ...]
     timings: Mapping[str, Timing]
-    engine: str
     launches_us: tuple[float, ...]
     predicted_us: float
+    predicted_error: float
     epsilon_us: float
     notes: tuple[str, ...]
     bounded: Bounded | None
     evolved: GraphLevelReport | None
-    suggested: tuple[tuple[NamedRequest, str], ...]
-    variants: tuple[NamedVariant, ...]
+    suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
 
 
 def _write(found: Finished) -> Json:
@@ -120,10 +95,8 @@ def finished_key(bench: Bench) -> str | None:
     source, options = task.source, task.options
     if options.metric.own is not None:
         return None
-    forms: list[object] = []
+    forms: list[object] = [] if source.family else [bench.whole.form.digest]
     offers: list[str] = []
-    if not source.family:
-        forms.append(bench.whole.form.digest)
     if bench.has_graph:
         measurer, model = bench.measurer, bench.model
         if measurer.as_loaded_digest is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collage.backends.base import Backend
 from collage.backends.tuner import Tuner
 from collage.kernel.options import BuildOptions
-from collage.measure.contenders import Contenders
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
@@ -20,14 +19,12 @@ class Ahead:
         self,
         builder: Builder,
         regions: Sequence[Sequence[CandidateRequest]],
-        contenders: Contenders,
         backends: Mapping[str, Backend],
         options: Callable[[CandidateRequest], BuildOptions],
     ) -> None:
         """The regions are those that are measured, in order, and ``options`` are those of their candidates."""
         self._builder = builder
         self._regions = regions
-        self._contenders = contenders
         self._backends = backends
         self._options = options
         self._next = 0
@@ -45,14 +42,12 @@ class Ahead:
         while self._next < len(self._regions):
             region = self._regions[self._next]
             self._next += 1
-            for request in self._contenders.in_order(region):
+            for request in region:
                 if request not in self._passed and self._buildable(request):
                     yield PlanKernel(request, self._options(request))
 
     def _buildable(self, request: CandidateRequest) -> bool:
-        """Whether the candidate may be built elsewhere, and is likely to be measured."""
+        """Whether the candidate may be built elsewhere."""
         backend = self._backends[request.backend]
         tuned = self._options(request).tune_trials and isinstance(backend, Tuner)
-        return (
-            backend.ahead_s > 0 and not request.original and not tuned and self._contenders.is_open(request)
-        )
+        return backend.ahead_s > 0 and not request.original and not tuned

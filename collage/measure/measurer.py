@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
@@ -20,18 +18,17 @@ from collage.frontend.model import Model
 from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
 from collage.measure.ahead import Ahead
-from collage.measure.contenders import Charges, Contenders, Field, Losses
 from collage.measure.crew import MeasuringCrew
-from collage.measure.jobs import RegionJob, TransformJob, ask_fairly
-from collage.measure.known_losses import known_losses
-from collage.measure.machine.busy_progress import BusyProgress
+from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
 from collage.measure.machine.launch_cost import LaunchCost
 from collage.measure.plan_kernels import PlanKernels
+from collage.measure.prior import Losses, known_losses
 from collage.measure.request_keys import RequestKeys
+from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough
 from collage.measure.timing.effort import QUICK
-from collage.measure.worker.protocol import CandidateRequest, Measure, MeasureTransform
+from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact
@@ -49,8 +46,9 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 _EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
 
-_CLEARLY = 1.1
-"""A kernel that lost a race is raced again where its present rival takes so many times what it takes at least."""
+_WHOLE_SHARE, _LEAST_PART = 0.01, 0.1
+"""The candidates of a region with this share of the network's time have all the time of the effort; those with less
+have less in proportion, but this part of it."""
 _AHEAD_S, _BYTES_A_SECOND = 5.0, 40 << 20
 """Processes that build ahead are started for kernels that take so many seconds to build, and one more for each so many
 bytes of weights: their start takes some seconds of a core, and reads all weights."""
@@ -85,7 +83,7 @@ class Measurer:
         self.network_us = 0.0
         """The time of the fastest module so far in microseconds, or 0: what the network's kernels are parts of."""
         self._database = database
-        self._progress = BusyProgress(progress or _silent)
+        self._progress = progress or _silent
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
@@ -169,8 +167,7 @@ class Measurer:
 
     def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
         """The requests of one region, the one that is expected to be the fastest first."""
-        field = Field(Charges(self._engines), self._operators, {}, self._losses)
-        return Contenders(field).in_order(requests)
+        return self._losses.in_order(requests, self._operators)
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
@@ -186,120 +183,142 @@ class Measurer:
         request_of = {key: request for request, key in keys.items()}
         return self._database.get(request_of, lambda key: self._limit_s(request_of[key]))
 
-    def recorded(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
-        """What ``known`` gives where no outcome is doubted for the circumstances that it was measured in."""
-        with self.trusting():
-            return self.known(requests)
-
-    def trusting(self) -> AbstractContextManager[None]:
-        """Inside the block no outcome is doubted for the circumstances that it was measured in."""
-        return self._database.trusting_kernels()
-
     def race(
-        self,
-        requests: Sequence[CandidateRequest],
-        rivals_us: Mapping[tuple[int, ...], float] | None = None,
-        switch_us: float = 0.0,
+        self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS
     ) -> dict[CandidateRequest, Outcome]:
-        """Outcomes of the requests, where those of the same nodes race against each other, region by region.
+        """An outcome for each request. Those of the same nodes race, in the order of the regions' first requests.
 
-        One that is slower than another of the same nodes is let go after a few samples (``Slower``), unless the
-        settings' effort measures all to the end. One that is hopeless by what is known is not measured at all (see
-        ``Contenders.hopeless``). ``rivals_us`` are times in microseconds, by nodes, that candidates have to beat as
-        well, and ``switch_us`` is what a call of an engine costs on top. All else is as in ``measure``.
+        What is known is looked up in one query; candidates of the same key are measured once. The best of a region are
+        measured and compared on all inputs, and the others are ``Slower``. A candidate that crashes, hangs, or runs out
+        of memory or time is rejected, which is remembered like a measurement, and the others are raced again. Outcomes
+        are in the database before the next region begins. Raises UsageError for an unknown backend.
         """
-        if not self.settings.effort.races:
-            return self.measure(requests)
-        charges = Charges(self._engines, switch_us)
-        about = Field(charges, self._operators, rivals_us or {}, self._losses)
-        return self._outcomes(requests, Contenders(about), self._progress)
+        return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
+
+    def finish(
+        self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS
+    ) -> dict[CandidateRequest, Outcome]:
+        """The same, with each candidate measured to the end, also those that have lost a race before."""
+        return self._outcomes(requests, rivals, to_the_end=True)
 
     def measure(
         self, requests: Sequence[CandidateRequest], progress: Show | None = None
     ) -> dict[CandidateRequest, Outcome]:
-        """An outcome for each request, each measured to the end. Candidates of the same subgraph are measured once.
-
-        What is known is looked up in one query. A candidate that crashes, hangs, or runs out of memory or time is
-        rejected, which is remembered like a measurement, and the next one gets a fresh worker. Each outcome is in the
-        database before the next candidate starts, so that an interruption loses nothing. ``progress`` is called
-        instead of the measurer's own. Raises UsageError for an unknown backend.
-        """
-        return self._outcomes(requests, None, progress or self._progress)
+        """What ``finish`` gives, with the progress shown by ``progress``."""
+        return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
 
     def _operators(self, nodes: tuple[int, ...]) -> str:
         return str(self.measured.subgraph(nodes))
 
     def _outcomes(
-        self, requests: Sequence[CandidateRequest], races: Contenders | None, show: Show
+        self,
+        requests: Sequence[CandidateRequest],
+        rivals: Rivals,
+        *,
+        to_the_end: bool,
+        show: Show | None = None,
     ) -> dict[CandidateRequest, Outcome]:
-        """The outcomes, known or measured. Without ``races`` no candidate is let go."""
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
             raise unknown_names("backends", unknown, self.backends)
         keys = {request: self.key(request) for request in requests}
         outcomes = self._recorded(keys)
-        contenders = Contenders() if races is None else races
-        for request, key in keys.items():
-            if key in outcomes:
-                contenders.note(request, outcomes[key], new=False)
         missing: dict[KernelKey, CandidateRequest] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
-            if isinstance(known, Slower) and (
-                races is None or contenders.rival_us(request) > _CLEARLY * known.least_us
-            ):
-                known = None  # what it lost against takes no part in this compile
-            if known is None:
+            if known is None or (to_the_end and isinstance(known, Slower)):
                 missing.setdefault(key, request)
-        outcomes.update(self._measure_missing(missing, contenders, show, to_the_end=races is None))
+        key_of = {request: key for key, request in missing.items()}
+        regions = [self._losses.in_order(region, self._operators) for region in _regions(key_of)]
+        done, show = 0, show or self._progress
+        for request, outcome in self._raced(regions, keys, outcomes, rivals, to_the_end):
+            text = self.measured.describe(request)
+            key = self.key(request)
+            outcomes[key] = self._record(key, outcome, text)
+            done += request in key_of
+            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
             request: self._usable(request, outcomes[key]) for request, key in keys.items() if key in outcomes
         }
 
-    def _measure_missing(
+    def _raced(
         self,
-        missing: Mapping[KernelKey, CandidateRequest],
-        contenders: Contenders,
-        show: Show,
-        *,
+        regions: Sequence[Sequence[CandidateRequest]],
+        keys: Mapping[CandidateRequest, KernelKey],
+        outcomes: Mapping[KernelKey, Outcome],
+        rivals: Rivals,
         to_the_end: bool,
-    ) -> Iterable[tuple[KernelKey, Outcome]]:
-        """Outcomes of what is not known, each measured and recorded."""
-        key_of = {request: key for key, request in missing.items()}
-        done = 0
-        for request, outcome in self._by_crew([*key_of], contenders, to_the_end=to_the_end):
-            text = self.measured.describe(request)
-            contenders.note(request, outcome)
-            key = key_of.pop(request)
-            recorded = self._record(key, outcome, text)
-            done += 1
-            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
-            yield key, recorded
-        # Without a crew, or where it has lost a job, the session's worker measures.
-        # Candidates of one region follow each other, so that the worker makes the region's samples once.
-        regions = _regions(key_of)
-        ahead = self._ahead(regions, contenders)
-        for number, region in enumerate(regions):
-            for request in contenders.in_order(region):
-                done += 1
-                text = self.measured.describe(request)
-                if ahead is not None:
-                    ahead.come_to(number, request)
-                lost = None if to_the_end else contenders.hopeless(request)
-                if lost is not None:
-                    self._database.put(key_of[request], lost, text)
-                    yield key_of[request], lost
-                    continue
-                show(Progress("measure", done - 1, len(missing), f"{request.backend}: {text}"))
-                rival_us = math.inf if to_the_end else contenders.rival_us(request)
-                message, what = self._asked(request, rival_us)
-                outcome = ask_fairly(self.session, message, what, self.settings.threads)
-                contenders.note(request, outcome)
-                yield key_of[request], self._record(key_of[request], outcome, text)
-        if missing:
-            show(Progress("measure", len(missing), len(missing)))
+    ) -> Iterator[tuple[CandidateRequest, Outcome]]:
+        """The outcomes of regions that race, by the crew or by the session's worker."""
+        got: set[CandidateRequest] = set()
 
-    def _ahead(self, regions: Sequence[Sequence[CandidateRequest]], contenders: Contenders) -> Ahead | None:
+        def job(region: Sequence[CandidateRequest]) -> RegionJob:
+            best = self._best_known(region, keys, outcomes)
+            return self._job(region, rivals, best, to_the_end)
+
+        for done in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
+            got.update(request for request, _ in done.parts)
+            yield from done.parts
+        # Without a crew, or if it has lost a job, the session's worker measures.
+        left = [[each for each in region if each not in got] for region in regions]
+        left = [region for region in left if region]
+        ahead = self._ahead(left)
+        for number, region in enumerate(left):
+            worker = self.session if ahead is None else _Claiming(self.session, ahead, number)
+            yield from job(region).run(worker)
+
+    def _best_known(
+        self,
+        region: Sequence[CandidateRequest],
+        keys: Mapping[CandidateRequest, KernelKey],
+        outcomes: Mapping[KernelKey, Outcome],
+    ) -> tuple[CandidateRequest, ...]:
+        """The fastest candidate of these nodes that is known, for one that races without an incumbent."""
+        known = [
+            (outcome.median_us, at, request)
+            for at, (request, key) in enumerate(keys.items())
+            if request.nodes == region[0].nodes
+            and not request.variant.precision
+            and isinstance(outcome := outcomes.get(key), Measurement)
+        ]
+        return (min(known)[2],) if known else ()
+
+    def _job(
+        self,
+        region: Sequence[CandidateRequest],
+        rivals: Rivals,
+        best: tuple[CandidateRequest, ...],
+        to_the_end: bool,
+    ) -> RegionJob:
+        """The race of a region with the incumbent's kernels, if all of these are known, else with the best known."""
+        nodes, effort = region[0].nodes, self.settings.effort
+        cover, known_us = (), 0.0
+        for kernels in (rivals.cover.get(nodes, ()), best):
+            times = [each.median_us for each in self.known(kernels).values() if isinstance(each, Measurement)]
+            if kernels and len(times) == len(kernels) and region[0] not in kernels:
+                cover, known_us = kernels, sum(times)
+                break
+        network_us = rivals.network_us or self.network_us
+        share_us = rivals.share_us(nodes)
+        share = share_us / network_us if network_us > 0 else 1.0
+        candidate_s = effort.kernel_s * min(1.0, max(_LEAST_PART, share / _WHOLE_SHARE))
+        pace = Pace(candidate_s, Enough(effort.worth * network_us), effort.settle_s)
+        racer = partial(self._racer, switch_us=rivals.switch_us)
+        return RegionJob(
+            tuple(map(racer, region)),
+            self.settings.threads,
+            tuple(map(racer, cover)),
+            known_us,
+            pace,
+            share_us,
+            to_the_end,
+        )
+
+    def _racer(self, request: CandidateRequest, switch_us: float) -> Racer:
+        charge_us = switch_us if request.backend in self._engines else 0.0
+        return Racer(request, self._keys.options(request), self._limit_s(request), charge_us)
+
+    def _ahead(self, regions: Sequence[Sequence[CandidateRequest]]) -> Ahead | None:
         """What has candidates built ahead, where that is worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
@@ -308,45 +327,15 @@ class Measurer:
         builder = self.session.builder(start=wanted_s >= worth_s)
         if builder is None:
             return None
-        return Ahead(builder, regions, contenders, self.backends, self._keys.options)
+        return Ahead(builder, regions, self.backends, self._keys.options)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
         limit = self.settings.limits.worker_memory()
         outcome = after_death(self.backends[key.backend], outcome, limit)
         self._database.put(key, outcome, text)
-        self._progress.note(outcome)
         self.measurements_made += 1
         return outcome
-
-    def _by_crew(
-        self, requests: Sequence[CandidateRequest], contenders: Contenders, *, to_the_end: bool
-    ) -> Iterator[tuple[CandidateRequest, Outcome]]:
-        """The outcomes that the crew finds, one region a job."""
-        if self._crew is None or not requests:
-            return
-        jobs = []
-        for region in _regions(requests):
-            asked = []
-            for request in contenders.in_order(region):
-                if to_the_end:
-                    asked.append(self._asked(request, math.inf))
-                elif contenders.hopeless(request) is None:
-                    asked.append(self._asked(request, contenders.rival_us(request)))
-            jobs.append(
-                RegionJob(tuple(asked), self.settings.threads, contenders.about.charges, not to_the_end)
-            )
-        jobs = [job for job in jobs if job.asked]
-        for done in self._crew.run(jobs):
-            for position, outcome in done.parts:
-                yield jobs[done.job].asked[position][0].request, outcome
-
-    def _asked(self, request: CandidateRequest, rival_us: float) -> tuple[Measure, str]:
-        """The message about a candidate, and the candidate in words."""
-        options, settings, limit_s = self._keys.options(request), self.settings, self._limit_s(request)
-        what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
-        enough = Enough(settings.effort.worth * self.network_us)
-        return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us, enough), what
 
     def _limit_s(self, request: CandidateRequest) -> float:
         """The most seconds that a candidate may take."""
@@ -435,6 +424,22 @@ class Measurer:
     def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
         return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
+
+
+class _Claiming:
+    """The session's worker, while others build ahead: what it comes to is not built there any more."""
+
+    def __init__(self, worker: WorkerSession, ahead: Ahead, region: int) -> None:
+        self._worker = worker
+        self._ahead = ahead
+        self._region = region
+        self.fatal_samples = worker.fatal_samples
+
+    def ask(self, message: Any, what: str, threads: int) -> Any:
+        """The worker's reply."""
+        if isinstance(message, TryKernel):
+            self._ahead.come_to(self._region, message.request)
+        return self._worker.ask(message, what, threads)
 
 
 def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest]]:

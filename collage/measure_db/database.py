@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from collage.core.nvml import Clocks
 from collage.core.typed import parse_object, typed
-from collage.measure_db.busy import busy_limit
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower, Timing
@@ -86,7 +85,6 @@ class Database(DatabaseFile):
     """The tables of an open database: kernels, networks, and facts. All methods raise DatabaseError."""
 
     _doubt: Doubt | None = None
-    _trusts_kernels = False
     _best: dict[str, Mapping[str, Clocks]] | None = None
 
     def remember(self, key: Key[T], make: Callable[[], T]) -> T:
@@ -110,26 +108,12 @@ class Database(DatabaseFile):
         finally:
             self._doubt = doubt
 
-    @contextmanager
-    def trusting_kernels(self) -> Iterator[None]:
-        """Inside the block no outcome of a kernel is doubted."""
-        before, self._trusts_kernels = self._trusts_kernels, True
-        try:
-            yield
-        finally:
-            self._trusts_kernels = before
-
-    def _doubts(self, busy: float | None, created: float) -> bool:
-        return self._doubt is not None and self._doubt(busy, created)
-
     def _doubts_outcome(self, outcome: Outcome, key: KernelKey, created: float, limit_s: Limit) -> bool:
-        """The same for the outcome of a kernel, which is also doubted for other circumstances."""
-        if self._doubt is None or self._trusts_kernels:
+        """Whether the outcome of a kernel is doubted."""
+        if self._doubt is None:
             return False
         if isinstance(outcome, Rejection):
             return self._doubt.rejected(outcome, key.backend, created, limit_s(key))
-        if self._doubt(outcome.busy, created):
-            return True
         if outcome.clocks is None or self._best is None:
             return False
         if key.hardware not in self._best:
@@ -185,9 +169,9 @@ class Database(DatabaseFile):
     def times(self, hardware: str, threads: int, tvm_version: str) -> list[tuple[KernelKey, str, float]]:
         """The keys, descriptions and microseconds of all kernels that were timed there, also of those that lost races.
 
-        The times of the latter are lower bounds. What a busy machine disturbed is left out.
+        The times of the latter are lower bounds.
         """
-        about = (hardware, threads, tvm_version, GATE, self._since, busy_limit())
+        about = (hardware, threads, tvm_version, GATE, self._since)
         rows = self._rows(_TIMES, about)
         try:
             return [(KernelKey(*key), str(text), float(_numbers((us,))[0])) for *key, text, us in rows]
@@ -195,20 +179,13 @@ class Database(DatabaseFile):
             raise self._damaged(str(error)) from error
 
     def get_networks(self, keys: Iterable[NetworkKey]) -> dict[NetworkKey, Timing]:
-        """The end-to-end timings known for these keys, in one query; keys without one are left out.
-
-        Those that are doubted are left out, too (see ``doubt``).
-        """
+        """The end-to-end timings known for these keys, in one query; keys without one are left out."""
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET_NETWORKS, (_asked(wanted), self._since))
         try:
-            return {
-                wanted[number]: _timing(row)
-                for number, created, busy, *row in rows
-                if not self._doubts(_busy(busy), created)
-            }
+            return {wanted[number]: _timing(row) for number, *row in rows}
         except TypeError as error:
             raise self._damaged(str(error)) from error
 
@@ -223,17 +200,16 @@ class Database(DatabaseFile):
     def get_facts(self, name: str, keys: Iterable[str]) -> dict[str, Json]:
         """Small values recorded under a name (``"epsilon_us"``) and these keys (machine, versions), in one query.
 
-        Keys without a value are left out, and those whose value is doubted (see ``doubt``).
+        Keys without a value are left out.
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET_FACTS, (json.dumps(wanted), name, self._since))
         found: dict[str, Json] = {}
-        for number, value, busy, created in rows:
+        for number, value in rows:
             try:
-                if not self._doubts(_busy(busy), created):
-                    found[wanted[number]] = json.loads(value)
+                found[wanted[number]] = json.loads(value)
             except (TypeError, ValueError) as error:
                 raise self._damaged(f"{value!r:.80} is no value of {name}") from error
         return found
@@ -291,12 +267,12 @@ _BEST_CLOCKS = (
 )
 _TIMES = (
     f"SELECT {_KEY}, description, median_us FROM kernels WHERE hardware = ? AND threads = ? AND tvm_version = ? "
-    f"AND gate = ? AND created >= ? AND coalesce(busy, 0) <= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
+    f"AND gate = ? AND created >= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
 _GET_NETWORKS = (
-    f"SELECT wanted.key, created, busy, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
+    f"SELECT wanted.key, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
     f"ON {_matches(_NETWORK_KEY)} AND created >= ?"
 )
 _PUT_NETWORK = (
@@ -304,7 +280,7 @@ _PUT_NETWORK = (
     f"VALUES ({', '.join('?' * 13)})"
 )
 _GET_FACTS = (
-    "SELECT wanted.key, facts.value, busy, created FROM json_each(?) AS wanted CROSS JOIN facts "
+    "SELECT wanted.key, facts.value FROM json_each(?) AS wanted CROSS JOIN facts "
     "ON facts.key = wanted.value AND facts.name = ? AND facts.created >= ?"
 )
 

@@ -1,4 +1,4 @@
-"""What a busy machine, a slow GPU or a lack of memory has decided is decided again when that is over.
+"""What a slow GPU or a lack of memory has decided is decided again when that is over.
 
 It is decided again only where somebody needs it.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from collage.core.nvml import Clocks
-from collage.measure_db.busy import is_busy
 from collage.measure_db.results import Rejection, RejectionKind, limit_in
 
 _SHARE = 0.93
@@ -37,10 +36,9 @@ class GpuNow:
 class Doubt:
     """Doubts what was recorded before it was made, in circumstances that are over now.
 
-    - What was measured while the machine was busy, if it is quiet now.
     - What was measured on a GPU with low clocks, if they are high now.
     - That there is too little memory for a kernel, on a GPU or on the host, if much more is free now.
-    - That a candidate took more than a limit, if the limit is higher now, or if the machine was busy and is quiet now.
+    - That a candidate took more than a limit, if the limit is higher now.
 
     What the machine is like now is asked once, and only if there is such a row. What is recorded from now on is not
     doubted, so that nothing is measured twice in one compile.
@@ -48,19 +46,14 @@ class Doubt:
 
     def __init__(
         self,
-        quiet_now: Callable[[], bool],
         gpu_now: Callable[[], GpuNow] = GpuNow,
         host_bytes_now: Callable[[], int | None] = lambda: None,
         on_gpu: Collection[str] = (),
     ) -> None:
         """``host_bytes_now`` tells the memory that a worker may take, and ``on_gpu`` are the backends for GPUs."""
-        self._ask, self._ask_gpu, self._ask_host = quiet_now, gpu_now, host_bytes_now
+        self._ask_gpu, self._ask_host = gpu_now, host_bytes_now
         self._on_gpu = on_gpu
         self._since = time.time()
-
-    def __call__(self, busy: float | None, created: float) -> bool:
-        """Whether a measurement is doubted that was recorded at that ``time.time()``, on a machine that busy."""
-        return is_busy(busy) and created < self._since and self._quiet
 
     def slow(self, clocks: Clocks | None, best: Mapping[str, Clocks], created: float) -> bool:
         """Whether a measurement at these clocks is doubted, where ``best`` are the highest ones by GPU."""
@@ -75,7 +68,7 @@ class Doubt:
             return False
         if rejection.kind is RejectionKind.TIMEOUT:
             told = limit_in(rejection.message)
-            return (told is not None and limit_s > told) or self(rejection.busy, created)
+            return told is not None and limit_s > told
         if rejection.free_bytes is None:
             return False
         gpu = backend in self._on_gpu
@@ -85,10 +78,6 @@ class Doubt:
     @cached_property
     def _host_bytes(self) -> int | None:
         return self._ask_host()
-
-    @cached_property
-    def _quiet(self) -> bool:
-        return self._ask()
 
     @cached_property
     def _gpu(self) -> GpuNow:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Generator, Sequence
 
 from collage.backends.base import BackendKind
 from collage.compiler.bench import Bench
@@ -23,9 +24,9 @@ from collage.search.placement import Placement
 
 log = logging.getLogger(__name__)
 
-_PIECE = 80
-"""The model is placed again after the first region with so many new measurements."""
-_FRUITLESS, _LEAST_GAIN = 3, 0.002
+_LEAST_PIECE, _OF_PLACING = 24, 200
+"""The model is placed again after so many new measurements, or after so many for each second that placing takes."""
+_FRUITLESS, _LEAST_GAIN = 4, 0.002
 """Measuring ends if so many pieces in a row have gained less than this share each."""
 _OF_THE_TIME = 0.1
 """A piece that took all of the time that is left would have to gain this share."""
@@ -39,13 +40,17 @@ def everything(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """Races all offers against the kernels of the best mix, in pieces, and runs placements that promise a gain."""
     clock, mix = bench.clock.deadline, mix_of(best)
     requests = _worth(bench, mix)
-    before_us, ran_us = _predicted_us(bench), math.inf
+    before_us, ran_us, placing_s = _predicted_us(bench), math.inf, 0.0
     if mix is not None:
         ran_us = mix.placement.predicted_us
     idle, left_s = 0, clock.remaining_s
-    for piece in _pieces(requests, _PIECE):
-        bench.race(piece, mix_of(best))
+    at = 0
+    while at < len(requests):
+        end = _piece_end(requests, at, max(_LEAST_PIECE, round(_OF_PLACING * placing_s)))
+        bench.race(requests[at:end], mix_of(best))
+        at, started = end, time.perf_counter()
         now_us = _predicted_us(bench)
+        placing_s = time.perf_counter() - started
         began_s, left_s = left_s, clock.remaining_s
         least = _least_gain(began_s, left_s)
         gains = not before_us or any(
@@ -168,12 +173,9 @@ def _needless_cuts(bench: Bench) -> set[tuple[str, Nodes]]:
     }
 
 
-def _pieces(requests: Sequence[CandidateRequest], size: int) -> Iterator[Sequence[CandidateRequest]]:
-    """The requests in pieces of whole regions with at least ``size`` requests."""
-    start = 0
-    for end, request in enumerate(requests):
-        if end - start >= size and request.nodes != requests[end - 1].nodes:
-            yield requests[start:end]
-            start = end
-    if requests[start:]:
-        yield requests[start:]
+def _piece_end(requests: Sequence[CandidateRequest], start: int, size: int) -> int:
+    """The end of the piece that begins at ``start``: whole regions with at least ``size`` requests."""
+    for end in range(start + size, len(requests)):
+        if requests[end].nodes != requests[end - 1].nodes:
+            return end
+    return len(requests)

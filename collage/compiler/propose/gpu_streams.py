@@ -7,11 +7,11 @@ from collections.abc import Generator
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.plan import Placed, Plan, StreamPlan
-from collage.compiler.propose.gpu_schedules import gpu_schedules
 from collage.compiler.propose.mixes import planned
 from collage.compiler.propose.streams import moved_bytes
 from collage.compiler.verdict import Verdict
 from collage.graph.storage import CUDA
+from collage.schedule.gpu_streams import gpu_schedules
 from collage.search.candidate import Candidate
 
 

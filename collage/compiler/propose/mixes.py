@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
-from collage.backends.base import VIEW
+from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.devices import plain_first
@@ -208,14 +208,15 @@ def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
 
 
 def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[CandidateRequest]:
-    """The requests of each region that win by what is known; those that take long to build only if no other does."""
+    """The requests of each region that win by what is known; those of compilers only if there is no other."""
     regions: dict[tuple[int, ...], list[CandidateRequest]] = {}
     for offer in offers:
         regions.setdefault(offer.request.nodes, []).append(offer.request)
     found: list[CandidateRequest] = []
+    backends = bench.task.backends
     for requests in regions.values():
         ordered = bench.measurer.in_order(requests)
-        at_once = [each for each in ordered if not bench.task.backends[each.backend].ahead_s]
+        at_once = [each for each in ordered if backends[each.backend].kind is not BackendKind.COMPILER]
         found += at_once[:most] or ordered[:1]
     return found
 

@@ -23,13 +23,13 @@ from collage.compiler.placing import place, with_price
 from collage.compiler.plan import Placed, Plan
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
 from collage.compiler.propose.sensitivities import error_model
-from collage.compiler.propose.steering import Steering
 from collage.compiler.referee import RaceFailedError, Referee
 from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
+from collage.search.steering import Steering
 
 log = logging.getLogger(__name__)
 

@@ -23,21 +23,16 @@ _Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages, str]"
 """The nodes of a launch, the storages of its inputs and outputs, and its precision."""
 
 
-def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection[int]) -> list[Launch | None]:
-    """Measure counterparts of the launches with the indices ``beside``, in the same storages and the same precision.
-
-    There is None for the others, and for launches of engines.
-    """
-    measurer, task, known = bench.measurer.on_threads(1), bench.task, bench.known
-    model = bench.model
-    wanted_launches = [each for at, each in enumerate(launches) if at in beside]
-    nodes = {each.nodes for each in wanted_launches if isinstance(each, Candidate)}
+def single_threaded_field(bench: Bench, launches: Sequence[Launch]) -> list[Candidate]:
+    """Measure kernels on one thread that do what the launches do, in the same storages and the same precision."""
+    task, known, model = bench.task, bench.known, bench.model
+    kernels = [each for each in launches if isinstance(each, Candidate)]
+    nodes, wanted = {each.nodes for each in kernels}, {_work(each) for each in kernels}
     matches = [m for m in known.matches if m.nodes in nodes and m.backend in task.on_team]
-    wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
     build = replace(task.build, threads=1, tune_trials=0)
     offers, _ = offers_of(model, matches, task.backends, build, bench.assembler.ranges)
     offers = [o for o in offers if _asked(model, o.request) in wanted]
-    outcomes = measurer.race([offer.request for offer in offers])
+    outcomes = bench.measurer.on_threads(1).race([offer.request for offer in offers])
     known.tell(
         *(
             Considered(o.request, o.pattern, outcomes[o.request], single_threaded=True)
@@ -45,11 +40,20 @@ def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection
             if o.request in outcomes
         )
     )
-    fastest: dict[_Work, Candidate] = {}
     errors = None if known.errors is None else known.errors.model
-    for candidate in candidates_of(model, offers, (), outcomes, task.on_team, errors):
-        if candidate.outrun:
-            continue
+    found = candidates_of(model, offers, (), outcomes, task.on_team, errors)
+    return [each for each in found if not each.outrun]
+
+
+def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection[int]) -> list[Launch | None]:
+    """The fastest counterparts on one thread of the launches with the indices ``beside``.
+
+    There is None for the others, and for launches of engines.
+    """
+    measurer = bench.measurer.on_threads(1)
+    wanted_launches = [each for at, each in enumerate(launches) if at in beside]
+    fastest: dict[_Work, Candidate] = {}
+    for candidate in single_threaded_field(bench, wanted_launches):
         before = fastest.get(_work(candidate))
         if before is None or candidate.cost_us < before.cost_us:
             fastest[_work(candidate)] = candidate

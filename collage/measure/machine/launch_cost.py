@@ -94,5 +94,5 @@ class LaunchCost:
 def _empty_launch() -> SwitchCost:
     """The cost of a launch that does nothing, measured in this process."""
     with quiet_machine() as watch:
-        us = switch_cost_us((), disturbed=watch.disturbed)
+        us = switch_cost_us(())
     return SwitchCost(us, watch.busy)

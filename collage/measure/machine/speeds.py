@@ -48,7 +48,7 @@ def machine_speeds(
     if not seconds:
         return found
     worker = workers.lend(target.threads, prepared=True)
-    message = MeasureSpeeds(target.threads, seconds, _LIMIT_S, workers.calibration_us)
+    message = MeasureSpeeds(target.threads, seconds, _LIMIT_S)
     busy: float | None = None
     try:
         reply: MeasuredSpeeds = worker.ask(message, _LIMIT_S)

@@ -15,7 +15,8 @@ _SMALL_BYTES = 256 << 10
 """Below this size, weights that are not in the cache cost less than the noise."""
 _LEAST_BYTES = 1 << 20
 _MOST_INSTANCES = 16
-_EXTRA_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
+"""A race holds kernels with so many bytes of weights at most. More of them race in heats."""
 _LOADING_S = 5.0
 
 
@@ -46,5 +47,5 @@ def instance_count(weights: int, among: int, cached: int, load_s: float) -> int:
     if not among:
         return 1
     wanted = 2 * cached // weights if among > cached else max(1, among // weights)
-    affordable = min(_MOST_INSTANCES, 1 + _EXTRA_BYTES // weights, 1 + int(_LOADING_S / max(load_s, 1e-6)))
+    affordable = min(_MOST_INSTANCES, 1 + MOST_BYTES // weights, 1 + int(_LOADING_S / max(load_s, 1e-6)))
     return min(wanted, affordable)

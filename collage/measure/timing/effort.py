@@ -16,14 +16,14 @@ tests, which measure little; child processes inherit it."""
 class Effort:
     """How long kernels and whole models are measured; all times are in seconds.
 
-    Where it ``races``, kernels that are slower than another of the same operators are let go after a few samples.
+    Where it ``races``, kernels that are slower than another of the same operators are let go after a few turns.
 
-    Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
-    taken for ``kernel_s``, and those of a layout transform for ``transform_s``. The launches of a network are timed in
-    their places for ``noted_s``. Whole models are compared in at most ``rounds`` rounds, and for at most ``compare_s``.
-    ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds are measured for ``speeds_s``, the
-    first time; with 0 they are only looked up. Kernels need not be timed more precisely than ``worth``, a share of
-    their network's time (see ``Enough``).
+    Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. The race of a region
+    takes ``kernel_s`` for each kernel on average, and samples of a layout transform are taken for ``transform_s``. The
+    launches of a network are timed in their places for ``noted_s``. Whole models are compared in at most ``rounds``
+    rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds
+    are measured for ``speeds_s``, the first time; with 0 they are only looked up. Kernels need not be timed more
+    precisely than ``worth``, a share of their network's time (see ``Enough``).
     """
 
     name: str
@@ -53,18 +53,19 @@ FULL = _set(
     "usual",
     Effort(
         "",
-        kernel_s=0.25,
+        kernel_s=0.01,
         rounds=30,
         compare_s=10.0,
         settle_s=0.05,
         turn_s=0.02,
-        transform_s=0.05,
-        speeds_s=0.6,
+        transform_s=0.01,
+        speeds_s=0.15,
         worth=5e-5,
     ),
 )
 EXHAUSTIVE = _set(
-    "exhaustive", replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False, worth=0.0)
+    "exhaustive",
+    replace(FULL, rounds=60, compare_s=30.0, kernel_s=0.05, transform_s=0.05, races=False, worth=0.0),
 )
 """Measures every candidate to the end, and each as precisely as can be. What is known already is taken as it is."""
 FIRST = _set(
@@ -74,17 +75,14 @@ FIRST = _set(
 """The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
 QUICK = Effort(
     "quick",
-    kernel_s=0.005,
+    kernel_s=0.003,
     rounds=3,
     compare_s=0.5,
     settle_s=0.0,
     turn_s=0.0,
-    transform_s=0.005,
-    races=False,
+    transform_s=0.003,
 )
-"""The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates.
-
-Its samples are as few as those of a race, and it places once, so that what lost a race could not be measured later."""
+"""The effort of a quick compile, which also measures fewer candidates."""
 
 EFFORTS: Mapping[str, Effort] = {"usual": FULL, "exhaustive": EXHAUSTIVE}
 """The efforts that users choose from, by name."""

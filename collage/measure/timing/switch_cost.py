@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collage.kernel.kernel import Call
-from collage.measure.timing.calls import sample_calls, summary, undisturbed
+from collage.measure.timing.calls import sample_calls, summary
 
 _ROUNDS = 3
 
 
-def switch_cost_us(
-    calls: Sequence[Call], switches: int | None = None, limit_s: float = 0.1, *, disturbed: bool = False
-) -> float:
+def switch_cost_us(calls: Sequence[Call], switches: int | None = None, limit_s: float = 0.1) -> float:
     """Microseconds per switch by which alternating kernels take longer than each in a loop of its own.
 
     ``switches`` is the number of calls that pay for a switch, those whose library has threads of its own. None means
@@ -22,14 +20,12 @@ def switch_cost_us(
     do to each other (sleeping threads to wake, caches and branch predictors to warm again). It is
     ``(t(all in turn) - sum of t(each by itself)) / switches``. Each t is the least of three medians of at most
     ``limit_s`` seconds that are taken in rounds: what disturbs a timing makes it longer, and a disturbed loop of one
-    kernel would hide the cost. Where ``disturbed`` says that the machine is busy, the shortest tenth of the samples
-    counts instead of the median. The result is never below the launch of a call that does nothing. With fewer than two
+    kernel would hide the cost. The result is never below the launch of a call that does nothing. With fewer than two
     calls it is that launch.
     """
 
     def time_us(call: Call, seconds: float) -> float:
-        samples = sample_calls([call], limit_s=seconds)
-        return summary(undisturbed(samples) if disturbed else samples).median_us
+        return summary(sample_calls([call], limit_s=seconds)).median_us
 
     empty = time_us(_nothing, min(limit_s, 0.05))
     count = len(calls) if switches is None else switches

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,15 @@ from collage.errors import CollageError, MeasurementError
 from collage.measure.machine.memory import limit_memory, memory_for_worker
 from collage.measure.machine.quiet import Machine, use_machine
 from collage.measure.worker.plan_protocol import BuildAhead, Make
-from collage.measure.worker.protocol import Init, Measure, MeasureSpeeds, MeasureTransform, Ready
+from collage.measure.worker.protocol import (
+    CheckKernel,
+    Init,
+    MeasureSpeeds,
+    MeasureTransform,
+    RaceKernels,
+    Ready,
+    TryKernel,
+)
 from collage.measure.worker.whole_protocol import InitWhole
 from collage.measure.worker.whole_worker import WholeWorker
 
@@ -57,7 +65,6 @@ def main() -> None:
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
     cpu = Cpu()  # libraries may pin this thread later
-    machine = Machine(cpu=cpu)
     worker: ModelWorker | WholeWorker | None = None
     gc.disable()  # so what an answer has made is young when it is collected, which takes 0.2 ms instead of 6
     answered = 0
@@ -69,8 +76,7 @@ def main() -> None:
         try:
             if isinstance(message, (Init, InitWhole, MeasureSpeeds)):
                 waiting = partial(without_limits, sink)
-                machine = Machine(message.threads, message.calibration_us, waiting, cpu)
-                use_machine(machine)
+                use_machine(Machine(message.threads, waiting, cpu))
             if isinstance(message, (Init, InitWhole)):
                 if worker is not None:
                     frozen, worker = not isinstance(worker, WholeWorker), None
@@ -90,8 +96,7 @@ def main() -> None:
                 reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
-                with nullcontext() if isinstance(message, BuildAhead) else machine.working():
-                    reply = worker.answer(message)
+                reply = worker.answer(message)
                 if reason := lost_context(ask=True):
                     # Nothing on the GPU works in this process any more. A fresh one measures the next candidate.
                     os.write(2, reason.encode())
@@ -100,7 +105,9 @@ def main() -> None:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         answered += 1
-        about_one = isinstance(message, (Measure, MeasureTransform, Make, BuildAhead))
+        about_one = isinstance(
+            message, (TryKernel, RaceKernels, CheckKernel, MeasureTransform, Make, BuildAhead)
+        )
         gc.collect(0 if about_one and answered % _ALL_GARBAGE else 2)
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it

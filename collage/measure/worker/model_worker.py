@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.switch_cost import switch_cost_us
-from collage.measure.worker.candidate import measure_candidate
 from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel, Stage
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.plan_worker import PlanWorker
@@ -43,19 +42,24 @@ from collage.measure.worker.protocol import (
     ORIGINAL_FILE,
     VALUES,
     CandidateRequest,
+    CheckDone,
+    CheckKernel,
     Evaluate,
     Evaluated,
     Init,
-    Measure,
     MeasureSwitch,
     MeasureTransform,
+    RaceKernels,
     Spent,
     SwitchCost,
     TellSpent,
+    Tried,
+    TryKernel,
     ahead_folder,
     artifact_folder,
     plan_folder,
 )
+from collage.measure.worker.racing import Racing
 from collage.measure.worker.transform import measure_transform
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.results import Outcome, Rejection
@@ -74,6 +78,14 @@ class _Backends:
         return self._get(name)
 
 
+Answer = TypeVar("Answer", Tried, CheckDone)
+
+
+def _either(answer: Answer) -> Answer | Rejection:
+    """The rejection in an answer, or the answer."""
+    return answer if answer.rejection is None else answer.rejection
+
+
 class ModelWorker:
     """Answers messages about one model. Raises CollageError where no candidate is to blame."""
 
@@ -83,6 +95,7 @@ class ModelWorker:
         self._backends: dict[str, Backend] = {}
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
+        self._racing = Racing(self._samples, Path(init.folder))
         self._place = WorkerPosition(plan_folder(init.folder))
         self._alike: dict[tuple[str, str, BuildOptions], PlanKernel] = {}
         """The kernels that regions without constants share, by the region's digest, backend and options."""
@@ -118,8 +131,15 @@ class ModelWorker:
 
     def answer(self, message: Any) -> object:
         """The reply to a message of the protocol."""
-        if isinstance(message, Measure):
-            return self._measure(message)
+        if isinstance(message, TryKernel):
+            return self._try(message)
+        if isinstance(message, RaceKernels):
+            return self._racing.race(message)
+        if isinstance(message, CheckKernel):
+            return self._check(message)
+        if isinstance(message, TellSpent):
+            return Spent(taken())
+        self._racing.let_go()
         if isinstance(message, Make):
             return self._make(message)
         if isinstance(message, BuildAhead):
@@ -133,8 +153,6 @@ class ModelWorker:
         if isinstance(message, Evaluate):
             with spent(REFERENCE):
                 return self._evaluate(message.node_limit_s)
-        if isinstance(message, TellSpent):
-            return Spent(taken())
         with spent(NETWORKS):
             reply = self._plans.answer(message)
         return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
@@ -147,27 +165,32 @@ class ModelWorker:
             self._store.mark_complete(wrong)
         return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
 
-    def _measure(self, message: Measure) -> Outcome:
-        request = message.request
-        source = self._source(request, message.options)
-        ready = self._ahead.take(PlanKernel(request, message.options).key)
+    def _try(self, message: TryKernel) -> Tried:
+        key = PlanKernel(message.request, message.options).key
+        source = self._source(message.request, message.options)
+        if message.known and key in self._artifacts:
+            ready: bytes | None = self._artifacts.load(key)
+        else:
+            ready = self._ahead.take(key)
         self._samples.keep_within(message.limit_s)
+        tried = with_free_memory(
+            self._backend(message.request.backend),
+            lambda: _either(self._racing.try_alone(message, replace(source, ready=ready))),
+        )
+        return Tried(tried) if isinstance(tried, Rejection) else tried
+
+    def _check(self, message: CheckKernel) -> CheckDone:
+        self._samples.keep_within(message.limit_s)
+        request = self._racing.request(message.number)
 
         def keep(options: BuildOptions, artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
                 self._keep(PlanKernel(request, options), artifact)
 
-        def measured() -> Outcome:
-            return measure_candidate(
-                replace(source, ready=ready),
-                self._samples,
-                sample_s=message.sample_s,
-                enough=message.enough,
-                rival_us=message.rival_us,
-                keep=keep,
-            )
-
-        return with_free_memory(self._backend(request.backend), measured)
+        checked = with_free_memory(
+            self._backend(request.backend), lambda: _either(self._racing.check(message.number, keep))
+        )
+        return CheckDone(checked) if isinstance(checked, Rejection) else checked
 
     def _measure_transform(self, message: MeasureTransform) -> Outcome:
         kernel = PlanKernel(message.transform, message.options)
@@ -247,7 +270,7 @@ class ModelWorker:
                 calls.append(beside_team(call, message.options.threads))
                 switches += 1
         with quiet_machine() as watch:
-            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s, disturbed=watch.disturbed)
+            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s)
         return SwitchCost(cost_us, watch.busy)
 
     def _marked(self, number: int, call: Call) -> Call:

@@ -13,10 +13,17 @@ from typing import Any
 from collage.check.samples import fatal_samples
 from collage.core.deadline import BudgetOverError
 from collage.errors import MeasurementError
-from collage.measure.machine.quiet import busy_now
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure.worker.protocol import VALUES, Evaluate, Evaluated, Init, TellSpent
-from collage.measure_db.results import RejectionKind
+from collage.measure.worker.protocol import (
+    VALUES,
+    Evaluate,
+    Evaluated,
+    Init,
+    RaceFailed,
+    RaceKernels,
+    TellSpent,
+    running_in,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +75,16 @@ class ModelWorkers:
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The reply of the worker on that many threads, or the Rejection that its death means.
 
-        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. Where that was over,
-        the rejection tells how busy the machine is.
+        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. A race names the
+        kernel that ran (RaceFailed).
         """
         try:
             return self.worker(threads).ask(message, message.limit_s)
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
-            if died.rejection.kind is not RejectionKind.TIMEOUT:
-                return died.rejection
-            return replace(died.rejection, busy=busy_now(self._workers.calibration_us))
+            if isinstance(message, RaceKernels):
+                return RaceFailed(int(running_in(self.init.folder)[0]), died.rejection)
+            return died.rejection
 
     def spent(self) -> Mapping[str, float]:
         """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""

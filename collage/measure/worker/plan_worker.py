@@ -23,6 +23,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure.artifacts import Artifacts
+from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.measure.worker.plan_check import PlanCheck
@@ -88,7 +89,8 @@ class PlanWorker:
         if isinstance(message, TurnPlan):
             call = self._timed(0, self._plans[message.name])
             work = partial(take_turn, call, message.settle_s, message.turn_s)
-            return self._about([message.name], work)
+            with quiet_machine():
+                return self._about([message.name], work)
         return None
 
     def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
@@ -168,7 +170,8 @@ class PlanWorker:
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]
         opened.noted.forget()
-        run_in_turns(self._noted(0, opened), message.seconds)
+        with quiet_machine():
+            run_in_turns(self._noted(0, opened), message.seconds)
         return PlanTimes(tuple(opened.noted.launches_us()))
 
     def _run(self, message: RunPlan) -> PlanRan:

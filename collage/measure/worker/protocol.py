@@ -5,16 +5,20 @@ Those about plans are in ``plan_protocol``, and those about whole models in ``wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from collage.core.nvml import Clocks
 from collage.graph.dataflow import Array
 from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure.timing.calls import PRECISE, Enough
+from collage.measure.timing.race import Raced
+from collage.measure_db.results import Rejection
 
 ORIGINAL_FILE = "original.onnx"
 """The model as its author wrote it, in the folder of Init. Its inputs and outputs are in the graph's order."""
@@ -39,6 +43,14 @@ def ahead_folder(folder: str) -> Path:
 def plan_folder(folder: str) -> Path:
     """The folder of the plans' files, in the folder of Init."""
     return Path(folder) / "plans"
+
+
+def running_in(folder: str | Path) -> Array:
+    """The file with the number of the kernel that a worker runs, as an array of one element."""
+    path = Path(folder) / "racing"
+    if not path.exists():
+        path.write_bytes(bytes(8))
+    return np.asarray(np.memmap(path, np.int64, "r+", shape=(1,)))
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,7 @@ class Init:
     ``folder`` holds ``model.onnx`` and maybe ``original.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
     classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
-    ``calibration_us`` is the best calibration that is known of the machine. A worker in the ``background`` only builds,
-    and stands still while others time something.
+    A worker in the ``background`` only builds, and stands still while others time something.
     """
 
     folder: str
@@ -86,7 +97,6 @@ class Init:
     carried: tuple[str, ...]
     threads: int
     memory_bytes: int | None
-    calibration_us: float | None = None
     background: bool = False
 
 
@@ -101,20 +111,85 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
+class TryKernel:
+    """Build a kernel, run it once alone on the usual inputs and compare its outputs. Reply: Tried.
 
-    Fewer samples will do where they are ``enough``. A candidate that is known to take longer than ``rival_us``
-    microseconds after a few samples is let go: the reply is Slower. The worker ends itself long after ``limit_s``
-    seconds.
+    The worker holds it under a ``number`` then, beside those that it shall ``keep``; others are let go. ``known`` is a
+    kernel that was measured: it is loaded if its artifact is there, and not compared. The worker ends itself long after
+    ``limit_s`` seconds.
     """
 
+    number: int
     request: CandidateRequest
     options: BuildOptions
     limit_s: float
-    sample_s: float
-    rival_us: float = math.inf
+    keep: tuple[int, ...] = ()
+    known: bool = False
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The kernel is held with so many bytes, or it is rejected.
+
+    ``error`` is as in ``Measurement``, and so is ``tuning``.
+    """
+
+    rejection: Rejection | None = None
+    error: float = 0.0
+    tuning: str = ""
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RaceKernels:
+    """Race the kernels that are held under these numbers; see ``timing.race``. Reply: RaceRun, or RaceFailed.
+
+    Those of the ``incumbent`` together take ``known_us`` microseconds alone. ``charges_us`` are what calls cost on top.
+    Kernels on the host whose library lets its idle threads spin begin a turn after ``settle_s`` seconds.
+    """
+
+    numbers: tuple[int, ...]
+    incumbent: tuple[int, ...]
+    known_us: float
+    charges_us: Mapping[int, float]
+    candidate_s: float
+    limit_s: float
     enough: Enough = PRECISE
+    settle_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RaceRun:
+    """What the race shows of each kernel, by number; ``busy`` and ``clocks`` are as in ``Measurement``."""
+
+    raced: Mapping[int, Raced]
+    busy: float | None = None
+    clocks: Clocks | None = None
+
+
+@dataclass(frozen=True)
+class RaceFailed:
+    """The kernel under that number failed, or ended the process, in the race."""
+
+    number: int
+    rejection: Rejection
+
+
+@dataclass(frozen=True)
+class CheckKernel:
+    """Compare a kernel that is held on inputs out of the ordinary, and keep its artifact. Reply: CheckDone."""
+
+    number: int
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class CheckDone:
+    """The kernel is right, with an ``error`` and ``finite_only`` as in ``Measurement``, or it is rejected."""
+
+    rejection: Rejection | None = None
+    error: float = 0.0
+    finite_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,15 +215,11 @@ class MeasureSwitch:
 
 @dataclass(frozen=True)
 class MeasureSpeeds:
-    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MeasuredSpeeds.
-
-    ``calibration_us`` is as in Init.
-    """
+    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MeasuredSpeeds."""
 
     threads: int
     sample_s: float
     limit_s: float
-    calibration_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.machine.quiet import timed_quietly
 from collage.measure.timing.calls import sample_calls, sample_clocked
-from collage.measure.worker.candidate import clocked
+from collage.measure.worker.racing import clocked
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.native import NativeKernel
 
@@ -66,12 +66,12 @@ def measure_transform(
         return Rejection(RejectionKind.INACCURATE, str(transform))
     if isinstance(kernel, NativeKernel):
         calls = [clocked(kernel, [source_array], [target_array])]
-        timing = timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))
+        timing = timed_quietly(lambda: sample_clocked(calls, limit_s=sample_s))
     elif isinstance(call, DeviceCall) and not call.with_host:
         on_gpu = [device_clocked(call)]
-        timing = timed_quietly(lambda patience: sample_clocked(on_gpu, limit_s=patience * sample_s))
+        timing = timed_quietly(lambda: sample_clocked(on_gpu, limit_s=sample_s))
     else:
-        timing = timed_quietly(lambda patience: sample_calls([call], limit_s=patience * sample_s))
+        timing = timed_quietly(lambda: sample_calls([call], limit_s=sample_s))
     if keep is not None:
         keep(artifact)
     return Measurement(

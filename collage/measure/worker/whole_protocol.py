@@ -34,7 +34,7 @@ class InitWhole:
     """The first message for a model that engines run whole. Reply: Ready.
 
     ``folder`` has a folder for each form, which holds it as ``model.onnx``. ``inputs`` are values in the model's order;
-    ``backends`` holds pickles. ``calibration_us`` is the best calibration that is known of the machine.
+    ``backends`` holds pickles.
     """
 
     folder: str
@@ -42,7 +42,6 @@ class InitWhole:
     backends: Mapping[str, bytes]
     threads: int
     memory_bytes: int | None = None
-    calibration_us: float | None = None
 
 
 @dataclass(frozen=True)

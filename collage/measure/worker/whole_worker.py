@@ -21,6 +21,7 @@ from collage.frontend.read.weights import WeightFiles, forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions, Variant
+from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.worker.whole_protocol import (
     WRITTEN,
@@ -90,7 +91,8 @@ class WholeWorker:
     def _turn(self, message: TurnWhole) -> list[float] | Opened:
         self._reference = None  # outputs were compared before, and its memory may be needed
         try:
-            return take_turn(partial(self._run, message.name), message.settle_s, message.turn_s)
+            with quiet_machine():
+                return take_turn(partial(self._run, message.name), message.settle_s, message.turn_s)
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from collage.compiler.propose.gpu_schedules import ALGORITHMS, gpu_schedule
+from collage.schedule.gpu_streams import ALGORITHMS, gpu_schedule
 from collage.graph.dataflow import Array
 from collage.runtime.executor import Executor
 from collage.schedule.program import Program, make_program

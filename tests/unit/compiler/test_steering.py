@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from collage.compiler.steering import Steering
+from collage.search.steering import Steering
 from collage.kernel.options import Variant
 from collage.search.candidate import Candidate
 from collage.search.errors import ErrorBudget, ErrorModel

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collage.compiler.gpu_streams import gpu_schedules
+from collage.schedule.gpu_streams import gpu_schedules
 from collage.core.cuda_driver import CudaError
 from collage.kernel.device_call import DeviceCall
 from collage.runtime import device_launches
