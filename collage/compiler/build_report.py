@@ -24,7 +24,7 @@ from collage.compiler.events import (
     Profiled,
     Searched,
 )
-from collage.compiler.plan import SEQUENTIAL, Placed, Plan, Whole
+from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Whole
 from collage.compiler.selection import Selection
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
@@ -197,17 +197,12 @@ def _candidates(bench: Bench, plan: Plan) -> Iterator[CandidateReport]:
     )
     nodes = tuple(range(count))
     for label, why in bench.whole.found.refused.items():
-        yield CandidateReport(nodes, label.split(",")[0], "whole model", reason=why, threads=threads)
-    for label, us in known.engine_us.items():
-        yield CandidateReport(
-            nodes,
-            label.split(",")[0],
-            "whole model",
-            cost_us=us,
-            noise_us=0.0,
-            threads=threads,
-            original=True,
-        )
+        engine, form, *profile = label.split(", ", 2)
+        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads)
+        yield replace(about, original=form == "as written", profile="".join(profile))
+    for tried, us in known.engine_us.items():
+        about = CandidateReport(nodes, tried.engine, "whole model", cost_us=us, noise_us=0.0, threads=threads)
+        yield replace(about, original=tried.form == WRITTEN, profile=tried.profile, precision=tried.precision)
 
 
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:

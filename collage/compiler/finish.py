@@ -188,7 +188,7 @@ class Finish:
     def _unmeasured(self) -> Selection:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
-        problem = bench.why_no_graph
+        problem = bench.why_no_graph or bench.known.no_placement
         reasons = "; ".join(self._reasons)
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:

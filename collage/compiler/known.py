@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from collage.backends.base import VIEW
 from collage.compiler.events import Event, Noted
-from collage.compiler.plan import Placed
+from collage.compiler.plan import Placed, Whole
 from collage.errors import NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind
@@ -45,8 +45,8 @@ class Known:
     left_out: set[str] = field(default_factory=set)
     errors: ErrorBudget | None = None
     log: list[Event] = field(default_factory=list)
-    engine_us: dict[str, float] = field(default_factory=dict)
-    """The times of engines on the whole model in microseconds, by the plan's label."""
+    engine_us: dict[Whole, float] = field(default_factory=dict)
+    """The times of engines on the whole model in microseconds."""
     suffix: str = ""
     """The engine that runs the model's dynamic suffix fastest, as far as is known."""
     no_placement: NoPlacementError | None = None

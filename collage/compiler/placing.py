@@ -83,24 +83,15 @@ def place(
     graph, known, check = bench.model.graph, bench.known, bench.clock.deadline.check
     started = time.perf_counter()
     try:
+        about = graph, found.candidates, known.epsilon_us
+        costs, margin = found.transforms_us, NOISE_MARGIN
         if budget is None:
-            return placed(
-                graph,
-                found.candidates,
-                known.epsilon_us,
-                margin=NOISE_MARGIN,
-                transforms_us=found.transforms_us,
-                check=check,
-            )
-        return place_within(
-            graph,
-            found.candidates,
-            known.epsilon_us,
-            budget.of_candidates,
-            margin=NOISE_MARGIN,
-            transforms_us=found.transforms_us,
-            check=check,
-        )
+            placement = placed(*about, margin=margin, transforms_us=costs, check=check)
+        else:
+            kept = budget.of_candidates
+            placement = place_within(*about, kept, margin=margin, transforms_us=costs, check=check)
+        known.no_placement = None
+        return placement
     except UncoveredError as error:
         raise NoPlacementError(why_uncovered(bench, error.nodes)) from error
     except NoPlacementError as error:

@@ -81,7 +81,7 @@ class Referee:
             return Failed(plan, str(error_))
         mine = timings[plan]
         if isinstance(plan, Whole):
-            self._bench.known.engine_us[plan.label] = mine.median_us
+            self._bench.known.engine_us[plan] = mine.median_us
         before = mine if best is None else timings[best]
         ratio = mine.median_us / before.median_us
         return Ran(plan, mine.median_us, ratio, mine.noise_us / before.median_us, launches, error, foreseen)
@@ -148,6 +148,7 @@ class Referee:
         except CollageError as error:
             if not isinstance(plan, Whole) and not plan.suffix:
                 raise
+            self._bench.known.note(f"{plan.label}: {error}; not used")
             raise RaceFailedError(Failed(plan, str(error))) from error
 
     def executable(self, plan: Placed) -> Executable:

@@ -32,7 +32,7 @@ from scripts.lib.light_models import FOLDER
 from scripts.lib.processes import descendants
 
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-_IMPROVED = {("facts", "calibration_us")}
+_IMPROVED = {("facts", "calibration_us"), ("facts", "compile")}
 """Rows that a compile may replace by better ones."""
 _END_S = 15.0  # a worker's library may be busy when its parent dies
 
