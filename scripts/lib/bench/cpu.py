@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from scripts.lib.bench.networks import Network
 
 _BEST = "best"
-_TORCH = ("pytorch", "inductor", "inductor_max_autotune")
+_TORCH = ("pytorch", "inductor")
 """Functions of ``scripts.lib.workloads.torch_contenders``."""
-_UNASKED = ("pytorch", "inductor")
 _NO_TORCH = "torch is not installed; pip install '.[models]'"
 _WRONG = 1e-3
 """The largest difference from ONNX Runtime's outputs, relative to their scale, that is not reported."""
@@ -67,7 +66,7 @@ _WRONG = 1e-3
     "--contenders",
     type=parse_names,
     metavar="A,B",
-    help="Compare with these only: pytorch, inductor, inductor_max_autotune or an engine. Default: all engines that "
+    help="Compare with these only: pytorch, inductor or an engine. Default: all engines that "
     "are installed, and without --real also pytorch and inductor.",
 )
 @click.option(
@@ -181,7 +180,7 @@ def _contenders(names: Sequence[str] | None, *, torch: bool) -> dict[str, str]:
     there = find_spec("torch") is not None
     if names is None and torch and not there:
         say(f"no PyTorch contenders: {_NO_TORCH}")
-    chosen = (_UNASKED if torch and there else ()) if names is None else names
+    chosen = (_TORCH if torch and there else ()) if names is None else names
     others = {n: f"scripts.lib.workloads.torch_contenders:{n}" for n in chosen if n in _TORCH}
     if others and not there:
         raise CollageError(f"no {', '.join(others)}: {_NO_TORCH}")

@@ -28,8 +28,6 @@ class Lengths:
 
 ORCA = Lengths((32, 512), (1, 128))
 """The lengths of Orca's synthetic trace (OSDI'22, section 6.2)."""
-LONG_PROMPTS = Lengths((512, 512), (64, 128))
-"""Prompts of 512 tokens, with answers long enough for a time between tokens."""
 
 MOST_TOKENS = 640
 """The most tokens of a request of any of these traces, its prompt and its answer together."""
