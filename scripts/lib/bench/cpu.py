@@ -235,7 +235,7 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         (
             result["model"].removesuffix(".onnx"),
             *(common.ms(result["engines"].get(name)) for name in names),
-            seconds_text(result["first_module_s"]),
+            _first_module(result),
             _first_mix(result),
             seconds_text(result["compile_s"]),
             _handed_over(result),
@@ -256,7 +256,15 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from (f"{name} failed: {why}" for name, why in found["failed"].items())
 
 
+def _first_module(result: Mapping[str, Any]) -> str:
+    """The seconds up to the first module, and those that the fastest contender takes to load and run once."""
+    best = result["best_engine"]
+    load = f" (load {result['engines'][best]['load_s']:.1f})" if best else ""
+    return seconds_text(result["first_module_s"]) + load
+
+
 def _first_mix(result: Mapping[str, Any]) -> str:
+    """The seconds up to the first mix, and its speed as a share of the last module's."""
     share = result["first_mix_share"]
     return seconds_text(result["first_mix_s"]) + (f" ({share:.2f})" if share else "")
 
