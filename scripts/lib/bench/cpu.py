@@ -27,8 +27,6 @@ from scripts.lib.json_text import json_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scripts.lib.bench.networks import Network
-
 _BEST = "best"
 _TORCH = ("pytorch", "inductor")
 """Functions of ``scripts.lib.workloads.torch_contenders``."""
@@ -123,12 +121,16 @@ def command(
       scripts/bench cpu --real --budget 60 --json real.json
       scripts/bench cpu --real --budget 60 --json real.json --resume
     """
+    from scripts.lib.bench.networks import Network, real_networks
+
     if (models and real) or (only and not real):
         raise UsageError("--real takes no MODEL; --only chooses among the networks of --real.")
     if resume and file in (None, "-"):
         raise UsageError("--resume needs the FILE of --json.")
     study = Study(options, _contenders(contenders, torch=not real), restarts, quick, before)
-    networks = _networks(models, folder, batch, real=real, only=only or ())
+    networks = real_networks(folder, only or ()) if real else {}
+    if not real:
+        networks = {name: Network(path) for name, path in common.find_models(models, folder, batch).items()}
     about = common.head(
         options.threads,
         rounds=options.rounds,
@@ -160,16 +162,6 @@ def command(
     found = complete(results)
     common.show_results(found, _view(found) if results["models"] else (), as_json=file == "-")
     ctx.exit(status)
-
-
-def _networks(
-    models: Sequence[str], folder: Path, batch: int, *, real: bool, only: Sequence[str]
-) -> dict[str, Network]:
-    from scripts.lib.bench.networks import Network, real_networks
-
-    if real:
-        return real_networks(folder, only)
-    return {name: Network(path) for name, path in common.find_models(models, folder, batch).items()}
 
 
 def _contenders(names: Sequence[str] | None, *, torch: bool) -> dict[str, str]:

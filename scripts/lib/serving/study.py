@@ -213,7 +213,4 @@ def _turned(names: Sequence[str], turn: int) -> list[str]:
 
 
 def _words(each: Figures) -> str:
-    return (
-        f"{each.requests_per_s:.2f} requests/s, {each.tokens_per_s:.0f} tokens/s, {each.latency_ms:.1f} ms a token, "
-        f"between tokens {each.between_ms:.1f} ms, 99 %: {each.between_p99_ms:.1f} ms"
-    )
+    return f"{each.requests_per_s:.2f} requests/s, {each.tokens_per_s:.0f} tokens/s, {each.latency_ms:.1f} ms a token"
