@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from collage.compiler.plan import Placed
 from collage.compiler.selection import Selection
 from collage.core.deadline import BudgetOverError
-from collage.errors import DatabaseError, MeasurementError, NoPlacementError
+from collage.errors import DatabaseError, MeasurementError
 from collage.measure.timing.effort import QUICK
 from tests.helpers.compiler.null import Costs, Made, NullBackend, NullEngine, each_node
 
@@ -29,7 +28,11 @@ def made(**options: object) -> Made:
     libraries = NullBackend("lib", team=True), NullBackend("other", team=True)
     engines = {ENGINE: 70.0, f"{ENGINE}, turbo": 60.0, f"{ENGINE}, bf16": 65.0}
     return Made(
-        COSTS, *libraries, NullEngine("engine", ["", "turbo"], "bf16"), engines=engines, **options  # type: ignore[arg-type]
+        COSTS,
+        *libraries,
+        NullEngine("engine", ["", "turbo"], "bf16"),
+        engines=engines,
+        **options,  # type: ignore[arg-type]
     )
 
 
