@@ -22,6 +22,7 @@ from collage.patterns.match import MatchSource
 
 if TYPE_CHECKING:
     from collage.cluster.address import ClusterAddress
+    from collage.compiler.clock import Budget
     from collage.frontend.read.load import ModelSource
 
 LEVELS = ("op", "graph")
@@ -75,7 +76,7 @@ def compile(
     time_limit_s: float = 60.0,
     streams: bool = True,
     level: str = "op",
-    budget_s: float | None = None,
+    budget_s: float | Budget | None = None,
     effort: str = "usual",
     inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
     quick: bool = False,
@@ -136,6 +137,7 @@ def compile(
     CollageErrors.
     """
     from collage.cluster.address import as_address
+    from collage.compiler.clock import Budget
     from collage.compiler.compile import compile_model
     from collage.compiler.metrics import check_tolerance, metric_of
     from collage.compiler.options import CompileOptions
@@ -160,7 +162,7 @@ def compile(
         raise unknown_names("effort", [effort], EFFORTS)
     if quick and effort != "usual":
         raise UsageError("a quick compile is no exhaustive one: leave out either quick or effort.")
-    if budget_s is not None and not budget_s > 0:
+    if isinstance(budget_s, (int, float)) and not budget_s > 0:
         raise UsageError("budget_s must be more than 0 seconds.")
     if not 0 < time_limit_s < math.inf:
         raise UsageError("time_limit_s must be a number of seconds above 0.")
@@ -172,9 +174,10 @@ def compile(
         raise UsageError(
             "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."
         )
-    graph_level_s = (GRAPH_LEVEL_S if budget_s is None else budget_s) if level == "graph" else None
     if budget_s is None:
         budget_s = QUICK_BUDGET_S if quick else BUDGET_S
+    budget = Budget.of(None if budget_s == math.inf else budget_s)
+    graph_level_s = (GRAPH_LEVEL_S if budget is None else budget.seconds) if level == "graph" else None
     options = CompileOptions(
         backends=backends,
         shapes=shapes,
@@ -185,7 +188,7 @@ def compile(
         time_limit_s=time_limit_s,
         streams=streams,
         graph_level_s=graph_level_s,
-        budget_s=None if budget_s == math.inf else budget_s,
+        budget=budget,
         inputs=dict(inputs or {}),
         effort=QUICK if quick else EFFORTS[effort],
         strict=strict,

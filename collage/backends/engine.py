@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
+from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Session
 from collage.kernel.model_artifact import model_artifact
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 
 _OF_MODELS = ("session", "codegen_model", "compile_onnx", "check_model", "load")
 """The methods that meet models or their artifacts."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an engine's own network, with its microseconds in a run.
+
+    ``nodes`` are names of ONNX nodes that it is known to compute, perhaps not all, and ``reads`` the positions of
+    layers whose values it takes.
+    """
+
+    kind: str
+    us: float
+    nodes: frozenset[str]
+    reads: tuple[int, ...] = ()
 
 
 class Engine(Backend):
@@ -74,6 +90,15 @@ class Engine(Backend):
         It is asked once, when a model is compiled; ``session`` does not ask again.
         """
 
+    def layer_times(
+        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
+    ) -> Sequence[Layer]:
+        """The layers that a session on the artifact runs, with medians of some runs.
+
+        Raises UnsupportedError if the engine has no profiler, as by default.
+        """
+        raise UnsupportedError(f"{self.name} has no profile by layers")
+
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """Names of the settings that are worth trying with a whole model; "", the usual ones, comes first.
 
@@ -122,11 +147,23 @@ def artifact_for(engine: Engine, model: ModelProto, options: BuildOptions) -> by
     return engine.codegen_model(model if engine.takes_apart else filled(model), options)
 
 
+def prepared(engine: Engine, model: ModelProto, options: BuildOptions) -> bytes | None:
+    """What a session of the engine is made of instead of the model, if its weights are quantised beforehand."""
+    return artifact_for(engine, model, options) if options.variant.precision == DYNAMIC_INT8 else None
+
+
 def session_on(engine: Engine, model: Artifact, options: BuildOptions) -> Session:
-    """A session of the engine on an artifact of a model. Raises what ``session`` raises."""
+    """A session of the engine on an artifact of a model. Raises what ``session`` raises.
+
+    An engine that takes whole models as kernels only gets a session of such a kernel.
+    """
     from collage.frontend.model_artifacts import in_one_piece
 
     found = model_artifact(model)
+    if type(engine).session is Engine.session and type(engine).codegen_model is not Engine.codegen_model:
+        from collage.backends.kernel_session import KernelSession
+
+        return KernelSession(engine, in_one_piece(found), options)
     return engine.session(found if engine.takes_apart else in_one_piece(found), options)
 
 

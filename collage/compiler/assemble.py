@@ -10,7 +10,7 @@ import numpy as np
 from collage.backends.base import Backend
 from collage.compiler.executable import Executable
 from collage.compiler.pieces import Buffers, Piece, PieceMaker
-from collage.compiler.plan import Plan, StreamPlan
+from collage.compiler.plan import Placed, StreamPlan
 from collage.compiler.scans import Scans, limits_of
 from collage.graph.dataflow import np_dtype
 from collage.graph.ranges import Range
@@ -53,7 +53,7 @@ class Assembler:
         """Whether values are scanned for what is too large for float16. A model may have infinities on usual inputs."""
 
     def assemble(
-        self, plan: Plan, tunings: Mapping[CandidateRequest, str], *, guard_inputs: bool = False
+        self, plan: Placed, tunings: Mapping[CandidateRequest, str], *, guard_inputs: bool = False
     ) -> Executable:
         """Lay out the plan's launch list and memory. ``parts`` collects its kernels later.
 
@@ -95,7 +95,7 @@ class Assembler:
         careful = self._measurer.as_loaded if program.is_guarded else None
         return Parts(program, artifacts, constants, self.target, executable.versions, careful)
 
-    def _pieces(self, plan: Plan, tunings: Mapping[CandidateRequest, str], buffers: Buffers) -> list[Piece]:
+    def _pieces(self, plan: Placed, tunings: Mapping[CandidateRequest, str], buffers: Buffers) -> list[Piece]:
         """The plan's pieces one after another, each layout transform right before the first piece that needs it."""
         pieces: list[Piece] = []
         waiting = list(plan.placement.transforms)
@@ -107,11 +107,8 @@ class Assembler:
                     CandidateRequest(candidate.nodes, candidate.backend, candidate.variant), ""
                 ),
                 variant=candidate.variant,
-                profile=plan.profile,
             )
             piece = self._make.kernel(candidate, options, buffers)
-            if plan.original:
-                piece = self._make.baseline(piece, options)
             read = piece.region.inputs
             needed = [each for each in waiting if buffers.stored(each.value, each.transform.target) in read]
             pieces += [self._make.transform(each, self._build, buffers) for each in needed]

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import onnx
 
-from collage.backends.base import VIEW
 from collage.compiler.accuracy import Asked
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
 from collage.compiler.events import (
     Bounded,
     Considered,
@@ -22,16 +23,20 @@ from collage.compiler.events import (
     Noted,
     Profiled,
     Searched,
-    TriedEngine,
 )
-from collage.compiler.share import whole_s
-from collage.compiler.state import Compilation, Context
+from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Whole
+from collage.compiler.selection import Selection
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
-from collage.report.best_so_far import BUDGET, FAILURE, INTERRUPT
+from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
 
+_ENDED = {
+    BUDGET: "the budget was over before a placement was known to be faster.",
+    INTERRUPT: "the compile was interrupted before a placement was known to be faster.",
+    FAILURE: "measuring failed before a placement was known to be faster.",
+}
 _UNTRIED = {
     BUDGET: "the budget was over before our own placements of reduced precision were tried",
     INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
@@ -42,16 +47,17 @@ _MOST_NAMES = 5
 _UNPLACED = "the model is not placed, so that an engine runs it in float32"
 
 
-def report_of(context: Context, compilation: Compilation, started: float) -> Report:
+def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> Report:
     """The report of a compile that has ended; ``started`` is the ``time.perf_counter()`` at its start."""
-    selected, log = compilation.result, compilation.log
+    task, known, log = bench.task, bench.known, bench.known.log
     program = selected.parts.program
-    fixed = tuple(fixed_inputs(compilation.source.original))
+    fixed = tuple(fixed_inputs(task.source.original))
     evolved = [event.report for event in log if isinstance(event, Evolved)]
+    plan = selected.plan
     return Report(
-        model=compilation.source.name,
-        target=str(context.target),
-        threads=context.target.threads,
+        model=task.source.name,
+        target=str(task.target),
+        threads=task.target.threads,
         predicted_us=selected.predicted_us,
         measured_us=selected.measured_us,
         max_abs_error=selected.max_abs_error,
@@ -59,29 +65,46 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         measurements_made=sum(event.count for event in log if isinstance(event, Measured)),
         search_s=math.fsum(event.seconds for event in log if isinstance(event, Searched)),
         compile_s=time.perf_counter() - started,
-        epsilon_us=compilation.epsilon_us,
-        versions=dict(context.versions),
+        epsilon_us=known.epsilon_us,
+        versions=dict(task.versions),
         finalists=figures(selected.timings),
-        opaque=_opaque(compilation),
+        opaque=_opaque(bench, plan),
         notes=(
             *_about_fixed(fixed),
+            *_why_whole(bench, best, plan),
             *(event.text for event in log if isinstance(event, (Noted, Failed))),
         ),
-        nodes=tuple(_nodes(compilation)),
-        candidates=tuple(_candidates(compilation, context.target.threads)),
+        nodes=tuple(_nodes(bench, plan)),
+        candidates=tuple(_candidates(bench, plan)),
         arena_bytes=program.memory.nbytes,
         arena_lower_bound_bytes=program.memory.lower_bound,
         value_bytes=program.value_bytes,
-        schedule=selected.schedule,
+        schedule=plan.algorithm if isinstance(plan, Placed) else SEQUENTIAL,
         graph_level=evolved[-1] if evolved else None,
         unmeasured=selected.unmeasured,
-        best_so_far=tuple(context.course.best),
-        ended=context.course.ended,
-        budget_s=whole_s(context.options.budget_s),
+        best_so_far=tuple(best.trace),
+        ended=bench.clock.ended,
+        budget_s=None if bench.clock.budget is None else bench.clock.budget.whole_s,
         spent_s=_spent(log),
-        errors=_errors(context, compilation),
+        errors=_errors(bench, selected),
         fixed=fixed,
     )
+
+
+def _why_whole(bench: Bench, best: Best, plan: Plan) -> Iterator[str]:
+    """Why an engine runs the model whole, if one does."""
+    if not isinstance(plan, Whole):
+        return
+    problem = bench.why_no_graph or bench.known.no_placement
+    if bench.clock.ended != FINISHED:
+        reason = _ENDED[bench.clock.ended]
+    elif problem is not None:
+        reason = str(problem)
+    else:
+        reason = "no mix is faster by more than the noise."
+    yield f"{plan.engine} runs the model whole: {reason}"
+    if problem is not None and bench.task.options.tolerance:
+        yield "the model is not placed, so that the tolerance is not used"
 
 
 def _about_fixed(names: Sequence[str]) -> Iterator[str]:
@@ -91,17 +114,17 @@ def _about_fixed(names: Sequence[str]) -> Iterator[str]:
         yield f"overridable initializers are no inputs here, but fixed to their values in the file: {listing}{more}"
 
 
-def _errors(context: Context, compilation: Compilation) -> ErrorReport | None:
+def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
     """What became of the tolerance, or None without one."""
-    asked, selected = Asked.by(context.options, compilation.source.samples), compilation.result
+    asked = Asked.by(bench.task.options, bench.task.source.samples)
     if asked is None:
         return None
     found = ErrorReport(asked.tolerance, asked.metric.name, asked.about)
-    told = [event for event in compilation.log if isinstance(event, Bounded)]
+    told = [event for event in bench.known.log if isinstance(event, Bounded)]
     for event in told[-1:]:
         found = replace(found, own=event.own, rounds=event.rounds, reason=event.reason)
     if not told:
-        found = replace(found, reason=_UNTRIED.get(context.course.ended, _UNPLACED))
+        found = replace(found, reason=_UNTRIED.get(bench.clock.ended, _UNPLACED))
     return replace(found, predicted=selected.predicted_error, measured=selected.error)
 
 
@@ -114,56 +137,72 @@ def _spent(log: Sequence[Event]) -> dict[str, float]:
     return {what: round(seconds, 3) for what, seconds in found.most_common()}
 
 
-def _opaque(compilation: Compilation) -> dict[str, str]:
-    if compilation.model is None:
+def _opaque(bench: Bench, plan: Plan) -> dict[str, str]:
+    if isinstance(plan, Whole):
         return {}
-    nodes = compilation.model.onnx.graph.node
-    return {nodes[i].name: f"{nodes[i].op_type}: {why}" for i, why in compilation.model.opaque.items()}
+    nodes = bench.model.onnx.graph.node
+    return {nodes[i].name: f"{nodes[i].op_type}: {why}" for i, why in bench.model.opaque.items()}
 
 
-def _nodes(compilation: Compilation) -> Iterator[NodeReport]:
-    """The operators of the graph, then the ONNX nodes that an engine runs after them."""
-    if compilation.model is not None:
-        nodes = compilation.model.onnx.graph.node
-        for each in compilation.model.graph.nodes:
+def _nodes(bench: Bench, plan: Plan) -> Iterator[NodeReport]:
+    """The operators of the graph, then the ONNX nodes that an engine runs after them; or all of these."""
+    on_engine = bench.whole.form.original
+    if isinstance(plan, Placed):
+        nodes = bench.model.onnx.graph.node
+        for each in bench.model.graph.nodes:
             known = each.source >= 0
             source = nodes[each.source] if known else onnx.NodeProto()
             yield NodeReport(each.op, source.name, source.op_type)
-    if compilation.on_engine is not None:
-        for node in compilation.on_engine.graph.node:
-            yield NodeReport(f"onnx.{node.op_type}", node.name, node.op_type)
+        if not plan.suffix:
+            return
+        suffix = bench.imported.suffix
+        assert suffix is not None
+        on_engine = suffix
+    for node in on_engine.graph.node:
+        yield NodeReport(f"onnx.{node.op_type}", node.name, node.op_type)
 
 
-def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateReport]:
-    """All candidates: views, measured offers, rejected matches, and those that passes tried in addition.
+def _candidates(bench: Bench, plan: Plan) -> Iterator[CandidateReport]:
+    """All candidates: views, measured offers, rejected matches, those that were tried in addition, and engines.
 
-    All of them are built for ``threads`` threads, except for single-threaded ones.
+    All of them are built for the compile's threads, except for single-threaded ones. Nodes are those of the graph; if
+    an engine runs the whole model, they are the model's, and only engines are told of.
     """
-    if compilation.proposal is not None:
-        patterns = {(view.nodes, view.backend): view.pattern for view in compilation.views}
-        for c in compilation.proposal.candidates:
-            if c.backend == VIEW:
-                about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
-                yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        in_network = compilation.proposal.corrections.kernels
-        for offer in compilation.offers:
-            found = _candidate(offer.request, offer.pattern, compilation.outcomes.get(offer.request))
+    threads, known = bench.task.target.threads, bench.known
+    if isinstance(plan, Placed):
+        for view in known.views:
+            yield CandidateReport(
+                view.nodes, view.backend, view.pattern, cost_us=0.0, noise_us=0.0, threads=threads
+            )
+        in_network = known.costs.kernels
+        for offer in known.offers:
+            found = _candidate(offer.request, offer.pattern, known.outcomes.get(offer.request))
             timed = in_network.get(offer.request) if found.cost_us is not None else None
             yield replace(found, threads=threads, in_network_us=None if timed is None else timed.us)
-    for each in compilation.refused:
-        yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
-    # A request that several passes have considered is told once, with what came of it at last.
-    considered = {
-        (event.request, event.single_threaded): event
-        for event in compilation.log
-        if isinstance(event, Considered)
-    }
-    for last in considered.values():
-        found = _candidate(last.request, last.purpose, last.outcome)
-        yield replace(found, threads=1 if last.single_threaded else threads)
-    for event in compilation.log:
-        if isinstance(event, TriedEngine):
-            yield replace(_on_engine(event), threads=threads)
+        for each in known.refused:
+            yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
+        # A request that several stages have considered is told once, with what came of it at last.
+        considered = {
+            (event.request, event.single_threaded): event
+            for event in known.log
+            if isinstance(event, Considered)
+        }
+        for last in considered.values():
+            found = _candidate(last.request, last.purpose, last.outcome)
+            yield replace(found, threads=1 if last.single_threaded else threads)
+    count = (
+        len(bench.model.graph.nodes)
+        if isinstance(plan, Placed)
+        else len(bench.whole.form.original.graph.node)
+    )
+    nodes = tuple(range(count))
+    for label, why in bench.whole.found.refused.items():
+        engine, form, *profile = label.split(", ", 2)
+        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads)
+        yield replace(about, original=form == "as written", profile="".join(profile))
+    for tried, us in known.engine_us.items():
+        about = CandidateReport(nodes, tried.engine, "whole model", cost_us=us, noise_us=0.0, threads=threads)
+        yield replace(about, original=tried.form == WRITTEN, profile=tried.profile, precision=tried.precision)
 
 
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:
@@ -190,10 +229,3 @@ def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None)
     if isinstance(outcome, Slower):
         return replace(found, least_us=outcome.least_us, verdict=str(outcome))
     return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")
-
-
-def _on_engine(event: TriedEngine) -> CandidateReport:
-    about = event.nodes, event.engine, "whole model"
-    if event.timing is None:
-        return CandidateReport(*about, reason=event.reason)
-    return CandidateReport(*about, cost_us=event.timing.median_us, noise_us=event.timing.noise_us)

@@ -1,34 +1,40 @@
-"""Compiling a model to a module: by the pipeline, or on an engine where it finds no placement."""
+"""Compiling a model to a module: stages propose plans, the referee runs them, and the best one is handed over."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from collage.backends.registry import Registry
 from collage.cluster.ray_crew import on_cluster
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
 from collage.compiler.build_report import report_of
-from collage.compiler.course import Course
+from collage.compiler.clock import Clock
 from collage.compiler.devices import backends_on
-from collage.compiler.events import Noted
-from collage.compiler.lab import WorkerLab
+from collage.compiler.finish import Finish
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes.anytime import Anytime
-from collage.compiler.passes.check_indices import CheckIndices
-from collage.compiler.passes.dynamic_suffix import DynamicSuffix
-from collage.compiler.passes.first_module import FirstModule
-from collage.compiler.passes.run_whole import RunWhole
-from collage.compiler.passes.settle import Settle
-from collage.compiler.pipeline import compiled_anytime
-from collage.compiler.state import Compilation, Context, Source
+from collage.compiler.propose.recall import recall
+from collage.compiler.record import record
+from collage.compiler.referee import Referee
+from collage.compiler.selection import Selection
+from collage.compiler.stages import Stage, run_stages, stages_of
+from collage.compiler.task import Source, Task
+from collage.core.deadline import BudgetOverError
 from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
-from collage.errors import MeasurementError, ModelError, NoPlacementError, UsageError
+from collage.errors import (
+    CollageError,
+    DatabaseError,
+    MeasurementError,
+    UsageError,
+)
 from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.shapes import fix_shapes, model_inputs
@@ -41,13 +47,22 @@ from collage.measure.machine.gpu_now import gpu_now
 from collage.measure.machine.memory import memory_for_worker
 from collage.measure.machine.speeds import machine_speeds
 from collage.measure.settings import CandidateLimits
-from collage.measure.timing.effort import QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
 from collage.module.module import CompiledModule
+from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 
 log = logging.getLogger(__name__)
+
+_WHY = {
+    BUDGET: "the budget is over",
+    INTERRUPT: "the compile was interrupted",
+    FAILURE: "measuring failed",
+}
+_INTERRUPTED = "interrupted; handing over the best module so far (Ctrl-C again ends at once)"
+
+T = TypeVar("T")
 
 
 def compile_model(
@@ -66,7 +81,7 @@ def compile_model(
     NoPlacementError.
     """
     started = time.perf_counter()
-    course: Course[Compilation] = Course(progress)
+    clock = Clock(options.budget)
     backends = backends_on(options.device, registry, options.backends)
     if strangers := registry.strangers():
         log.warning(
@@ -78,65 +93,151 @@ def compile_model(
     versions = {name: backend.available().version for name, backend in backends.items()}
     name = printable(Path(source).stem) if isinstance(source, (str, Path)) else "model"
 
-    progress(Progress("import", 0, 1, name))
+    best = Best(progress, clock)
+    best.show(Progress("import", 0, 1, name))
     sweep()
     with ExitStack() as stack:
         files = stack.enter_context(WeightFiles())
-        original = load_onnx(source, files)
-        samples = check_samples(original, options.samples)
-        example_inputs = samples[0] if samples else check_example_inputs(original, options.inputs)
-        if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
-            samples = (example_inputs,)
-        loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
-        shapes = with_shapes_of(example_inputs, options.shapes)
-        fix_shapes(original, shapes)
-        settle_outputs(original)
+        loaded = _loaded(source, options, files, name)
         crews = None
         if options.cluster is not None:
-            progress(Progress("cluster", 0, 1, str(options.cluster)))
+            best.show(Progress("cluster", 0, 1, str(options.cluster)))
             crews = stack.enter_context(on_cluster(options.cluster, backends))
-            progress(Progress("cluster", 1, 1, str(crews.nodes)))
+            best.show(Progress("cluster", 1, 1, str(crews.nodes)))
         kept = workers if workers is not None else stack.enter_context(Workers())
-        kept.deadline = course.deadline
+        kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
+        if not options.strict:  # then no engine is tried meanwhile
+            kept.prefetch(target.threads)
         database = stack.enter_context(Database(options.db, since=options.since))
-        database.doubt(
-            Doubt(
-                gpu_now,
-                partial(memory_for_worker, CandidateLimits().worker_memory()),
-                [name for name, backend in backends.items() if backend.device == CUDA],
-            )
-        )
-        context = Context(
-            registry,
-            backends,
-            versions,
-            target,
-            options,
-            database,
-            kept,
-            course.show,
-            WorkerLab(),
-            course,
-            speeds_of=partial(machine_speeds, target, database, kept, options.effort.speeds_s),
-            crews=crews,
-        )
-        start = Compilation(loaded)
-        # A quick compile takes no longer than finding a first module, so it has none unless there is a budget.
-        if options.effort is not QUICK or options.budget_s is not None:
-            start = FirstModule()(context, start)
+        on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
+        memory = partial(memory_for_worker, CandidateLimits().worker_memory())
+        database.doubt(Doubt(gpu_now, memory, on_gpu))
+        speeds = partial(machine_speeds, target, database, kept, options.effort.speeds_s)
+        task = Task(loaded, options, registry, backends, versions, target, speeds)
+        bench = Bench(task, database, kept, clock, best.show, crews)
         try:
-            compilation = compiled_anytime(context, start)
-        except (ModelError, NoPlacementError, MeasurementError) as error:
-            if options.strict:
+            selected = compiled(bench, best)
+        finally:
+            _close(bench)
+        report = report_of(bench, best, selected, started)
+    return CompiledModule(selected.parts, report, selected.executor)
+
+
+def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, name: str) -> Source:
+    """The model with its shapes fixed. Raises ModelError and UsageError."""
+    original = load_onnx(source, files)
+    samples = check_samples(original, options.samples)
+    example_inputs = samples[0] if samples else check_example_inputs(original, options.inputs)
+    if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
+        samples = (example_inputs,)
+    as_loaded = AsLoaded.of(original)
+    shapes = with_shapes_of(example_inputs, options.shapes)
+    fix_shapes(original, shapes)
+    settle_outputs(original)
+    return Source(original, as_loaded, name, example_inputs, samples, source, shapes)
+
+
+def compiled(bench: Bench, best: Best) -> Selection:
+    """Run the stages, until they end or somebody stops them, and hand over the best plan.
+
+    A full disk, and a database that fails, end the search as Ctrl-C does; the database goes on in memory then.
+    Without any engine the budget is exceeded until there is a placement. Raises what ``compile_model`` raises.
+    """
+    referee, stages = Referee(bench), stages_of(bench)
+    finish = Finish(bench, referee, best)
+    _search(stages, bench, referee, best)
+    if best.settled is not None:
+        recalled = _at_the_end(partial(finish.recalled, *best.settled), bench, finish)
+        if recalled is not None:
+            return recalled
+        best.settled = None
+        _search([each for each in stages if each.propose is not recall], bench, referee, best)
+    clock = bench.clock
+    if best.plan is None and clock.ended != FINISHED:
+        clock.without_limit()
+        if bench.task.engines and not bench.whole.found.loaded:
+            log.warning(
+                "%s, and nothing is ready: the compile goes on until there is a module", _WHY[clock.ended]
+            )
+        run_stages(stages, bench, referee, best, until_first=True)
+    selected = _at_the_end(finish.select, bench, finish)
+    if clock.ended != FAILURE:
+        try:
+            record(bench, referee, selected, complete=clock.ended == FINISHED)
+        except (BudgetOverError, KeyboardInterrupt, CollageError, OSError) as error:
+            log.info("what the compile has found is not recorded: %s", error or "it was stopped")
+    return selected
+
+
+def _search(stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best) -> None:
+    """Run the stages. What ends them is raised if there is no plan yet, except for the end of the budget."""
+    clock = bench.clock
+    try:
+        run_stages(stages, bench, referee, best)
+    except BudgetOverError:
+        assert clock.budget is not None
+        clock.stop(INTERRUPT if clock.budget.interrupted else BUDGET)
+        log.info("the time is over: %s", clock.budget.words)
+    except KeyboardInterrupt:
+        if best.plan is None:
+            raise
+        clock.stop(INTERRUPT)
+        log.warning(_INTERRUPTED)
+    except (MeasurementError, DatabaseError, OSError) as error:
+        if best.plan is None:
+            raise
+        clock.stop(FAILURE)
+        log.warning("%s Handing over the best module so far.", _sentence(error))
+        if isinstance(error, DatabaseError):
+            bench.database.go_on_in_memory()
+
+
+def _at_the_end(work: Callable[[], T], bench: Bench, finish: Finish) -> T | Selection:
+    """The result of work that ends the compile. It begins again after a stop; Ctrl-C again ends it.
+
+    If measuring fails twice, the fastest engine is handed over, which takes neither a worker nor files.
+    """
+    clock, failed = bench.clock, False
+    while True:
+        try:
+            return work()
+        except BudgetOverError:
+            clock.without_limit()
+        except KeyboardInterrupt:
+            if clock.ended == INTERRUPT:
                 raise
-            log.info("%s: no placement (%s); trying the engines on the whole model", name, error)
-            if options.tolerance:
-                start = start.told(Noted("the model is not placed, so that the tolerance is not used"))
-            whole = RunWhole(str(error), source, shapes), DynamicSuffix(error), CheckIndices()
-            compilation = Anytime(whole, Settle())(context, start)
-        report = report_of(context, compilation, started)
-    return CompiledModule(compilation.result.parts, report, compilation.result.executor)
+            clock.stop(INTERRUPT)
+            log.warning(_INTERRUPTED)
+        except (MeasurementError, DatabaseError, OSError) as error:
+            clock.stop(FAILURE)
+            if failed:
+                engine = finish.engine()
+                if engine is None:
+                    raise
+                log.warning("%s Handing over the fastest engine.", _sentence(error))
+                return engine
+            failed = True
+            log.warning("%s What is measured from now on is not kept.", _sentence(error))
+            if isinstance(error, DatabaseError):
+                bench.database.go_on_in_memory()
+
+
+def _close(bench: Bench) -> None:
+    """Put the workers away. Ctrl-C meanwhile does not throw away what was found."""
+    try:
+        bench.close()
+    except KeyboardInterrupt:
+        log.warning("interrupted while the worker ended; all measurements are kept")
+        bench.close()
+
+
+def _sentence(error: Exception) -> str:
+    """The message of a failure, as a whole sentence."""
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}."
 
 
 def _target(threads: int | None) -> Target:

@@ -1,4 +1,4 @@
-"""Events: what happens in a compile, kept in the log of its state. The report is folded from them once, at the end."""
+"""Events: what happens in a compile, kept in the log of the ledger. The report is folded from them once, at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.results import Outcome, Timing
+from collage.measure_db.results import Outcome
 from collage.report.report import GraphLevelReport
 
 
@@ -68,16 +68,6 @@ class Evolved:
 
 
 @dataclass(frozen=True)
-class TriedEngine:
-    """An engine was tried on ONNX nodes as they are. There is a timing, or a reason why there is none."""
-
-    nodes: tuple[int, ...]
-    engine: str
-    timing: Timing | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Bounded:
     """The model was placed within a ``tolerance`` by a metric, on samples that ``about`` describes.
 
@@ -93,6 +83,4 @@ class Bounded:
     reason: str = ""
 
 
-Event: TypeAlias = (
-    "Noted | Bounded | Failed | Measured | Profiled | Searched | Considered | Evolved | TriedEngine"
-)
+Event: TypeAlias = "Noted | Bounded | Failed | Measured | Profiled | Searched | Considered | Evolved"

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
-from collage.compiler.plan import Plan
+from collage.compiler.plan import Placed
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import Storage
@@ -29,7 +30,7 @@ class Executable:
     that the model's inputs are scanned, whatever the kernels are right on.
     """
 
-    plan: Plan
+    plan: Placed
     program: Program
     launches: Sequence[Candidate | PlacedTransform]
     digests: tuple[str, ...]
@@ -69,33 +70,39 @@ class Executable:
         return frozenset(region.precision for region in self.program.launches if region.precision)
 
     @property
-    def tuned(self) -> bool:
-        """Whether an engine runs with other settings than the usual ones."""
-        return any(region.profile for region in self.program.launches)
-
-    @property
     def digest(self) -> str:
         """A hash of the regions and their backends, in launch order."""
         return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
 
 
-def network_key(
-    executable: Executable,
-    together: Sequence[Executable],
-    model: Model,
-    target: Target,
-) -> NetworkKey:
-    """The database key of an executable's timing in one interleaved run.
+class Entry(Protocol):
+    """A plan in a race: its ``digest`` identifies what runs, and ``versions`` are those of the libraries."""
 
-    Timings of one run belong together, so the key names all executables that ran ``together``.
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+
+def network_key(entry: Entry, together: Sequence[Entry], graph: str, target: Target) -> NetworkKey:
+    """The database key of a plan's timing in one interleaved run; ``graph`` identifies the model.
+
+    Timings of one run belong together, so the key names all plans that ran ``together``.
     """
-    everything = Subgraph(model, tuple(range(len(model.graph.nodes))))
     others = hashlib.sha256("\n".join(sorted(each.digest for each in together)).encode()).hexdigest()[:16]
     used = {name: version for each in together for name, version in each.versions.items()}
     return NetworkKey(
-        everything.digest if model.graph.nodes else "empty",
-        f"{executable.digest} of {others}",
+        graph,
+        f"{entry.digest} of {others}",
         target.threads,
         target.measured_on,
         " ".join(f"{name}={version}" for name, version in sorted(used.items())),
     )
+
+
+def graph_digest(model: Model) -> str:
+    """What identifies a graph in keys of networks."""
+    if not model.graph.nodes:
+        return "empty"
+    return Subgraph(model, tuple(range(len(model.graph.nodes)))).digest

@@ -1,134 +1,80 @@
-"""What a finished compile has found, as plain values: a fact in the database, which the next compile recalls.
+"""What a compile has found, as plain values: a fact in the database, which the next compile recalls.
 
-Nodes, kernels and costs are named here, and nothing of it is checked against a model: ``finished_plan`` does that.
+A plan is written as the names of its kernels. Their costs are in the database already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
-from typing import Any, TypeAlias
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnxruntime
+import tvm
 
 from collage.compiler.events import Bounded
 from collage.core.typed import typed
 from collage.measure_db.database import Json
-from collage.measure_db.keys import Fact, busiest
-from collage.measure_db.results import Measurement, Outcome, Slower, Timing
+from collage.measure_db.fingerprint import fingerprint, model_digest
+from collage.measure_db.keys import Fact
+from collage.measure_db.results import GATE, Timing
 from collage.report.report import GraphLevelReport
 
-EDITION = 2
-"""The edition of the search and of these values. Count it up when either changes, and every model is searched again."""
+if TYPE_CHECKING:
+    from collage.compiler.bench import Bench
 
-BUSY_SHARE = 0.25
-"""A compile is as busy as its measurements are, but for this share of them. On a machine of our own some are disturbed,
-too (3 to 9 % on a virtual one whose host has other guests). The mixes were run as a whole besides, and timings of the
-last comparison count in any case."""
+EDITION = 3
+"""The edition of the search and of these values. Count it up if either changes, and every model is searched again."""
 
-NamedVariant: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, str]
-"""The storages of the inputs and outputs as text, the split, and the precision."""
-NamedRequest: TypeAlias = tuple[tuple[int, ...], str, int, bool, str]
-"""A request: nodes, backend, the number of the variant, and whether it is the original with which profile."""
-
-
-@dataclass(frozen=True)
-class NamedCandidate:
-    """A candidate of a plan. ``variant`` is the number of one among all variants; all else is as in ``Candidate``."""
-
-    nodes: tuple[int, ...]
-    backend: str
-    variant: int
-    cost_us: float
-    noise_us: float
-    error: float
-    finite_only: bool
+Named: TypeAlias = tuple[tuple[int, ...], str, str]
+"""A kernel: its nodes, its backend, and its variant as text."""
 
 
 @dataclass(frozen=True)
 class NamedStreams:
-    """A ``StreamPlan`` in plain values, with the kernel on one thread, or the transform's cost, for each launch."""
+    """A ``StreamPlan`` in plain values: for each launch the kernel on one thread, a conversion's cost, or None."""
 
     algorithm: str
     order: tuple[int, ...]
     streams: tuple[int, ...]
-    single_threaded: tuple[NamedCandidate | float | None, ...]
-
-
-@dataclass(frozen=True)
-class NamedPlan:
-    """A ``Plan`` in plain values. Its transforms follow from the candidates, and ``transforms_us`` are their costs."""
-
-    label: str
-    exclusive: bool
-    original: bool
-    profile: str
-    candidates: tuple[NamedCandidate, ...]
-    transforms_us: tuple[float, ...]
-    predicted_us: float
-    exact: bool
-    streams: NamedStreams | None
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What the report tells of a compile besides the plan and its kernels.
-
-    ``timings`` are those of all compared plans by label, and ``baseline`` is the label of the fastest engine among
-    them. ``launches_us`` and ``predicted_us`` are the times of the selected plan's launches, and what they add up to.
-    ``epsilon_us`` is the cost of a switch. All times are in microseconds.
-    """
-
-    timings: Mapping[str, Timing]
-    baseline: str
-    launches_us: tuple[float, ...]
-    predicted_us: float
-    epsilon_us: float
-    notes: tuple[str, ...]
-    bounded: Bounded | None
-    evolved: GraphLevelReport | None
+    single_threaded: tuple[Named | float | None, ...]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a compile has found that has ended by itself.
+    """What a compile has found.
 
-    - ``plan``: the selected one; ``kernels_us`` are the times of its kernels by themselves, in the order of the
-      launches, as they were measured. There is None for a view.
-    - ``shown``: what else the report tells.
-    - ``suggested``: offers that Place has added, with their purpose.
-    - ``considered``: what other passes have measured, with its purpose, and whether it was for one thread.
-    - ``in_network``: times in the network that counted in the place of times measured alone.
-    - ``variants``: those that the others name by number.
-    - ``busy``: how busy the machine was; it is kept beside the value, and is not read back.
+    - ``complete``: whether it has ended by itself; another compile goes on from the plan if not.
+    - ``kernels``, ``suffix``, ``streams``: the placement, the engine of its suffix, and its schedule.
+    - ``whole``: engine, form, profile and precision of a plan without a placement.
+    - ``kernels_us``: the times of the launches' kernels by themselves; None for a view.
+    - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
+    - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
+    - ``suggested``: offers that no pattern has made, with their purpose.
     """
 
-    plan: NamedPlan
+    complete: bool
+    label: str
+    kernels: tuple[Named, ...]
+    suffix: str
+    streams: NamedStreams | None
+    whole: tuple[str, str, str, str] | None
     kernels_us: tuple[float | None, ...]
-    shown: Shown
-    suggested: tuple[tuple[NamedRequest, str], ...]
-    considered: tuple[tuple[NamedRequest, str, bool], ...]
-    in_network: tuple[tuple[NamedRequest, float], ...]
-    variants: tuple[NamedVariant, ...]
-    busy: float | None = field(default=None, compare=False)
-
-
-def busy_during(outcomes: Iterable[Outcome], timings: Mapping[str, Timing]) -> float | None:
-    """How busy the machine was in a compile with these outcomes, whose last comparison had these timings.
-
-    It is the number that all but a few of the outcomes are below, and all of the timings. None where it is not known.
-    """
-    known: Sequence[float] = sorted(
-        each.busy
-        for each in outcomes
-        if isinstance(each, (Measurement, Slower)) and each.repeats and each.busy is not None
-    )
-    found = [known[-1 - int(BUSY_SHARE * len(known))]] if known else []
-    last = busiest(timings)
-    return max((*found, *([] if last is None else [last])), default=None)
+    timings: Mapping[str, Timing]
+    launches_us: tuple[float, ...]
+    predicted_us: float
+    predicted_error: float
+    epsilon_us: float
+    notes: tuple[str, ...]
+    bounded: Bounded | None
+    evolved: GraphLevelReport | None
+    suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
 
 
 def _write(found: Finished) -> Json:
-    value: Json = asdict(replace(found, busy=None))
+    value: Json = asdict(found)
     return value
 
 
@@ -136,4 +82,69 @@ def _read(value: Any) -> Finished:
     return typed(Finished, value)
 
 
-FINISHED: Fact[Finished] = Fact("finished_compile", _write, _read, attrgetter("busy"))
+FINISHED: Fact[Finished] = Fact("compile", _write, _read)
+
+
+def finished_key(bench: Bench) -> str | None:
+    """The key of a compile: a digest of all that decides what it finds.
+
+    There is none if the model is too large to be hashed, or the metric is the user's own function. A budget and a
+    cluster do not decide what a compile finds that ends by itself, so they are no part of the key.
+    """
+    task = bench.task
+    source, options = task.source, task.options
+    if options.metric.own is not None:
+        return None
+    forms: list[object] = [] if source.family else [bench.whole.form.digest]
+    offers: list[str] = []
+    if bench.has_graph:
+        measurer, model = bench.measurer, bench.model
+        if measurer.as_loaded_digest is None:
+            return None
+        forms += [measurer.as_loaded_digest, fingerprint(model.graph), model_digest(model)]
+        forms.append(_digest([source.example_inputs, *([model.assumed] if model.assumed else [])]))
+        # The keys of kernels have the backends' settings, and the offers depend on the patterns of the registry.
+        offers = [f"{each.request.nodes} {measurer.key(each.request)}" for each in bench.known.offers]
+        offers += [f"{each.nodes} view" for each in bench.known.views]
+    libraries = (
+        EDITION,
+        GATE,
+        tvm.__version__,
+        onnxruntime.__version__,
+        [*task.keyed_versions.items()],
+        str(task.target),
+        task.target.measured_on,
+        task.target.threads,
+        task.speeds if bench.has_graph else "",
+    )
+    asked = (
+        options.effort.name,
+        options.seed,
+        options.tune_trials,
+        options.time_limit_s,
+        options.streams,
+        options.graph_level_s,
+        options.strict,
+        options.exact,
+        options.tolerance,
+        options.eight_bits,
+        options.device,
+        (options.metric.name, _digest(source.samples)) if options.tolerance else "",
+    )
+    hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())
+    for text in sorted(offers):
+        hasher.update(text.encode())
+    return hasher.hexdigest()
+
+
+def _digest(samples: Iterable[Mapping[str, Any]]) -> str:
+    """A hash of the content of arrays by name."""
+    hasher = hashlib.sha256()
+    for sample in samples:
+        hasher.update(f"{len(sample)};".encode())
+        for name, given in sorted(sample.items()):
+            array = np.asarray(given)
+            hasher.update(f"{name} {array.dtype} {array.shape};".encode())
+            text = array.dtype.hasobject
+            hasher.update(repr(array.tolist()).encode() if text else np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collage.cluster.address import ClusterAddress
+from collage.compiler.clock import Budget
 from collage.compiler.devices import AUTO
 from collage.compiler.metrics import Metric
 from collage.graph.storage import BF16, FP16, INT8, TF32
@@ -34,8 +35,8 @@ class CompileOptions:
     streams: bool = True
     graph_level_s: float | None = None
     """Seconds of trials for the graph-level search. None stands for the op level only."""
-    budget_s: float | None = None
-    """Seconds for the whole compile, or None for as many as it takes. It may be a ``Share`` of the user's budget."""
+    budget: Budget | None = None
+    """The seconds for the whole compile, or None for as many as it takes."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = FULL
     strict: bool = False

@@ -15,8 +15,6 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.measure.measurer import Measurer
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.fingerprint import original_digest
-from collage.report.words import as_written
 from collage.schedule.region import TRANSFORM, Region
 from collage.search.candidate import Candidate
 from collage.search.errors import of_outputs
@@ -123,18 +121,6 @@ class PieceMaker:
             about.append(source)
         request = CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
         return Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
-
-    def baseline(self, piece: Piece, options: BuildOptions) -> Piece:
-        """The same piece, which is all of the graph, run from the model as its author wrote it."""
-        original = self.measurer.original
-        assert original is not None
-        name = as_written(options.profile, options.variant.precision)
-        region = replace(piece.region, original=True, profile=options.profile)
-        request = CandidateRequest(
-            region.nodes, region.backend, options.variant, original=True, profile=options.profile
-        )
-        digest = f"{piece.digest} {name} {original_digest(original)}"
-        return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
 
     def transform(self, placed: PlacedTransform, build: BuildOptions, buffers: Buffers) -> Piece:
         """The piece that brings a value from one storage to another."""

@@ -1,23 +1,21 @@
-"""Plans: placements, with every decision that is needed before they can be run against each other."""
+"""Plans: what a compile can hand over. A plan is a value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from collage.backends.base import Backend, BackendKind
-from collage.compiler.proposal import Proposal
-from collage.graph.dataflow import Graph
+from collage.measure.worker.whole_protocol import FOLDED, WRITTEN, Whole
 from collage.schedule.schedule import Schedule
 from collage.search.candidate import Candidate
-from collage.search.placement import Placement, finish
+from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform
 
+__all__ = ["CONCURRENT", "FOLDED", "MIX", "SEQUENTIAL", "WRITTEN", "Placed", "Plan", "StreamPlan", "Whole"]
+
 SEQUENTIAL = "sequential"
-COLLAGE, QUICK = "collage", "quick"
-"""The labels of the best placement, and of the one of a quick compile."""
-FLOAT32 = "float32"
-"""The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
+MIX, CONCURRENT = "mix", "concurrent"
+"""The labels of placements with their launches one after another, and with some of them side by side."""
 
 
 @dataclass(frozen=True)
@@ -33,66 +31,42 @@ class StreamPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A placement for the last comparison. ``exclusive`` lets its engine's idle threads spin.
+class Placed:
+    """A plan: a placement, whose launches ``streams`` may schedule concurrently.
 
-    ``streams`` schedules its launches concurrently. A plan that is ``original`` is a baseline: its one engine runs the
-    model as its author wrote it, with ``profile``.
+    A model with a dynamic suffix is placed up to there, and ``suffix`` names the engine that runs the rest.
     """
 
     label: str
     placement: Placement
-    exclusive: bool
     streams: StreamPlan | None = None
-    original: bool = False
-    profile: str = ""
+    suffix: str = ""
 
     @property
     def algorithm(self) -> str:
         """The name of the scheduling algorithm."""
         return SEQUENTIAL if self.streams is None else self.streams.algorithm
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether idle threads of its engine may spin, since nothing else runs."""
+        return len(self.placement.candidates) == 1
 
-def plans_of(
-    graph: Graph,
-    proposal: Proposal,
-    close: Sequence[Placement],
-    epsilon_us: float,
-    backends: Mapping[str, Backend],
-) -> list[Plan]:
-    """Plans of the best placement, the best mix, the mixes ``close`` to it, and each engine on the whole model.
+    @property
+    def reduced(self) -> bool:
+        """Whether some kernels compute in a reduced precision."""
+        return any(candidate.variant.precision for candidate in self.placement.candidates)
 
-    The additive model (Eq. 2.2) knows neither what neighbours do to each other nor what an engine gains from having
-    the cores to itself. So placements that are close by that model are run against each other.
-    """
-    everything = tuple(range(len(graph.nodes)))
-    placements = {COLLAGE: proposal.placement}
-    if proposal.mix is not None and proposal.mix is not proposal.placement:
-        placements["mix"] = proposal.mix
-    for candidate in sorted(proposal.candidates, key=lambda c: c.cost_us):
-        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are plain
-        whole = candidate.nodes == everything and not candidate.outrun
-        if whole and plain and proposal.placement.candidates != (candidate,):
-            label = form_label(candidate.backend, candidate.variant.precision)
-            placements.setdefault(label, finish(graph, [candidate], epsilon_us))
-    plans = [plan for label, each in placements.items() for plan in variants_of(label, each, backends)]
-    return plans + [Plan(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(close, start=2)]
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What tells plans apart whose costs differ: their kernels and their schedule."""
+        kernels = tuple((c.nodes, c.backend, c.variant) for c in self.placement.candidates)
+        return kernels, None if self.streams is None else self.streams.schedule
 
 
-def form_label(engine: str, precision: str) -> str:
-    """The label of the plan that runs an engine on the whole model, in the form that it gets from Collage."""
-    return f"{engine} {precision}" if precision else engine
+Plan: TypeAlias = "Whole | Placed"
 
 
-def variants_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Plan]:
-    """The placement as a plan, and as a second one with its engine's idle threads spinning where that disturbs nobody.
-
-    It would disturb another engine, and the team of threads.
-    """
-    alone = len(placement.candidates) == 1
-    plans = [Plan(label, placement, exclusive=alone)]
-    engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}
-    on_team = any(backends[c.backend].on_team() for c in placement.candidates)
-    if not alone and len(engines) == 1 and not on_team:
-        plans.append(Plan(f"{label}, spinning", placement, exclusive=True))
-    return plans
+def is_reduced(plan: Plan) -> bool:
+    """Whether the plan computes in a reduced precision somewhere."""
+    return bool(plan.precision) if isinstance(plan, Whole) else plan.reduced

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from collage.backends.base import VIEW
 from collage.check.stages import looks_like_memory
 from collage.compiler.events import Failed
-from collage.compiler.executable import Executable, network_key
+from collage.compiler.executable import Executable, graph_digest, network_key
 from collage.errors import CollageError, MeasurementError
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
@@ -63,7 +63,7 @@ class PlanFailures:
 
     def key(self, executable: Executable) -> str:
         """The database key of facts about the executable by itself."""
-        return str(network_key(executable, [executable], self.measurer.model, self.target))
+        return str(network_key(executable, [executable], graph_digest(self.measurer.model), self.target))
 
     @contextmanager
     def here(self, executable: Executable, launch: int) -> Iterator[None]:

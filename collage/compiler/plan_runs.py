@@ -1,19 +1,18 @@
-"""Running executables in the worker: times of launches, comparisons and checks. Loading the selected one in here."""
+"""Running executables in the worker: turns, times of launches and checks. Loading the selected one in here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from operator import attrgetter
 from typing import Any
 
 import onnxruntime
 
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.assemble import Assembler
-from collage.compiler.executable import Executable, network_key
+from collage.compiler.executable import Executable
 from collage.compiler.final_check import FinalCheck, Finding
 from collage.compiler.plan_failures import PlanFailures
 from collage.core.progress import Progress
@@ -22,19 +21,14 @@ from collage.kernel.kernel import Kernel
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
 from collage.measure.plans import Plans
-from collage.measure.timing.effort import Effort
-from collage.measure.timing.interleave import ALIKE, FEWEST, SURE
 from collage.measure.worker.plan_protocol import PlanTimes
 from collage.measure_db.database import Database, Json
 from collage.measure_db.keys import (
     Fact,
-    Raced,
-    RaceKey,
-    TimingKey,
     read_numbers,
     write_numbers,
 )
-from collage.measure_db.results import GATE, Timing
+from collage.measure_db.results import GATE
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, executor_of, load_kernels
 
@@ -49,7 +43,7 @@ def _read_times(value: Any) -> PlanTimes:
     return PlanTimes(read_numbers(value))
 
 
-_LAUNCH_TIMES: Fact[PlanTimes] = Fact("launch_times_us", _write_times, _read_times, attrgetter("busy"))
+_LAUNCH_TIMES: Fact[PlanTimes] = Fact("launch_times_us", _write_times, _read_times)
 
 
 def _read_finding(value: Any) -> Finding:
@@ -73,23 +67,6 @@ class _LaunchTimes:
 
     def record(self, database: Database, value: PlanTimes) -> None:
         _LAUNCH_TIMES.at(self.key).record(database, value)
-
-
-@dataclass(frozen=True)
-class Race:
-    """How executables are run against each other; see ``Effort.compare``.
-
-    With ``noted`` each launch is timed in its place, too. ``mark`` tells the run apart from others of the same
-    executables, ``about`` describes it in the database, and ``shown`` reports progress.
-    """
-
-    effort: Effort
-    early: int = FEWEST
-    least: int = SURE
-    noted: bool = False
-    mark: str = ""
-    about: str = ""
-    shown: bool = False
 
 
 @dataclass
@@ -116,9 +93,15 @@ class PlanRuns:
         """The plans in the measurer's worker."""
         return Plans(self.measurer.session, self.measurer.kernels)
 
-    def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        """The reasons why plans were dropped, by label, now or in an earlier compile. Others are left out."""
-        return {error.label: str(error) for error in self.failures.dropped(executables)}
+    def open(self, executable: Executable) -> None:
+        """Load the executable in the worker, and check each of its launches, unless it is open."""
+        with self.failures.blaming([executable]):
+            self.plans.open([executable.job])
+
+    def turn(self, executable: Executable, settle_s: float, turn_s: float) -> list[float]:
+        """Nanoseconds of the calls of a turn (see ``interleave.take_turn``)."""
+        with self.failures.blaming([executable]):
+            return self.plans.turn(executable.job, settle_s, turn_s)
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         """Microseconds of each launch in its place in the network, measured now or in an earlier compile."""
@@ -132,34 +115,6 @@ class PlanRuns:
             found = self.plans.times(executable.job, self.measurer.settings.effort.noted_s)
         self.made += 1
         return replace(found, launches_us=tuple(round(each, 3) for each in found.launches_us))
-
-    def race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
-        """Timings of one interleaved run, by label, measured now or in an earlier compile."""
-        keys = {}
-        for each in executables:
-            key = network_key(each, executables, self.measurer.model, self.target)
-            key = replace(key, placement=key.placement + race.mark + race.effort.mark)
-            keys[each.label] = TimingKey(key, f"{self.measurer.model.name}: {race.about}{each.label}")
-        return self.database.remember(RaceKey(keys), partial(self._race, executables, race))
-
-    def _race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
-        if race.shown:
-            self.progress(Progress("compare", 0, 1, ", ".join(each.label for each in executables)))
-        jobs = {executable.label: executable.job for executable in executables}
-        with self.failures.blaming(executables):
-            raced = self.plans.compare(
-                jobs,
-                race.effort,
-                early=race.early,
-                least=race.least,
-                noted=race.noted,
-                alike_us=ALIKE * self.measurer.network_us,
-            )
-        self.made += len(raced) if race.noted else 1
-        return {
-            label: replace(each, launches_us=tuple(round(us, 3) for us in each.launches_us))
-            for label, each in raced.items()
-        }
 
     def outputs(self, executable: Executable, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
         """The executable's outputs, in order, for inputs in the model's order, and whether that was a careful run."""
@@ -206,20 +161,6 @@ class PlanRuns:
             return None
         about = (digest, self.seed, GATE, onnxruntime.__version__)
         return f"{self.failures.key(executable)} {about}"
-
-    def timing(self, executable: Executable, sample_s: float) -> Timing:
-        """The timing of the executable alone, made now or in an earlier compile, in about ``sample_s`` seconds."""
-        key = network_key(executable, [executable], self.measurer.model, self.target)
-        key = replace(key, placement=f"{key.placement} alone for {sample_s} s")
-        description = f"{self.measurer.model.name}: {executable.label}"
-        make = partial(self._time, executable, sample_s)
-        return self.database.remember(TimingKey(key, description), make)
-
-    def _time(self, executable: Executable, sample_s: float) -> Timing:
-        with self.failures.blaming([executable]):
-            found = self.plans.timing(executable.job, sample_s)
-        self.made += 1
-        return found
 
     def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Executor]:
         """Load the executable in this process, for the user. What went well in the worker may still fail here."""

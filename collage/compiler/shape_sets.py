@@ -8,7 +8,7 @@ from typing import Protocol
 
 import onnx
 
-from collage.compiler.share import Share
+from collage.compiler.clock import Budget, share_of
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
 from collage.frontend.model_artifacts import fits_an_artifact
@@ -28,18 +28,8 @@ class Compile(Protocol):
     """Compiles a model for one set of shapes."""
 
     def __call__(
-        self, model: ModelSource, *, shapes: Mapping[str, Sequence[int]], budget_s: float | None
+        self, model: ModelSource, *, shapes: Mapping[str, Sequence[int]], budget_s: float | Budget | None
     ) -> CompiledModule: ...
-
-
-def share_of(budget_s: float | None, course: Deadline, left: int, *, interrupted: bool) -> Share | None:
-    """The share of the budget for the next one of ``left`` compiles, since ``course`` began; None for no limit.
-
-    Where an earlier one was ``interrupted``, a compile hands over its first module.
-    """
-    if budget_s is None:
-        return Share(0.0, interrupted=True) if interrupted else None
-    return Share((budget_s - course.elapsed_s) / left, budget_s, interrupted=interrupted)
 
 
 def compile_each(

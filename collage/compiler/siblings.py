@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import onnx
 
 from collage.backends.base import VIEW
 from collage.backends.registry import Registry
-from collage.compiler.lab import WorkerLab
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.clock import Clock
+from collage.compiler.compile import compiled
 from collage.compiler.options import CompileOptions
-from collage.compiler.pipeline import compiled
-from collage.compiler.state import Compilation, Context, Source
+from collage.compiler.plan import Placed
+from collage.compiler.task import Source, Task
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
@@ -25,7 +27,7 @@ from collage.frontend.read.load import load_onnx
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Artifact
-from collage.kernel.options import BuildOptions
+from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.target import host
 from collage.measure.machine.speeds import machine_speeds
 from collage.measure.worker.process import Workers
@@ -56,25 +58,22 @@ class Shop:
     workers: Workers
     progress: Callable[[Progress], None]
 
-    def context(self) -> Context:
-        """The context of one compile."""
-        backends = self.registry.select(self.options.backends)
-        versions = {name: backend.available().version for name, backend in backends.items()}
+    @property
+    def speeds(self) -> MachineSpeeds:
+        """The machine's speeds."""
         target = host(self.options.threads)
-        return Context(
-            self.registry,
-            backends,
-            versions,
-            target,
-            self.options,
-            self.database,
-            self.workers,
-            self.progress,
-            WorkerLab(),
-            speeds_of=partial(
-                machine_speeds, target, self.database, self.workers, self.options.effort.speeds_s
-            ),
-        )
+        return machine_speeds(target, self.database, self.workers, self.options.effort.speeds_s)
+
+    def bench(self, source: Source) -> tuple[Bench, Best]:
+        """The bench of one compile, and what is best in it."""
+        registry, options = self.registry, self.options
+        backends = registry.select(options.backends)
+        versions = {name: backend.available().version for name, backend in backends.items()}
+        task = Task(source, options, registry, backends, versions, host(options.threads), lambda: self.speeds)
+        clock = Clock(options.budget)
+        self.workers.deadline = clock.deadline
+        best = Best(self.progress, clock)
+        return Bench(task, self.database, self.workers, clock, best.show), best
 
 
 def compile_family(
@@ -91,14 +90,19 @@ def compile_family(
     ``share_us`` is as in ``Source``. Raises ModelError where a model differs in its structure, and what
     ``collage.compile`` raises with ``strict``.
     """
-    context = shop.context()
     first = load_onnx(next(models))
-    compilation = compiled(context, Source(first, AsLoaded.of(first), name, family=True, share_us=share_us))
-    found = _unguarded(compilation.result.parts)
-    adopted = [adopt(found)]
-    for model in models:
-        adopted.append(adopt(_with_weights(context, compilation, found, model)))
-    return Family(tuple(adopted), compilation.result.measured_us)
+    source = Source(first, AsLoaded.of(first), name, family=True, share_us=share_us)
+    bench, best = shop.bench(source)
+    try:
+        selected = compiled(bench, best)
+        assert isinstance(selected.plan, Placed)  # engines take no part
+        found = _unguarded(selected.parts)
+        adopted = [adopt(found)]
+        for model in models:
+            adopted.append(adopt(_instantiated(bench, selected.plan, found, model)))
+    finally:
+        bench.close()
+    return Family(tuple(adopted), selected.measured_us)
 
 
 def _unguarded(parts: Parts) -> Parts:
@@ -111,35 +115,38 @@ def _unguarded(parts: Parts) -> Parts:
     )
 
 
-def _with_weights(context: Context, compilation: Compilation, parts: Parts, source: onnx.ModelProto) -> Parts:
-    """The parts of a model of the same structure as the compilation's."""
-    model = from_simplified(simplify(load_onnx(source), halves=context.halves), compilation.source.name)
-    wholes = [Subgraph(each, tuple(range(len(each.graph.nodes)))) for each in (compilation.imported, model)]
+def _instantiated(bench: Bench, plan: Placed, parts: Parts, source: onnx.ModelProto) -> Parts:
+    """The plan with the weights of another model of the same structure. Raises ModelError."""
+    name = bench.task.source.name
+    model = from_simplified(simplify(load_onnx(source), halves=bench.task.halves), name)
+    wholes = [Subgraph(each, tuple(range(len(each.graph.nodes)))) for each in (bench.model, model)]
     if wholes[0].digest != wholes[1].digest:
-        raise ModelError(f"{compilation.source.name} has models of different structure.")
+        raise ModelError(f"{name} has models of different structure.")
     graph = model.graph
     constants = {value: graph.constants[value] for value in parts.constants}
-    return replace(parts, artifacts=[*_artifacts(context, compilation, parts, model)], constants=constants)
+    return replace(parts, artifacts=[*_artifacts(bench.task, plan, parts, model)], constants=constants)
 
 
-def _artifacts(context: Context, compilation: Compilation, parts: Parts, model: Model) -> Iterator[Artifact]:
-    label = compilation.result.label
-    (plan,) = [each for each in compilation.plans if each.label == label]
+def _artifacts(task: Task, plan: Placed, parts: Parts, model: Model) -> Iterator[Artifact]:
     chosen: dict[tuple[tuple[int, ...], str], Candidate] = {
         (each.nodes, each.backend): each for each in plan.placement.candidates
     }
+    single = () if plan.streams is None else plan.streams.single_threaded
+    alone = {(each.nodes, each.backend): each for each in single if isinstance(each, Candidate)}
     for region, artifact in zip(parts.program.executed, parts.artifacts, strict=True):
         if region.is_transform or region.backend == VIEW:
             yield artifact
             continue
-        candidate = chosen[region.nodes, region.backend]
-        options = BuildOptions(
+        key = region.nodes, region.backend
+        candidate = chosen.get(key) or alone[key]
+        if region.stream and key in alone:
+            candidate = alone[key]
+        options = replace(
+            task.build,
             threads=region.threads,
+            tune_trials=0,
             exclusive=region.exclusive,
             variant=candidate.variant,
             profile=region.profile,
-            exact=context.options.exact,
-            precisions=context.options.precisions,
-            speeds=context.speeds,
         )
-        yield context.backends[region.backend].codegen(Subgraph(model, region.nodes), options)
+        yield task.backends[region.backend].codegen(Subgraph(model, region.nodes), options)

@@ -169,6 +169,10 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
+    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
+        """The requests of one region, the one that is expected to be the fastest first."""
+        return self._losses.in_order(requests, self._operators)
+
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
 

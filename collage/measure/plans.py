@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from collage.graph.dataflow import Array
 from collage.measure.plan_kernels import PlanKernels
-from collage.measure.timing.effort import Effort
-from collage.measure.timing.interleave import FEWEST, SURE
 from collage.measure.worker.plan_protocol import (
-    ComparePlans,
     NotePlan,
     OpenPlan,
     Plan,
     PlanFailed,
     PlanOpened,
     PlanRan,
-    PlansCompared,
     PlanTimes,
     RunPlan,
-    TimePlan,
+    TurnPlan,
 )
 from collage.measure.worker.plan_trace import blame
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess
 from collage.measure.worker.protocol import plan_folder
 from collage.measure.worker.session import WorkerSession
-from collage.measure_db.keys import Raced
-from collage.measure_db.results import Rejection, RejectionKind, Timing
+from collage.measure_db.results import Rejection, RejectionKind
 
 _SEARCH_S = 1.0
 """Seconds of noted runs that find the launch which fails, when a plan has failed in runs without notes."""
@@ -37,7 +32,7 @@ _LAUNCH_S = 1.0
 """Seconds by which each kernel that is loaded raises the time limit."""
 _RUNS = 30
 """The time limit of a message allows for this many runs of the network."""
-_OPEN = 3
+_OPEN = 6
 """At most this many plans are open at once, since each holds the network's weights."""
 
 
@@ -75,30 +70,15 @@ class Plans:
         """The microseconds that each launch takes in its place in the network, from runs for so many seconds."""
         return self._times(plan, seconds, search=True)
 
-    def compare(
-        self,
-        plans: Mapping[str, Plan],
-        effort: Effort,
-        *,
-        early: int = FEWEST,
-        least: int = SURE,
-        noted: bool = False,
-        alike_us: float = 0.0,
-    ) -> dict[str, Raced]:
-        """Timings of the plans in one interleaved run, by label; see ``Effort.compare``.
+    def open(self, plans: Sequence[Plan]) -> None:
+        """Have the worker open the plans, as far as they are not open yet."""
+        self._open(plans)
 
-        With ``noted`` they have the microseconds of each launch, too.
-        """
-        every = list({plan.name: plan for plan in plans.values()}.values())
-        self._open(every)
-        runs_s = 12 * sum(self._opened[plan.name] for plan in every)
-        turns_s = 3 * len(every) * (effort.settle_s + 3 * effort.turn_s)
-        limit_s = self._session.settings.limits.time_s + 2 * effort.compare_s + runs_s + turns_s
-        names = tuple(plan.name for plan in every)
-        message = ComparePlans(names, effort, early, least, noted, alike_us, limit_s)
-        found: PlansCompared = self._ask(message, every)
-        by_name = dict(zip(names, map(Raced, found.timings, found.launches_us), strict=True))
-        return {label: by_name[plan.name] for label, plan in plans.items()}
+    def turn(self, plan: Plan, settle_s: float, turn_s: float) -> list[float]:
+        """Nanoseconds of the calls of a turn (see ``interleave.take_turn``)."""
+        self._open([plan])
+        taken: list[float] = self._ask(TurnPlan(plan.name, settle_s, turn_s, self._limit_s(plan)), [plan])
+        return taken
 
     def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
         """The plan's outputs for inputs in the model's order, and whether guards made it a careful run."""
@@ -114,12 +94,6 @@ class Plans:
         finally:
             inputs_path.unlink(missing_ok=True)
             outputs_path.unlink(missing_ok=True)
-
-    def timing(self, plan: Plan, sample_s: float) -> Timing:
-        """The timing of the plan by itself, from samples for about ``sample_s`` seconds."""
-        self._open([plan])
-        found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
-        return found
 
     def open_alone(self, plan: Plan) -> None:
         """Open the plan as in the process that it is handed over to, with no kernel that was loaded for another plan.

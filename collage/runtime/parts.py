@@ -53,7 +53,13 @@ def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExe
     """Load the engine of the suffix, which runs after ``prefix``. Raises CollageError."""
     model, suffix = parts.artifacts[-1], parts.program.suffix
     assert suffix is not None
-    options = BuildOptions(threads=suffix.region.threads, exclusive=suffix.region.exclusive)
+    region = suffix.region
+    options = BuildOptions(
+        threads=region.threads,
+        exclusive=region.exclusive,
+        variant=Variant(precision=region.precision),
+        profile=region.profile,
+    )
     careful = Careful(model, suffix.region.threads) if suffix.region.finite_only else None
     try:
         session = session_on(as_engine(backends[suffix.region.backend]), model, options)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.results import Measurement, Outcome, Slower
+from collage.measure_db.results import Measurement, Outcome, Rejection
 from collage.search.candidate import Candidate
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
 from collage.search.placement import Placement
@@ -48,25 +48,31 @@ class NetworkCosts:
         """The outcomes, with the times inside the network where they were measured."""
         return _with_times(outcomes, {request: timed.us for request, timed in self.kernels.items()})
 
-    def expected(
-        self, outcomes: Mapping[CandidateRequest, Outcome], count: int
-    ) -> dict[CandidateRequest, Outcome]:
-        """The outcomes, with the times that are expected inside the network of ``count`` operators.
+    def expected(self, outcomes: Mapping[CandidateRequest, Outcome]) -> dict[CandidateRequest, Outcome]:
+        """The outcomes, with the times that are expected inside the network.
 
-        A kernel that runs all of them is in no network.
+        A kernel that ran there has its own time. Another one of the same nodes takes longer in the network by the same
+        factor, and all others by what is typical of launches.
         """
-        known_us = {request: timed.expected_us for request, timed in self.kernels.items()}
+        known_us = {
+            request: timed.expected_us for request, timed in self.kernels.items() if request in outcomes
+        }
         corrected = _with_times(outcomes, known_us)
-        if self.effect == NO_EFFECT:
-            return corrected
+        factors = {
+            request.nodes: timed.expected_us / timed.alone_us
+            for request, timed in self.kernels.items()
+            if timed.alone_us > 0
+        }
         for request, outcome in outcomes.items():
-            if request in self.kernels or len(request.nodes) == count:
+            if request in self.kernels or isinstance(outcome, Rejection):
                 continue
+            alone_us = outcome.median_us if isinstance(outcome, Measurement) else outcome.least_us
+            factor = factors.get(request.nodes)
+            us = self.effect.in_network_us(alone_us) if factor is None else factor * alone_us
             if isinstance(outcome, Measurement):
-                us = self.effect.in_network_us(outcome.median_us)
                 corrected[request] = replace(outcome, median_us=us)
-            elif isinstance(outcome, Slower):
-                corrected[request] = replace(outcome, least_us=self.effect.in_network_us(outcome.least_us))
+            else:
+                corrected[request] = replace(outcome, least_us=us)
         return corrected
 
     def expected_transforms(self, alone_us: Mapping[ValueTransform, float]) -> dict[ValueTransform, float]:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from collage.compiler.finished import FINISHED
-from collage.compiler.passes.place import Place
 from collage.measure.worker.process import WorkerProcess, Workers
+
+SEARCHES = ("collage.compiler.placing.placed", "collage.compiler.placing.place_within")
+"""The searches that place a model."""
 
 
 def rows(database: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -39,5 +41,6 @@ def nothing_but_recalled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
         patch.setattr(Workers, "lend", lambda *_: pytest.fail("a worker was asked"))
-        patch.setattr(Place, "__call__", lambda *_: pytest.fail("the model was placed"))
+        for search in SEARCHES:
+            patch.setattr(search, lambda *_, **__: pytest.fail("the model was placed"))
         yield

@@ -7,11 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from collage.kernel.kernel import Call
-from collage.measure.machine.quiet import quiet_machine
-from collage.measure.timing.interleave import FEWEST, SURE, Decision, Pace, paired, take_turns
-from collage.measure_db.results import Timing
-
 EFFORT_VARIABLE = "COLLAGE_EFFORT"
 """Environment variable with a JSON object of other fields for the efforts "usual", "exhaustive" and "first". It is for
 tests, which measure little; child processes inherit it."""
@@ -48,28 +43,6 @@ class Effort:
         """What the effort adds to the key of a measurement."""
         return f" {self.name}" if self.name else ""
 
-    def compare(
-        self,
-        calls: Mapping[str, Call],
-        *,
-        early: int = FEWEST,
-        least: int = SURE,
-        after: Mapping[str, Call] | None = None,
-        alike_us: float = 0.0,
-        pauses: bool = True,
-    ) -> dict[str, Timing]:
-        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``take_turns``.
-
-        Differences below ``alike_us`` microseconds are of no interest. A turn begins with a pause where it ``pauses``,
-        which is needed only where a library has threads of its own that spin after a run. The run has the machine
-        alone.
-        """
-        settle_s = self.settle_s if pauses and len(calls) > 1 else 0.0
-        pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
-        with quiet_machine() as watch:
-            turns = take_turns(calls, pace, Decision(early, least, alike_us), after=after)
-        return {name: replace(timing, busy=watch.busy) for name, timing in paired(turns).items()}
-
 
 def _set(name: str, effort: Effort) -> Effort:
     """The effort with the fields that the environment sets."""
@@ -86,7 +59,7 @@ FULL = _set(
         settle_s=0.05,
         turn_s=0.02,
         transform_s=0.01,
-        speeds_s=0.6,
+        speeds_s=0.15,
         worth=5e-5,
     ),
 )

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure.timing.effort import Effort
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.results import Rejection, Timing
+from collage.measure_db.results import Rejection
 
 if TYPE_CHECKING:
     from collage.graph.storage import Storage
@@ -136,35 +135,19 @@ class NotePlan:
 
 @dataclass(frozen=True)
 class PlanTimes:
-    """The microseconds of each launch, and how busy the machine was."""
+    """The microseconds of each launch."""
 
     launches_us: tuple[float, ...]
-    busy: float | None = None
 
 
 @dataclass(frozen=True)
-class ComparePlans:
-    """Run open plans against each other. Reply: PlansCompared or PlanFailed.
+class TurnPlan:
+    """Take a turn with an open plan (see ``interleave.take_turn``). Reply: nanoseconds, or PlanFailed."""
 
-    With ``noted`` each turn ends with runs that note the end of each launch. ``early``, ``least`` and ``alike_us`` are
-    those of ``interleave``.
-    """
-
-    names: tuple[str, ...]
-    effort: Effort
-    early: int
-    least: int
-    noted: bool
-    alike_us: float
+    name: str
+    settle_s: float
+    turn_s: float
     limit_s: float
-
-
-@dataclass(frozen=True)
-class PlansCompared:
-    """Timings, and the microseconds of each launch where they were noted, in the order of the message's plans."""
-
-    timings: tuple[Timing, ...]
-    launches_us: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -185,15 +168,6 @@ class PlanRan:
     """The outputs are in the file. ``careful`` tells that guards found what the kernels are not right on."""
 
     careful: bool
-
-
-@dataclass(frozen=True)
-class TimePlan:
-    """Time an open plan by itself, for ``sample_s`` seconds. Reply: a Timing or PlanFailed."""
-
-    name: str
-    sample_s: float
-    limit_s: float
 
 
 @dataclass(frozen=True)

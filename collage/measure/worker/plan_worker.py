@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import VIEW
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
 from collage.frontend.model import Model
@@ -24,30 +23,27 @@ from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure.artifacts import Artifacts
-from collage.measure.machine.quiet import quiet_machine, timed_quietly
-from collage.measure.timing.calls import sample_calls
+from collage.measure.machine.quiet import quiet_machine
+from collage.measure.timing.interleave import take_turn
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.measure.worker.plan_check import PlanCheck
 from collage.measure.worker.plan_protocol import (
-    ComparePlans,
     NotePlan,
     OpenPlan,
     Plan,
     PlanFailed,
     PlanOpened,
     PlanRan,
-    PlansCompared,
     PlanTimes,
     RunPlan,
     Stage,
-    TimePlan,
+    TurnPlan,
 )
 from collage.measure.worker.plan_trace import WorkerPosition, blame, clock_of
 from collage.measure.worker.protocol import AS_LOADED
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Backends, Loaded, load_kernels
-from collage.schedule.program import Program
 
 _NOTED_RUNS = 4
 _PLAIN_RUNS = 3
@@ -86,16 +82,15 @@ class PlanWorker:
         if isinstance(message, OpenPlan):
             open_it = self._open_alone if message.alone else self._open
             return self._guarded([message.plan], lambda: open_it(message))
-        if isinstance(message, ComparePlans):
-            return self._about(message.names, lambda: self._compare(message))
         if isinstance(message, NotePlan):
             return self._about([message.name], lambda: self._note(message))
         if isinstance(message, RunPlan):
             return self._about([message.name], lambda: self._run(message))
-        if isinstance(message, TimePlan):
+        if isinstance(message, TurnPlan):
             call = self._timed(0, self._plans[message.name])
-            work = partial(timed_quietly, lambda: sample_calls([call], limit_s=message.sample_s))
-            return self._about([message.name], work)
+            work = partial(take_turn, call, message.settle_s, message.turn_s)
+            with quiet_machine():
+                return self._about([message.name], work)
         return None
 
     def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
@@ -175,27 +170,9 @@ class PlanWorker:
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]
         opened.noted.forget()
-        with quiet_machine() as watch:
+        with quiet_machine():
             run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us()), watch.busy)
-
-    def _compare(self, message: ComparePlans) -> PlansCompared:
-        opened = {name: self._plans[name] for name in message.names}
-        for each in opened.values():
-            each.noted.forget()
-        numbered = list(enumerate(opened.items()))
-        timings = message.effort.compare(
-            {name: self._timed(number, each) for number, (name, each) in numbered},
-            early=message.early,
-            least=message.least,
-            after={name: self._noted(number, each) for number, (name, each) in numbered}
-            if message.noted
-            else None,
-            alike_us=message.alike_us,
-            pauses=any(has_own_threads(each.plan.program, self._backends) for each in opened.values()),
-        )
-        noted = [tuple(each.noted.launches_us()) if message.noted else () for each in opened.values()]
-        return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
+        return PlanTimes(tuple(opened.noted.launches_us()))
 
     def _run(self, message: RunPlan) -> PlanRan:
         inputs = pickle.loads(Path(message.inputs_path).read_bytes())
@@ -221,9 +198,3 @@ class PlanWorker:
             opened.noted()
 
         return call
-
-
-def has_own_threads(program: Program, backends: Backends) -> bool:
-    """Whether a kernel of the program runs on other threads than the team's."""
-    names = {region.backend for region in program.executed} - {VIEW}
-    return any(backends[name].pays_switch() for name in names)

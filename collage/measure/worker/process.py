@@ -9,7 +9,8 @@ import signal
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -194,6 +195,7 @@ class Workers:
         self.deadline = Deadline()
         self._servers, self._owns_servers = fork_servers()
         self._idle: dict[int, WorkerProcess] = {}
+        self._coming: tuple[int, Future[WorkerProcess]] | None = None
         self.imports: tuple[str, ...] = ()
         """The modules that kernels need, see ``Backend.worker_imports``."""
 
@@ -215,12 +217,20 @@ class Workers:
             raise
         return worker
 
+    def prefetch(self, threads: int) -> None:
+        """Begin to start a prepared worker for ``threads``, which the next ``lend`` of one waits for."""
+        if self._coming is None and self._servers.possible and threads not in self._idle:
+            starter = ThreadPoolExecutor(1)
+            self._coming = threads, starter.submit(self.another, threads, prepared=True)
+            starter.shutdown(wait=False)
+
     def lend(self, threads: int, *, prepared: bool = False) -> WorkerProcess:
         """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started.
 
         One that is ``prepared`` has imported TVM, or has yet to do so where processes are not forked.
         """
-        worker = self._idle.pop(threads, None)
+        worker = self._came(threads) if prepared else None
+        worker = worker or self._idle.pop(threads, None)
         if worker is not None and prepared and self._servers.possible and not worker.prepared:
             worker.kill()  # what it would import, the server imports once for all
             worker = None
@@ -235,6 +245,13 @@ class Workers:
         worker.deadline = self.deadline
         return worker
 
+    def _came(self, threads: int) -> WorkerProcess | None:
+        """The worker that was begun for ``threads``, if there is one."""
+        if self._coming is None or self._coming[0] != threads:
+            return None
+        (_, coming), self._coming = self._coming, None
+        return coming.result()
+
     def release(self, worker: WorkerProcess, threads: int) -> None:
         """Take back a worker for ``threads`` that nobody needs now."""
         if worker.alive and threads not in self._idle:
@@ -244,6 +261,10 @@ class Workers:
 
     def close(self) -> None:
         """End the workers that are kept. Closing twice does nothing."""
+        if self._coming is not None:
+            (_, coming), self._coming = self._coming, None
+            with suppress(MeasurementError):
+                coming.result().kill()
         while self._idle:
             self._idle.popitem()[1].kill()
         if self._owns_servers:

@@ -9,15 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collage.measure.timing.effort import Effort
-from collage.measure_db.results import Timing
+WRITTEN, FOLDED = "written", "folded"
+"""Forms of a model: as its author wrote it, with shapes fixed, and simplified, with constants folded."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A plan: one engine runs the whole model, in one of its forms, with a profile, and perhaps reduced precision."""
+
+    engine: str
+    form: str = WRITTEN
+    profile: str = ""
+    precision: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the plan in reports."""
+        form = "folded" if self.form == FOLDED else "as written"
+        return ", ".join(filter(None, (self.engine, form, self.profile, self.precision)))
 
 
 @dataclass(frozen=True)
 class InitWhole:
     """The first message for a model that engines run whole. Reply: Ready.
 
-    ``folder`` holds it as ``model.onnx``. ``inputs`` are values in the model's order; ``backends`` holds pickles.
+    ``folder`` has a folder for each form, which holds it as ``model.onnx``. ``inputs`` are values in the model's order;
+    ``backends`` holds pickles.
     """
 
     folder: str
@@ -29,14 +46,22 @@ class InitWhole:
 
 @dataclass(frozen=True)
 class OpenWhole:
-    """Load the model in an engine and run it once. Reply: Opened, or a Rejection.
+    """Load the model in an engine and run it twice; the plan's label stands for it from then on. Reply: Opened.
 
     ``unchecked`` is for an engine whose arithmetic is too narrow for the model (``Engine.check_model``).
     """
 
-    backend: str
+    plan: Whole
     limit_s: float
     unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class CloseWhole:
+    """Forget what was opened under these names. Reply: Opened."""
+
+    names: tuple[str, ...]
+    limit_s: float
 
 
 @dataclass(frozen=True)
@@ -49,13 +74,13 @@ class ReferWhole:
 
 @dataclass(frozen=True)
 class RunWhole:
-    """Run the model on other inputs, in an engine that is open, or with "" in ONNX Runtime without optimisations.
+    """Run the model on other inputs, in what is open as ``name``, or with "" in ONNX Runtime without optimisations.
 
-    There, weights may be changed in their last bits, by a seed. Reply: Opened.
+    There, weights may be changed in their last bits, by a seed. Without inputs the usual ones count. Reply: Opened.
     """
 
-    backend: str
-    inputs: tuple[Any, ...]
+    name: str
+    inputs: tuple[Any, ...] | None
     limit_s: float
     weights_seed: int | None = None
 
@@ -74,29 +99,23 @@ class OpenParts:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least.
+class TurnWhole:
+    """Take a turn with what is open as ``name`` (see ``interleave.take_turn``). Reply: nanoseconds, or Opened."""
 
-    ``narrow`` tells that the engine would run it, but in too few bits (``Engine.check_model``).
+    name: str
+    settle_s: float
+    turn_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The outputs of the run, or None and why it failed; ``loaded`` says if the model was loaded at least.
+
+    ``narrow`` says that the engine would run it, but in too few bits (``Engine.check_model``).
     """
 
     outputs: tuple[Any, ...] | None
     loaded: bool = True
     message: str = ""
     narrow: bool = False
-
-
-@dataclass(frozen=True)
-class CompareWhole:
-    """Run engines or modules in turn, which are all open. Reply: Compared."""
-
-    backends: tuple[str, ...]
-    effort: Effort
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The timings by the names of the engines or modules."""
-
-    timings: Mapping[str, Timing]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.engine import Engine, as_engine, session_on
+from collage.backends.engine import Engine, as_engine, prepared, session_on
 from collage.check.compare import slightly_changed
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
@@ -20,16 +20,20 @@ from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.weights import WeightFiles, forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
+from collage.measure.machine.quiet import quiet_machine
+from collage.measure.timing.interleave import take_turn
 from collage.measure.worker.whole_protocol import (
-    Compared,
-    CompareWhole,
+    WRITTEN,
+    CloseWhole,
     InitWhole,
     Opened,
     OpenParts,
     OpenWhole,
     ReferWhole,
     RunWhole,
+    TurnWhole,
+    Whole,
 )
 from collage.runtime.executor import Executor
 from collage.runtime.parts import load_parts
@@ -42,7 +46,6 @@ class WholeWorker:
     def __init__(self, init: InitWhole) -> None:
         forget_borrowed()  # the files of the model before this one
         self._init = init
-        self._path = Path(init.folder) / "model.onnx"
         self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}
         self._reference: _Reference | None = None
         self._input_positions: dict[str, tuple[int, ...]] = {}
@@ -50,39 +53,54 @@ class WholeWorker:
     def answer(self, message: Any) -> object:
         """The reply to a message of the protocol."""
         if isinstance(message, OpenWhole):
-            return self._open(message.backend, message.unchecked)
+            return self._open(message.plan, message.unchecked)
         if isinstance(message, OpenParts):
             return self._open_parts(message)
+        if isinstance(message, CloseWhole):
+            for name in message.names:
+                self._sessions.pop(name, None)
+            return Opened(())
         if isinstance(message, ReferWhole):
             return self._refer(message.standard)
         if isinstance(message, RunWhole):
             return self._other(message)
-        if isinstance(message, CompareWhole):
-            self._reference = None  # outputs were compared before, and its memory may be needed
-            calls = {name: partial(self._call, name) for name in message.backends}
-            return Compared(message.effort.compare(calls))
+        if isinstance(message, TurnWhole):
+            return self._turn(message)
         return Failure(f"unknown message {type(message).__name__}")
 
-    def _open(self, name: str, unchecked: bool) -> Opened:
+    def _path(self, form: str) -> Path:
+        return Path(self._init.folder) / form / "model.onnx"
+
+    def _open(self, plan: Whole, unchecked: bool) -> Opened:
         """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run."""
         try:
-            engine = as_engine(pickle.loads(self._init.backends[name]))
-            options = BuildOptions(threads=self._init.threads, exclusive=True)
-            model = artifact_in(self._path)
+            engine, path = as_engine(pickle.loads(self._init.backends[plan.engine])), self._path(plan.form)
+            options = whole_options(plan, self._init.threads)
+            model = artifact_in(path)
             if not unchecked:
                 try:
-                    self._check(engine, model)
+                    self._check(engine, model, path)
                 except UnsupportedError as refusal:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
-            self._sessions[name] = session_on(engine, model, options)
+            ready = prepared(engine, load_model(path), options) if plan.precision else None
+            self._sessions[plan.label] = session_on(engine, ready or model, options)
         except BaseException as error:  # an engine may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
-        return self._ran(name)
+        return self._ran(plan.label)
 
-    def _check(self, engine: Engine, model: bytes | Framed) -> None:
+    def _turn(self, message: TurnWhole) -> list[float] | Opened:
+        self._reference = None  # outputs were compared before, and its memory may be needed
+        try:
+            with quiet_machine():
+                return take_turn(partial(self._run, message.name), message.settle_s, message.turn_s)
+        except BaseException as error:  # an engine may raise anything
+            return Opened(None, message=_one_line(error))
+
+    @staticmethod
+    def _check(engine: Engine, model: bytes | Framed, path: Path) -> None:
         """Raises what the engine says against the model."""
         if isinstance(model, Framed) and engine.takes_apart:
-            engine.check_proto(load_model(self._path))
+            engine.check_proto(load_model(path))
         else:
             engine.check_model(in_one_piece(model))
 
@@ -105,18 +123,16 @@ class WholeWorker:
             return Opened(None, message=_one_line(error))
 
     def _other(self, message: RunWhole) -> Opened:
-        name, inputs, seed = message.backend, message.inputs, message.weights_seed
+        name, seed = message.name, message.weights_seed
+        inputs = self._init.inputs if message.inputs is None else message.inputs
         try:
             if name:
                 return Opened(tuple(self._sessions[name].run(inputs)))
             if seed is not None:
-                return Opened(tuple(_with_changed_weights(self._path, inputs, seed)))
+                return Opened(tuple(_with_changed_weights(self._path(WRITTEN), inputs, seed)))
             return Opened(tuple(self._onnx_runtime(inputs)))
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
-
-    def _call(self, name: str) -> None:
-        self._run(name)
 
     def _run(self, name: str) -> list[Any]:
         inputs = self._init.inputs
@@ -127,15 +143,23 @@ class WholeWorker:
     def _refer(self, standard: bool) -> Opened:
         inputs = self._init.inputs
         try:
-            return Opened(tuple(_standard(self._path, inputs) if standard else self._onnx_runtime(inputs)))
+            return Opened(
+                tuple(_standard(self._path(WRITTEN), inputs) if standard else self._onnx_runtime(inputs))
+            )
         except BaseException as error:  # both references may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
 
     def _onnx_runtime(self, inputs: tuple[Any, ...]) -> list[Any]:
         """Outputs of ONNX Runtime without optimisations, which loads the model once for several inputs."""
         if self._reference is None:
-            self._reference = _Reference(self._path)
+            self._reference = _Reference(self._path(WRITTEN))
         return self._reference.run(inputs)
+
+
+def whole_options(plan: Whole, threads: int) -> BuildOptions:
+    """What an engine's session on the whole model is loaded with."""
+    variant = Variant(precision=plan.precision)
+    return BuildOptions(threads=threads, exclusive=True, variant=variant, profile=plan.profile)
 
 
 class _Reference:

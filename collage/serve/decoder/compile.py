@@ -210,7 +210,7 @@ def _compiled(
     """
     parts: dict[tuple[int, int], Parts] = {}
     ranks: list[Shards] = []
-    memory_gbs = maker.shop.context().speeds.team_memory_gbs
+    memory_gbs = maker.shop.speeds.team_memory_gbs
     iteration_us = maker.weights / (memory_gbs * 1e3)  # an iteration reads each of them
     for bucket in sorted({*buckets, *ends}):
         sized = read_decoder(known.model, GraphSizes(bucket, PROBE.past), known.graph.places)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
+from collage.measure.whole import WholeMeasurer, WholeSettings
 from onnx import TensorProto, helper
 
 from collage.backends.base import Availability
@@ -18,7 +19,6 @@ from collage.check.whole_verdict import JUDGES, compared, forgiven
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
 from collage.measure.timing.effort import QUICK
-from collage.measure.whole import WholeMeasurer, WholeSettings
 from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
 from tests.helpers.backends_for_tests import onnx_model

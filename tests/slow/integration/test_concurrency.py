@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +16,11 @@ from onnx import helper
 import collage
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
-from collage.compiler.passes import concurrency, select
+from collage.compiler import finish
+from collage.compiler.best import Best
+from collage.compiler.plan import Placed, Plan
+from collage.compiler.propose import streams
+from collage.measure_db.results import Timing
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from tests.helpers.finished import forget_finished, nothing_but_recalled
@@ -58,23 +64,24 @@ def module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> collage.CompiledModule:
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
-    propose, ranked = concurrency._proposals, select._ranked
+    propose, ranked = streams._proposals, finish._ranked
 
     def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> TimedSchedule:
         able = frozenset(v for v, us in enumerate(costs.single_threaded_us) if us is not None)
         return TimedSchedule(algorithm(dag, costs, threads, able).schedule, 0.0)
 
+    def chosen(*args: Any) -> list[tuple[str, TimedSchedule]]:
+        return [each for each in propose(*args) if each[0] == request.param]
+
+    def streams_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
+        return sorted(ranked(timings), key=lambda plan: not (isinstance(plan, Placed) and plan.streams))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dag, "beside_others", property(lambda dag: frozenset(range(len(dag)))))
-        patch.setattr(concurrency, "schedule_inter_op", all_alone)
-        patch.setattr(
-            concurrency,
-            "_proposals",
-            lambda *args: [each for each in propose(*args) if each[0] == request.param],
-        )
-        patch.setattr(
-            select, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.concurrent)
-        )
+        patch.setattr(streams, "schedule_inter_op", all_alone)
+        patch.setattr(streams, "_proposals", chosen)
+        patch.setattr(finish, "_ranked", streams_first)
+        patch.setattr(Best, "finalists", Best.everything)
         db = tmp_path_factory.getbasetemp() / "side_by_side.sqlite"
         forget_finished(db)  # the other algorithms, which are no options, have left theirs
         module = collage.compile(branches(), backends=NAMES, threads=2, db=db, progress=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +14,17 @@ import pytest
 
 import collage
 from collage.backends.openvino import OpenVino
-from collage.compiler import offload_judge
+from collage.compiler import finish
+from collage.compiler.best import Best
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes import select
+from collage.compiler.plan import Placed, Plan
+from collage.compiler.propose import offload_judge
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.results import Timing
+from collage.search.evolution import Cost
 from tests.helpers.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
@@ -106,27 +109,28 @@ def test_ctrl_c_keeps_the_best_and_finishes(tmp_path: Path) -> None:
     assert module(x).shape == (1, 10)
 
 
+def on_ort(plan: Plan) -> int:
+    """The number of regions that ONNX Runtime has in a placement."""
+    return isinstance(plan, Placed) and [c.backend for c in plan.placement.candidates].count("onnxruntime")
+
+
 def test_what_wins_is_handed_over_with_the_right_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole networks timed as if two regions of ONNX Runtime were what the machine likes best."""
     like = tmp_path / "db.sqlite"
 
-    def timings(self: offload_judge.OffloadJudge, finalists, *rest, **more):  # type: ignore[no-untyped-def]
-        found = {}
-        for each in finalists:
-            engines = [r.backend for r in each.program.launches if r.backend == "onnxruntime"]
-            us = 50.0 if len(engines) == 2 else 100.0 + len(each.program.launches)
-            found[each.label] = Timing(us, 0.1, us, us, 100)
-        return found
+    def costs(self: offload_judge.OffloadJudge, plans: Sequence[Placed], *_: object) -> dict[Placed, Cost]:
+        us = {plan: 50.0 if on_ort(plan) == 2 else 100.0 + len(plan.placement.candidates) for plan in plans}
+        return {plan: Cost(us[plan] / us[plans[0]], 0.0) for plan in plans}
 
-    monkeypatch.setattr(offload_judge.OffloadJudge, "_timings", timings)
-    ranked = select._ranked
-    monkeypatch.setattr(
-        select,
-        "_ranked",
-        lambda f, t: sorted(ranked(f, t), key=lambda each: each.label != "graph level"),
-    )
+    def two_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
+        return sorted(ranked(timings), key=lambda plan: on_ort(plan) != 2)
+
+    ranked = finish._ranked
+    monkeypatch.setattr(offload_judge.OffloadJudge, "_costs", costs)
+    monkeypatch.setattr(finish, "_ranked", two_first)
+    monkeypatch.setattr(Best, "finalists", Best.everything)
     module = compiled(like, search_s=60.0, backends=["tvm", "onednn", "onnxruntime"])
     assert [r.backend for r in module.program.launches].count("onnxruntime") == 2
     assert module.report.graph_level is not None and module.report.graph_level.times < 0.6

@@ -18,17 +18,8 @@ import collage
 from collage.backends.base import Backend
 from collage.backends.layout import LayoutTransforms
 from collage.backends.view import View
-from collage.compiler import pipeline
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes.anytime import Anytime
-from collage.compiler.passes.calibrate import Calibrate
-from collage.compiler.passes.fixpoint import Fixpoint
-from collage.compiler.passes.measure import Measure
-from collage.compiler.passes.place import Place
-from collage.compiler.passes.repeat import Repeat
-from collage.compiler.passes.select import Select
-from collage.compiler.passes.settle import Settle
 from collage.errors import ModelError
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
@@ -138,14 +129,10 @@ def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
     assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
 
 
-def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", Beside(), Late(), effort=QUICK)
     assert {region.backend for region in module.program.launches} == {"beside"}
     backends = Beside("raises", "unnoted"), Late()
-    search = Measure(), Repeat((Fixpoint(Place(), Calibrate()), Select()))
-    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime((*pipeline.FULL[:-1], *search), Settle()),))
     module = compiled(tmp_path / "db.sqlite", *backends)
     assert {region.backend for region in module.program.launches} == {"late"}
     # A quick compile remembers the time and the check of its placement, and has no other one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,11 +23,12 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
-from collage.compiler.passes import select
-from collage.compiler.passes.baselines import Baselines
+from collage.compiler import finish
+from collage.compiler.best import Best
+from collage.compiler.plan import Plan, Whole
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
-from collage.report.words import as_written
+from collage.measure_db.results import Timing
 from tests.helpers.backends_for_tests import NumpyBackend
 from tests.helpers.models import elementwise_net, make_model
 
@@ -120,22 +121,15 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
     engine: OnnxRuntime | OpenVino, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = engine.profiles(BuildOptions(threads=2))[position]
-    ranked = select._ranked
-    monkeypatch.setattr("collage.compiler.passes.baselines.best_profile", lambda profiles: profile)
-    monkeypatch.setattr("collage.compiler.passes.baselines._slower", lambda one, other: False)
-    monkeypatch.setattr(Baselines, "_near", lambda self, plans: list(plans))
-    monkeypatch.setattr(
-        select,
-        "_ranked",
-        lambda f, t: sorted(ranked(f, t), key=lambda each: not each.label.endswith(as_written(profile))),
-    )
+    ranked = finish._ranked
+
+    def wanted_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
+        return sorted(ranked(timings), key=lambda plan: plan != Whole(engine.name, profile=profile))
+
+    monkeypatch.setattr(finish, "_ranked", wanted_first)
+    monkeypatch.setattr(Best, "finalists", Best.everything)
     module = collage.compile(
-        awkward(),
-        backends=[engine.name],
-        threads=2,
-        db=tmp_path / "db.sqlite",
-        progress=False,
-        effort="exhaustive",
+        awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
     )
     (region,) = module.program.launches
     assert (region.profile, region.original, region.split) == (profile, True, "")

@@ -17,10 +17,10 @@ import collage
 from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import builtin_registry
 from collage.backends.view import View
+from collage.compiler import placing
 from collage.compiler.compile import compile_model
 from collage.compiler.finished import FINISHED
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes.place import Place
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure.worker.process import Workers
@@ -124,9 +124,9 @@ def copy(database: Path, tmp_path: Path) -> Path:
 def searched(db: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> collage.CompiledModule | None:
     """The module of a compile, or None where it was recalled."""
     placed = []
-    place = Place.__call__
+    place = placing.placed
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "__call__", lambda *about: placed.append(1) or place(*about))
+        patch.setattr(placing, "placed", lambda *about, **more: placed.append(1) or place(*about, **more))
         module = compiled(conv_net(), db, **options)
     return module if placed else None
 

@@ -125,7 +125,7 @@ def placed_freely(monkeypatch: pytest.MonkeyPatch) -> None:
         *others, _ = about
         return candidates_of(*others, ErrorModel())
 
-    monkeypatch.setattr("collage.compiler.by_known.candidates_of", without_a_budget)
+    monkeypatch.setattr("collage.compiler.placing.candidates_of", without_a_budget)
 
 
 @pytest.mark.usefixtures("placed_freely")

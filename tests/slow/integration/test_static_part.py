@@ -117,7 +117,7 @@ def test_the_static_part_is_placed(module: collage.CompiledModule) -> None:
     assert module.outputs == {"scores": "float32[1x2x64]", "y": "float32[1x?x1x4]"}
     found = {check(module, seed) for seed in range(5)}
     assert len(found) > 1, "the number of boxes depends on the data"
-    assert set(module.report.finalists) == {"onnxruntime", "static part placed, then onnxruntime"}
+    assert "mix" in module.report.finalists and len(module.report.finalists) > 1
     assert any("depends on data" in note for note in module.report.notes)
     assert module.report.relative_error < 1e-4
 
@@ -186,14 +186,14 @@ def test_inputs_of_the_rest_alone_are_bound_too(tmp_path: Path) -> None:
 def test_an_engine_that_is_faster_keeps_the_whole(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", SlowAtTheRest())
     assert not module.program.launches
-    assert set(module.report.finalists) == {"onnxruntime", "static part placed, then onnxruntime"}
+    assert "onnxruntime, as written" in module.report.finalists
     check(module, 2)
 
 
 def test_another_answer_does_not_win(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", WrongAtTheRest())
     assert not module.program.launches
-    assert any("other numbers" in note for note in module.report.notes)
+    assert any("its outputs differ from ONNX Runtime's" in note for note in module.report.notes)
     check(module, 3)
 
 

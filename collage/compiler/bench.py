@@ -1,0 +1,291 @@
+"""The bench: what a compile measures and runs with. It is built once, and asking it changes nothing but the ledger."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+
+from collage.backends.base import VIEW
+from collage.compiler.accuracy import Accuracy, Asked
+from collage.compiler.assemble import Assembler
+from collage.compiler.clock import Clock
+from collage.compiler.devices import offers_on
+from collage.compiler.events import Measured, Profiled, Searched
+from collage.compiler.final_check import FinalCheck
+from collage.compiler.import_model import Imported, import_model
+from collage.compiler.known import Known
+from collage.compiler.plan import Placed
+from collage.compiler.plan_runs import PlanRuns
+from collage.compiler.ranges import ranges_on_samples
+from collage.compiler.task import Task
+from collage.compiler.whole_bench import WholeBench
+from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.frontend.model import Model, from_simplified
+from collage.frontend.model_artifacts import fits_an_artifact
+from collage.measure.crew import Crews
+from collage.measure.measured_model import MeasuredModel
+from collage.measure.measurer import Measurer
+from collage.measure.rivals import Rivals
+from collage.measure.settings import CandidateLimits, MeasureSettings
+from collage.measure.worker.process import Workers
+from collage.measure.worker.protocol import CandidateRequest
+from collage.measure.worker.session import WorkerSession
+from collage.measure_db.database import Database
+from collage.patterns.context import MatchContext
+from collage.patterns.match import Match, RejectedMatch, find_matches
+from collage.search.candidates import Offer, offers_of
+
+log = logging.getLogger(__name__)
+
+
+class Bench:
+    """Measures and runs what proposers ask for. ``known`` is the ledger, and ``whole`` tries engines on the model.
+
+    The graph, and all that needs it, is made on first use. That raises ModelError if the model has none.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        database: Database,
+        workers: Workers,
+        clock: Clock,
+        show: Callable[[Progress], None],
+        crews: Crews | None = None,
+    ) -> None:
+        """Without ``crews``, which measure on other machines, kernels are measured here. ``show`` gets progress."""
+        self.task = task
+        self.database = database
+        self.clock = clock
+        self.show = show
+        self.known = Known()
+        self.whole = WholeBench(task, database, workers, show)
+        self.raced = 0
+        """The number of races between whole networks that were run."""
+        self._workers = workers
+        self._crews = crews
+        self._tools: tuple[Measurer, Assembler, PlanRuns] | None = None
+        self._no_graph: ModelError | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Tell the ledger what was measured, and put the workers away. Closing twice does nothing."""
+        measurer = None if self._tools is None else self._tools[0]
+        try:
+            if not self._closed:
+                self._closed = True
+                made = self.raced + self.whole.made
+                if self._tools is not None:
+                    measurer, _, runs = self._tools
+                    made += measurer.made_in_all + runs.made
+                    self.known.tell(*runs.failures.told, Profiled(measurer.session.spent()))
+                self.known.tell(Measured(made))
+        finally:
+            try:
+                if measurer is not None:
+                    measurer.close()
+            finally:
+                self.whole.close()
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the model, or a part of it, can be placed. ``why_no_graph`` says why not."""
+        try:
+            return bool(self.model.graph.nodes)
+        except ModelError as error:
+            log.info("%s: no graph: %s", self.task.source.name, error)
+            return False
+
+    @property
+    def why_no_graph(self) -> ModelError | None:
+        """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
+        return self._no_graph
+
+    @property
+    def imported(self) -> Imported:
+        """The import of the model. Raises ModelError, each time."""
+        if self._no_graph is not None:
+            raise self._no_graph
+        try:
+            return self._imported
+        except ModelError as error:
+            self._no_graph = error
+            raise
+
+    @cached_property
+    def _imported(self) -> Imported:
+        self.show(Progress("import", 0, 1, self.task.source.name))
+        found = import_model(self.task)
+        self.known.note(*found.notes)
+        return found
+
+    @property
+    def model(self) -> Model:
+        """The graph, in which ONNX nodes that are converted wrongly are opaque."""
+        return self.measurer.model
+
+    @property
+    def measurer(self) -> Measurer:
+        """What measures kernels of the graph."""
+        return self._started[0]
+
+    @property
+    def assembler(self) -> Assembler:
+        """What makes executables of placements."""
+        return self._started[1]
+
+    @property
+    def runs(self) -> PlanRuns:
+        """What runs executables."""
+        return self._started[2]
+
+    @property
+    def _started(self) -> tuple[Measurer, Assembler, PlanRuns]:
+        if self._tools is None:
+            self._tools = self._verified(self.imported.model)
+            self._match()
+        return self._tools
+
+    def _verified(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
+        """The tools for the graph. Nodes that TVM's importer converts wrongly are opaque from then on.
+
+        That is repeated, since a node that reads what another one got wrong is compared then.
+        """
+        self.show(Progress("verify", 0, 1, model.name))
+        while True:
+            tools = self._tools_for(model)
+            try:
+                wrong = tools[0].verify()
+            except BaseException:
+                tools[0].close()
+                raise
+            if wrong.keys() <= model.opaque.keys():
+                return tools
+            tools[0].close()
+            opaque = {**model.opaque, **wrong}
+            model = from_simplified(model.onnx, model.name, opaque, model.example_inputs, model.assumed)
+
+    def _tools_for(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
+        task = self.task
+        guards = fits_an_artifact(self.imported.original)
+        measured = MeasuredModel(model, as_loaded=self.imported.as_loaded, guards=guards)
+        settings = MeasureSettings(
+            task.backends,
+            task.keyed_versions,
+            task.build,
+            task.target.measured_on,
+            task.options.effort,
+            CandidateLimits(task.options.time_limit_s),
+        )
+        session = WorkerSession(measured, settings, self._workers)
+        crew = None if self._crews is None else self._crews.crew(session)
+        measurer = Measurer(session, self.database, self.show, crew=crew)
+        measurer.network_us = task.source.share_us
+        assembler = Assembler(measurer, task.backends, task.build, task.target, task.versions)
+        runs = PlanRuns(measurer, self.database, task.target, task.options.seed, self.show)
+        return measurer, assembler, runs
+
+    def _match(self) -> None:
+        """Find the patterns of all backends, and ask these for the variants of each match."""
+        task, model = self.task, self.model
+        self.assembler.ranges = ranges_on_samples(self)
+        started = time.perf_counter()
+        about = MatchContext(model)
+        matches: list[Match] = []
+        refused: list[RejectedMatch] = []
+        for name in task.backends:
+            found, rejected = find_matches(about, name, task.registry.sources(name, task.build))
+            matches += found
+            if name != VIEW:  # a rejected view says only that its operator does some work
+                refused += rejected
+        offers, without = offers_of(model, matches, task.backends, task.build, self.assembler.ranges)
+        if not task.source.family:  # a plan of the whole engine does the same
+            everything = len(model.graph.nodes)
+            offers = [
+                o
+                for o in offers
+                if o.request.backend not in task.engines or len(o.request.nodes) < everything
+            ]
+        self.known.matches = matches
+        self.known.refused = [*refused, *without]
+        self.known.offers = offers_on(task.options.device, offers)
+        self.known.tell(Searched(time.perf_counter() - started))
+
+    @cached_property
+    def final_check(self) -> FinalCheck:
+        """What is expected of the graph's modules. It is made on first use, which takes runs of the original."""
+        seed = self.task.options.seed
+        return FinalCheck.of(self.imported.original, self.model, seed, self.clock.deadline)
+
+    @cached_property
+    def accuracy(self) -> Accuracy:
+        """The samples that errors of outputs are measured on. It is made on first use. Raises ModelError."""
+        asked = Asked.by(self.task.options, self.task.source.samples)
+        assert asked is not None
+        seed = self.task.options.seed
+        return Accuracy.of(self.imported.original, self.model, asked, seed, self.clock.deadline)
+
+    @property
+    def knows_accuracy(self) -> bool:
+        """Whether the reference has been run on the samples."""
+        return "accuracy" in self.__dict__
+
+    # Measuring, whose outcomes go to the ledger
+
+    def race(self, requests: Sequence[CandidateRequest], mix: Placed | None = None) -> None:
+        """Measure the requests, region by region. Those of the same nodes race each other, and kernels of the mix."""
+        self.known.outcomes.update(self.measurer.race(requests, _rivals(self, requests, mix)))
+
+    def finish_races(self, requests: Collection[CandidateRequest]) -> None:
+        """Measure requests to the end that have lost a race."""
+        self.known.outcomes.update(self.measurer.finish([*requests]))
+
+    def recall(self, requests: Sequence[CandidateRequest]) -> None:
+        """Take over what the database knows of the requests."""
+        missing = [each for each in requests if each not in self.known.outcomes]
+        self.known.outcomes.update(self.measurer.known(missing))
+
+    def look_again(self) -> None:
+        """Take over rejections of kernels that have failed in a network since they were measured."""
+        self.known.outcomes.update(self.measurer.known(self.known.outcomes))
+
+    def measure_switch(self) -> None:
+        """Set the cost of a switch between libraries (Eq. 2.2), unless it is known."""
+        if not self.known.epsilon_us:
+            self.known.epsilon_us = self.measurer.epsilon_us(())
+
+    def suggest(self, offers: Sequence[Offer], mix: Placed | None) -> bool:
+        """Measure offers that no pattern has made, and tell the log. False if all of them were known."""
+        new = [each for each in offers if each.request not in self.known.outcomes]
+        if new:
+            self.known.offer(new)
+            self.race([each.request for each in new], mix)
+        return bool(new)
+
+
+def _rivals(bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None) -> Rivals:
+    """What the requests race against: kernels of the mix that cover exactly their nodes, and what they could gain."""
+    known = bench.known
+    if mix is None:
+        return Rivals(network_us=bench.measurer.network_us, switch_us=known.epsilon_us)
+    kernels = [
+        (c.cost_us + known.epsilon_us * c.switches, CandidateRequest(c.nodes, c.backend, c.variant))
+        for c in known.timed(mix).placement.candidates
+    ]
+    kernel_of = {node: at for at, (_, kernel) in enumerate(kernels) for node in kernel.nodes}
+    idle = {node for view in known.views for node in view.nodes}
+
+    def of(nodes: tuple[int, ...]) -> list[int]:
+        return sorted({kernel_of[node] for node in nodes if node in kernel_of})
+
+    cover: dict[tuple[int, ...], tuple[CandidateRequest, ...]] = {}
+    for nodes in {request.nodes for request in requests}:
+        inside = [kernels[at][1] for at in of(nodes) if kernels[at][1].backend != VIEW]
+        covered = {node for each in inside for node in each.nodes}
+        if inside and {*nodes} - idle <= covered <= {*nodes}:
+            cover[nodes] = tuple(inside)
+    network_us = sum(us for us, _ in kernels)
+    return Rivals(cover, network_us, lambda nodes: sum(kernels[at][0] for at in of(nodes)), known.epsilon_us)

@@ -1,0 +1,263 @@
+"""The end of a compile: one race of the best plans and the engines, the last check, and loading what is handed over."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.executable import Executable
+from collage.compiler.finished import Finished
+from collage.compiler.plan import Placed, Plan, Whole, is_reduced
+from collage.compiler.referee import LAST, RaceFailedError, Referee
+from collage.compiler.selection import Selection
+from collage.core.progress import Progress
+from collage.errors import CollageError, ModelError, NoPlacementError
+from collage.measure.timing.effort import QUICK
+from collage.measure.timing.interleave import FEWEST, Pace, may_be_best
+from collage.measure_db.results import Timing
+from collage.report.best_so_far import FINISHED as BY_ITSELF
+from collage.runtime.parts import load_parts
+from collage.runtime.suffix import SuffixExecutor
+from collage.schedule.program import Program
+from collage.schedule.schedule import makespan_us
+from collage.search.errors import of_outputs
+
+log = logging.getLogger(__name__)
+
+_TIE = 1.02
+"""An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
+_SHARE = 0.4
+"""The share of the time that is left which the last race may take."""
+_UNMEASURED = (
+    "no engine runs the model on made-up inputs; give inputs of your own with --input (inputs= in Python)"
+)
+
+
+class Finish:
+    """Selects one of the best plans, and loads it in this process."""
+
+    def __init__(self, bench: Bench, referee: Referee, best: Best) -> None:
+        self._bench = bench
+        self._referee = referee
+        self._best = best
+        self._reasons: list[str] = []
+
+    def select(self) -> Selection:
+        """The best plan that is right, checked and loaded.
+
+        Raises NoPlacementError or ModelError if there is none, and BudgetOverError.
+        """
+        self._bench.show(Progress("finish", 0, 1))
+        plans = self._allowed(self._best.finalists())
+        timings = self._raced(plans)
+        tried: set[Plan] = set()
+        for plan in (*_ranked(timings), *self._allowed(self._best.everything())):
+            if plan in tried:
+                continue
+            tried.add(plan)
+            selected = self._handed_over(plan, timings)
+            if selected is not None:
+                return selected
+        return self._unmeasured()
+
+    def engine(self) -> Selection | None:
+        """The fastest engine that ran, loaded in this process; None if there is none."""
+        engines = [each for each in self._best.everything() if isinstance(each, Whole)]
+        found = (self._handed_over(plan, {}) for plan in self._allowed(engines))
+        return next((each for each in found if each is not None), None)
+
+    def recalled(self, plan: Plan, finished: Finished) -> Selection | None:
+        """What an earlier compile has selected, checked and loaded; None if that fails."""
+        label = plan.label
+        if label not in finished.timings:
+            return None
+        if isinstance(plan, Whole):
+            selected = self._engine(plan, finished.timings[label])
+        else:
+            selected = self._placement(plan, finished.timings[label], finished.launches_us)
+        if selected is None:
+            return None
+        return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)
+
+    def _allowed(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The plans that may be handed over: with ``strict`` no engine on the whole model or its suffix."""
+        if not self._bench.task.options.strict:
+            return [*plans]
+        return [plan for plan in plans if isinstance(plan, Placed) and not plan.suffix]
+
+    def _raced(self, plans: Sequence[Plan]) -> dict[Plan, Timing]:
+        """Timings of the plans in one race. Plans that fail leave it."""
+        left = [*plans]
+        quick = self._bench.task.options.effort is QUICK
+        while left:
+            seconds = min(LAST.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
+            pace = Pace(FEWEST + 2, FEWEST, seconds) if quick else replace(LAST, limit_s=seconds)
+            try:
+                return self._referee.race(left, pace, " at last")
+            except RaceFailedError as error:
+                self._refuse(error.failed.plan, error.failed.reason)
+                left = [plan for plan in left if plan != error.failed.plan]
+        return {}
+
+    def _refuse(self, plan: Plan, reason: str) -> None:
+        text = f"{plan.label}: {reason}; not used"
+        log.warning("%s", text)
+        self._reasons.append(f"{plan.label}: {reason}")
+        self._bench.known.note(text)
+        self._best.drop(plan)
+
+    def _handed_over(self, plan: Plan, timings: Mapping[Plan, Timing]) -> Selection | None:
+        timing = timings.get(plan)
+        if timing is None:
+            us = self._best.us(plan)
+            timing = Timing(us, 0.0, us, us, 1)
+        self._bench.show(Progress("check", 0, 1, plan.label))
+        try:
+            if isinstance(plan, Whole):
+                selected = self._engine(plan, timing)
+            else:
+                selected = self._placement(plan, timing, self._launches(plan))
+        except RaceFailedError as error:
+            self._refuse(plan, error.failed.reason)
+            return None
+        if selected is None:
+            return None
+        self._bench.show(Progress("check", 1, 1, plan.label))
+        return replace(selected, timings=_by_label(plan, timings))
+
+    def _launches(self, plan: Placed) -> tuple[float, ...]:
+        if not plan.placement.candidates:
+            return ()
+        return self._bench.runs.launch_times_us(self._referee.executable(plan))
+
+    def _engine(self, plan: Whole, timing: Timing) -> Selection | None:
+        """The engine, loaded in this process; None if that fails."""
+        whole = self._bench.whole
+        parts = whole.parts(plan, timing.median_us)
+        try:
+            executor = load_parts(parts, self._bench.task.backends)
+        except CollageError as error:
+            self._refuse(plan, str(error))
+            return None
+        absolute, relative = whole.found.errors.get(plan.label, (math.inf, math.inf))
+        us = timing.median_us
+        return Selection(plan, parts, executor, {}, us, us, absolute, relative)
+
+    def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
+        """The placement, checked with ONNX Runtime and loaded; None if it is wrong. Raises RaceFailedError."""
+        bench, referee = self._bench, self._referee
+        executable, finding = referee.checked(plan)
+        if finding.complaint:
+            self._refuse(plan, finding.complaint)
+            return None
+        error = None
+        if bench.task.options.tolerance and (executable.reduced or not self._hurried or bench.knows_accuracy):
+            error = referee.error_on_samples(plan)
+        whole: SuffixExecutor | None = None
+        if plan.suffix:
+            referee.open(plan)
+        parts, executor = referee.load(executable)
+        absolute, relative = finding.absolute, finding.relative
+        program, predicted_us = _with_times(executable, launches_us)
+        parts = replace(parts, program=program)
+        if plan.suffix:
+            parts, whole = referee.suffixes.load(plan, parts, executor)
+            predicted_us = max(predicted_us, timing.median_us)
+            absolute, relative = referee.suffixes.errors.get(plan, (absolute, relative))
+        return Selection(
+            plan,
+            parts,
+            whole or executor,
+            {},
+            timing.median_us,
+            predicted_us,
+            absolute,
+            relative,
+            of_outputs(plan.placement.error),
+            error,
+        )
+
+    @property
+    def _hurried(self) -> bool:
+        return self._bench.clock.ended != BY_ITSELF or self._bench.task.options.effort is QUICK
+
+    def _unmeasured(self) -> Selection:
+        """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
+        bench = self._bench
+        problem = bench.why_no_graph or bench.known.no_placement
+        reasons = "; ".join(self._reasons)
+        if bench.task.options.strict or bench.task.source.family:
+            if problem is not None:
+                raise problem
+            raise NoPlacementError(f"no placement agrees with ONNX Runtime on the original model: {reasons}")
+        for label in bench.whole.found.loaded:
+            plan = Whole(label.split(",")[0])
+            selected = self._engine(plan, Timing(0.0, 0.0, 0.0, 0.0, 0))
+            if selected is not None:
+                return replace(selected, unmeasured=_UNMEASURED)
+        refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
+        text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
+        raise ModelError(
+            f"{problem or 'The model has no placement.'} And no engine can run the model whole: {text}"
+        )
+
+
+def _by_label(first: Plan, timings: Mapping[Plan, Timing]) -> dict[str, Timing]:
+    """The timings by label, where plans of the same label get numbers; that of the ``first`` has none."""
+    found: dict[str, Timing] = {}
+    for plan in sorted(timings, key=lambda each: (each != first, timings[each].median_us)):
+        label, number = plan.label, 1
+        while label in found:
+            number += 1
+            label = f"{plan.label} {number}"
+        found[label] = timings[plan]
+    return found
+
+
+def _ranked(timings: Mapping[Plan, Timing]) -> list[Plan]:
+    """The plans, the best one first. Of those that tie with it, simpler ones come first.
+
+    Engines are simpler than placements, then the model's own dtypes than reduced ones, fewer launches than more,
+    launches one after another than side by side, and usual settings than others.
+    """
+    by_time = sorted(timings, key=lambda plan: timings[plan].median_us)
+    if not by_time:
+        return []
+    shortest_us = timings[by_time[0]].median_us
+    named = {plan.label + str(number): timings[plan] for number, plan in enumerate(by_time)}
+    alike = [
+        plan
+        for plan in by_time
+        if timings[plan].median_us <= _TIE * shortest_us
+        and (isinstance(plan, Whole) or may_be_best(timings[plan], named))
+    ]
+    alike.sort(key=lambda plan: (*_complexity(plan), timings[plan].median_us))
+    return alike + [plan for plan in by_time if plan not in alike]
+
+
+def _complexity(plan: Plan) -> tuple[object, ...]:
+    if isinstance(plan, Whole):
+        return 0, is_reduced(plan), 1, False, bool(plan.profile)
+    launches = len(plan.placement.candidates) + len(plan.placement.transforms)
+    return 1, plan.reduced, launches, plan.streams is not None, False
+
+
+def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program, float]:
+    """The program with the times of its launches, and the end of its schedule by them, in microseconds.
+
+    If the times are not known, these are the program as it is and the predicted time.
+    """
+    program = executable.program
+    if len(times) != len(program.launches):
+        return program, executable.predicted_us
+    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    timed = replace(
+        program,
+        regions=tuple(found.get(each, each) for each in program.regions),
+        launches=tuple(found[each] for each in program.launches),
+    )
+    return timed, makespan_us(program.ordered.dag, program.ordered.schedule, list(times))

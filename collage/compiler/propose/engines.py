@@ -1,0 +1,95 @@
+"""Engines on the whole model: the first module, and what the result is never slower than."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+
+from collage.backends.engine import as_engine
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.plan import FOLDED, Plan, Whole
+from collage.compiler.verdict import Verdict
+from collage.errors import CollageError, ModelError
+
+log = logging.getLogger(__name__)
+
+
+def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """Each engine on the model as its author wrote it, at its usual settings.
+
+    If no engine runs it on the numbers that the model compares its inputs with, others are tried, and then the model
+    without the shapes that were written into it.
+    """
+    plans = [Whole(name) for name in bench.task.engines]
+    try:
+        found = bench.whole.trial(plans)
+    except ModelError as error:
+        log.info("%s: no engine runs the whole model: %s", bench.task.source.name, error)
+        return
+    if not found.errors:
+        for other in bench.whole.others():
+            try:
+                again = other.trial(plans)
+            except (ModelError, CollageError) as error:
+                log.info("engines on another form: %s", error)
+                continue
+            if again.errors or (again.loaded and not found.loaded):
+                bench.whole.close()
+                other.made += bench.whole.made
+                bench.whole, found = other, again
+                if again.errors:
+                    break
+    bench.known.note(*found.notes)
+    for plan in plans:
+        if plan.label in found.errors:
+            yield plan
+
+
+def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The engines on the simplified model, whose shapes are fixed and whose constants are folded."""
+    imported = bench.imported
+    if imported.folded is None or imported.suffix is not None or imported.model.assumed:
+        return
+    bench.whole.add_folded(imported.folded)
+    yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
+
+
+def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The engines in the reduced precisions that they offer themselves: these take no search."""
+    plans = [
+        Whole(name, precision=precision)
+        for name, backend in bench.task.engines.items()
+        for precision in as_engine(backend).precisions(bench.task.build)
+    ]
+    for plan in plans:  # noqa: UP028  (a list cannot be sent verdicts)
+        yield plan
+
+
+def profiles(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The other settings of engines, on the form of the model that each is faster on."""
+    plans = []
+    for name, backend in bench.task.engines.items():
+        forms = [plan for plan in best.everything() if isinstance(plan, Whole) and plan.engine == name]
+        forms = [plan for plan in forms if not (plan.profile or plan.precision)]
+        if not forms:
+            continue
+        form = min(forms, key=best.score).form
+        plans += [
+            Whole(name, form, profile) for profile in as_engine(backend).profiles(bench.task.build) if profile
+        ]
+    yield from _right(bench, plans)
+
+
+def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
+    """Those of the plans whose outputs are right."""
+    if not plans:
+        return
+    try:
+        found = bench.whole.trial(plans)
+    except ModelError as error:
+        log.info("%s", error)
+        return
+    for plan in plans:
+        if plan.label in found.errors:
+            yield plan

@@ -1,0 +1,265 @@
+"""Mixes: placements by what is known, run in the network, corrected by what that shows, and placed again."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import replace
+
+from collage.backends.base import VIEW, BackendKind
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.devices import plain_first
+from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
+from collage.compiler.plan import CONCURRENT, MIX, Placed, Plan, StreamPlan
+from collage.compiler.verdict import Failed, Ran, Verdict
+from collage.errors import ModelError, NoPlacementError
+from collage.measure.worker.protocol import CandidateRequest
+from collage.search.candidate import Candidate
+from collage.search.candidates import Offer
+from collage.search.filling import filling
+from collage.search.placement import Placement, check_placement, finish
+from collage.search.promising import promising as promising_offers
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 50
+"""A kernel that fails in a network is rejected, and the model is placed again, at most so many times in a row."""
+
+
+def mix_of(best: Best) -> Placed | None:
+    """The best mix so far in the model's own dtypes, with its launches one after another."""
+    for plan in best.everything():
+        if isinstance(plan, Placed) and plan.streams is None and not plan.reduced:
+            return plan
+    return None
+
+
+def planned(bench: Bench, placement: Placement, streams: StreamPlan | None = None) -> Placed:
+    """The placement as a plan, with an engine for the suffix if the model has one."""
+    suffix = "" if bench.imported.suffix is None else bench.known.suffix or next(iter(bench.task.engines), "")
+    return Placed(MIX if streams is None else CONCURRENT, placement, streams, suffix)
+
+
+def first_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """A mix of the variants that win by what is known, one or two a region. More are measured if there is no cover."""
+    refuse(bench)
+    bench.measure_switch()
+    for requests in _waves(bench):
+        bench.race(requests)
+        try:
+            yield from _with_suffix(bench, best, calibrated(bench, best, rounds=2))
+            return
+        except NoPlacementError as error:
+            log.info("no placement yet: %s", error)
+            bench.known.no_placement = error
+    if bench.known.no_placement is not None:
+        raise bench.known.no_placement
+
+
+def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """All variants on the regions that usually win: they cover the model, and the best mix seldom needs others."""
+    bench.race(_requests(promising_of(bench)), mix_of(best))
+    yield from calibrated(bench, best)
+
+
+def calibrated(
+    bench: Bench, best: Best, rounds: int = 3, *, finite_only: bool = True
+) -> Generator[Plan, Verdict, None]:
+    """Place, run, correct the costs by the times in the network, and place again, until a placement has run before."""
+    attempts = 0
+    while rounds > 0 and attempts < _ATTEMPTS:
+        plan = planned(bench, place(bench, finite_only=finite_only))
+        if plan.alike in bench.known.ran:
+            return
+        verdict = yield plan
+        if isinstance(verdict, Ran):
+            rounds -= 1
+        elif isinstance(verdict, Failed) and verdict.kernel is None:
+            if not bench.known.left_out:
+                yield from _without_one_backend(bench, plan)
+            return
+        else:
+            attempts += 1
+
+
+def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The best mix with another variant in every region at once, which shows the times in place of all of them.
+
+    Then the model is placed once more.
+    """
+    mix = mix_of(best)
+    if mix is None:
+        return
+    field = field_of(bench)
+    other = _others(mix.placement, field)
+    if other is None:
+        return
+    graph = bench.model.graph
+    try:
+        check_placement(graph, other)
+        placement = finish(graph, other, bench.known.epsilon_us, transforms_us=field.transforms_us)
+    except (KeyError, ValueError) as error:
+        log.info("no other variant everywhere: %s", error)
+        return
+    plan = planned(bench, placement)
+    if plan.alike not in bench.known.ran:
+        yield plan
+    yield from calibrated(bench, best)
+
+
+def _others(placement: Placement, field: Field) -> list[Candidate] | None:
+    """For each kernel of the placement the next best one of the same nodes and storages, or itself; None if all are."""
+    alike: dict[tuple[object, ...], list[Candidate]] = {}
+    for each in field.candidates:
+        alike.setdefault((each.nodes, each.reads, each.writes), []).append(each)
+    found, changed = [], False
+    for kernel in placement.candidates:
+        rivals = [
+            c
+            for c in alike.get((kernel.nodes, kernel.reads, kernel.writes), ())
+            if (c.backend, c.variant) != (kernel.backend, kernel.variant)
+        ]
+        best = min(rivals, key=lambda c: c.cost_us, default=None)
+        if best is not None and best.cost_us <= 1.3 * kernel.cost_us:
+            found.append(best)
+            changed = True
+        else:
+            found.append(kernel)
+    return found if changed else None
+
+
+def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """One mix of few candidates, mostly in the plain format. More are measured if there is no cover."""
+    refuse(bench)
+    offers = plain_first(bench.known.offers)
+    waves: list[list[Offer]] = [
+        promising_of(bench, offers),
+        promising_of(bench, offers, between=True),
+        offers,
+    ]
+    bench.known.epsilon_us = bench.measurer.epsilon_us(())
+    for wave in waves:
+        bench.race(_requests(wave))
+        for finite_only in (True, False):
+            try:
+                yield from _with_suffix(
+                    bench, best, calibrated(bench, best, rounds=1, finite_only=finite_only)
+                )
+                return
+            except NoPlacementError as error:
+                log.info("no placement yet: %s", error)
+                bench.known.no_placement = error
+    if bench.known.no_placement is not None:
+        raise bench.known.no_placement
+
+
+def refuse(bench: Bench) -> None:
+    """Raise an error if nothing runs a node: NoPlacementError for a family, and ModelError for a strict compile."""
+    task, model = bench.task, bench.model
+    if task.source.family and (left := uncovered(bench)):
+        raise NoPlacementError(why_uncovered(bench, [*left]))
+    if not task.options.strict or not model.opaque:
+        return
+    taken = {
+        model.graph.nodes[node].source
+        for offer in bench.known.offers
+        if offer.request.backend not in task.engines
+        for node in offer.request.nodes
+    }
+    nodes = model.onnx.graph.node
+    if left_ := {i: why for i, why in model.opaque.items() if i not in taken}:
+        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in left_.items())
+        raise ModelError(
+            f"strict: {len(left_)} ONNX nodes are not converted, and only engines run them: {listing}"
+        )
+
+
+def promising_of(
+    bench: Bench, offers: Sequence[Offer] | None = None, *, between: bool = False
+) -> list[Offer]:
+    """The most promising offers in the model's own dtypes (``search.promising``)."""
+    offers = bench.known.offers if offers is None else offers
+    done = {node for view in bench.known.views for node in view.nodes}
+    found = promising_offers(offers, len(bench.model.graph.nodes), bench.task.engines, done, between=between)
+    exact = [each for each in found if not each.request.variant.precision]
+    if bench.task.options.tolerance:  # there are more offers than there is time for a second attempt
+        exact += filling(bench.model, offers, exact, bench.known.views)
+    return exact
+
+
+def promising_reduced(bench: Bench, nodes: Collection[int]) -> list[CandidateRequest]:
+    """The most promising requests of reduced precision on regions that share some of the nodes."""
+    done = {node for view in bench.known.views for node in view.nodes}
+    found = promising_offers(bench.known.offers, len(bench.model.graph.nodes), bench.task.engines, done)
+    return [
+        o.request for o in found if o.request.variant.precision and not {*nodes}.isdisjoint(o.request.nodes)
+    ]
+
+
+def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
+    """What is measured for the first mix: first little, and more each time."""
+    few = promising_of(bench)
+    yield _likely(bench, few)
+    yield _requests(few)
+    yield _requests(promising_of(bench, between=True))
+    yield _requests([each for each in bench.known.offers if not each.request.variant.precision])
+
+
+def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[CandidateRequest]:
+    """The requests of each region that win by what is known; those of compilers only if there is no other."""
+    regions: dict[tuple[int, ...], list[CandidateRequest]] = {}
+    for offer in offers:
+        regions.setdefault(offer.request.nodes, []).append(offer.request)
+    found: list[CandidateRequest] = []
+    backends = bench.task.backends
+    for requests in regions.values():
+        ordered = bench.measurer.in_order(requests)
+        at_once = [each for each in ordered if backends[each.backend].kind is not BackendKind.COMPILER]
+        found += at_once[:most] or ordered[:1]
+    return found
+
+
+def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:
+    return [offer.request for offer in offers]
+
+
+def _with_suffix(
+    bench: Bench, best: Best, proposer: Generator[Plan, Verdict, None]
+) -> Generator[Plan, Verdict, None]:
+    """The plans of the proposer; the first one with each engine for the suffix, if the model has one."""
+    if bench.imported.suffix is None:
+        yield from proposer
+        return
+    verdict = None
+    times: dict[str, float] = {}
+    while True:
+        try:
+            plan = next(proposer) if verdict is None else proposer.send(verdict)
+        except StopIteration:
+            return
+        if not times and isinstance(plan, Placed):
+            for engine in bench.task.engines:
+                verdict = yield replace(plan, suffix=engine)
+                if isinstance(verdict, Ran):
+                    times[engine] = verdict.us
+            if times:
+                bench.known.suffix = min(times, key=times.__getitem__)
+        else:
+            verdict = yield plan
+
+
+def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdict, None]:
+    """Placements without one of the backends of a plan that fails as a whole, until one of them runs."""
+    counts = Counter(c.backend for c in failed.placement.candidates for _ in c.nodes)
+    names: Collection[str] = sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))
+    for name in names:
+        bench.known.left_out = {name}
+        try:
+            verdict = yield planned(bench, place(bench))
+        except NoPlacementError:
+            continue
+        if isinstance(verdict, Ran):
+            return
+    bench.known.left_out = set()

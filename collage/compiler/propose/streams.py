@@ -1,0 +1,145 @@
+"""Streams: which kernels of a mix take less time single-threaded, side by side with others.
+
+The mix is placed for launches that run one after another, each on the whole team. Here each kernel is measured on a
+single thread, too. Launches that do not depend on each other are scheduled side by side if that is shorter. Several
+algorithms propose schedules (`collage.schedule`). Each proposal that the costs do not rule out runs once, and the next
+ones are made with the times of its launches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.executable import Executable
+from collage.compiler.plan import Placed, Plan, StreamPlan
+from collage.compiler.propose.mixes import planned
+from collage.compiler.propose.single_threaded import Launch, single_threaded
+from collage.compiler.verdict import Ran, Verdict
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.schedule.dag import Dag
+from collage.schedule.inter_op import schedule_inter_op
+from collage.schedule.list_schedule import list_schedule
+from collage.schedule.schedule import TEAM, Schedule, makespan_us
+from collage.schedule.stream_mapping import nimble, opara
+from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
+from collage.search.candidate import Candidate
+from collage.search.placement import Placement
+from collage.search.transforms import PlacedTransform
+
+log = logging.getLogger(__name__)
+
+_LEAST_GAIN = 0.03
+"""The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
+_CLOSE = 1.1
+"""A factor on the shortest schedule by the costs: longer ones are not run. Costs are off by as much in the network."""
+_EVENT = 0.4
+"""The share of a barrier's time that a stream takes to wait for an event of another one."""
+_ROUNDS, _MOST_FIRST = 3, 3
+"""The rounds, and the proposals that run in the first of them; there is one in each of the others."""
+
+
+def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """Schedules of the best mix with concurrent launches, if there is more than one thread."""
+    mix = next((p for p in best.everything() if isinstance(p, Placed) and p.streams is None), None)
+    if mix is None or bench.task.target.threads < 2:
+        return
+    mix = bench.known.timed(mix)
+    base = bench.assembler.assemble(mix, bench.known.tunings)
+    dag = base.program.ordered.dag
+    if dag.width < 2:
+        return
+    beside = {v for v in dag.beside_others if not base.program.on_gpu[v]}
+    if not beside:
+        return
+    single = tuple(single_threaded(bench, base.launches, beside))
+    launches = _Launches(bench.known.epsilon_us, mix.placement, base, single)
+    threads, barrier_us = base.program.threads, bench.task.speeds.barrier_us
+    team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
+    single_us: list[float | None] = [None if each is None else each.cost_us for each in single]
+    moved = [moved_bytes(bench.model, base, v) for v in range(len(dag))]
+    tried: set[Schedule] = set()
+    for number in range(_ROUNDS):
+        costs = Costs(tuple(team_us), tuple(single_us), barrier_us, _EVENT * barrier_us)
+        proposals = _proposals(dag, costs, threads, moved)[: _MOST_FIRST if number == 0 else 1]
+        new = [(name, found.schedule) for name, found in proposals if found.schedule not in tried]
+        if not new:
+            return
+        for name, schedule in new:
+            tried.add(schedule)
+            by_costs = [
+                team_us[v] if schedule.streams[v] == TEAM else (single_us[v] or team_us[v])
+                for v in range(len(dag))
+            ]
+            total_us = makespan_us(dag, schedule, by_costs)
+            placement = launches.placed(schedule, dict(enumerate(by_costs)), total_us)
+            verdict = yield planned(bench, placement, StreamPlan(schedule, single, name))
+            if not isinstance(verdict, Ran) or len(verdict.launches_us) != len(schedule.order):
+                continue
+            for v, us in zip(schedule.order, verdict.launches_us, strict=True):
+                if schedule.streams[v] == TEAM:
+                    team_us[v] = us
+                else:
+                    single_us[v] = us
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of a mix on the whole team, and for each the single-threaded kernel that can take its place."""
+
+    epsilon_us: float
+    mix: Placement
+    base: Executable
+    single_threaded: tuple[Launch | None, ...]
+
+    def placed(self, schedule: Schedule, times: Mapping[int, float], total_us: float) -> Placement:
+        """The mix as it is scheduled, with the times of its launches. It ends after ``total_us`` microseconds."""
+        candidates: dict[Candidate, Candidate] = {}
+        transforms: dict[PlacedTransform, PlacedTransform] = {}
+        for v, launch in enumerate(self.base.launches):
+            alone = self.single_threaded[v] if schedule.streams[v] != TEAM else launch
+            if isinstance(launch, Candidate) and isinstance(alone, Candidate):
+                candidates[launch] = replace(alone, cost_us=times[v])
+            elif isinstance(launch, PlacedTransform) and isinstance(alone, PlacedTransform):
+                transforms[launch] = replace(alone, cost_us=times[v])
+        return replace(
+            self.mix,
+            candidates=tuple(candidates.get(each, each) for each in self.mix.candidates),
+            transforms=tuple(transforms.get(each, each) for each in self.mix.transforms),
+            predicted_us=total_us,
+        )
+
+
+def _proposals(
+    dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]
+) -> list[tuple[str, TimedSchedule]]:
+    """Schedules with the names of their algorithms, the shortest by the costs first.
+
+    Those that promise too little to be run are left out.
+    """
+    algorithms: dict[str, Algorithm] = {
+        "list": list_schedule,
+        "nimble": nimble(dag, costs),
+        "opara": opara(dag, costs, moved_bytes),
+    }
+    found = {name: schedule_inter_op(dag, costs, threads, each) for name, each in algorithms.items()}
+    ranked = sorted(found.items(), key=lambda item: item[1].time_us)
+    limit = min((1 - _LEAST_GAIN) * sum(costs.team_us), _CLOSE * ranked[0][1].time_us)
+    return [(name, each) for name, each in ranked if each.time_us <= limit]
+
+
+def moved_bytes(model: Model, executable: Executable, v: int) -> int:
+    """The bytes of activations and weights that launch ``v`` reads and writes."""
+    region, types = executable.program.launches[v], executable.program.types
+    weights = Subgraph(model, region.nodes).weights.values()
+    return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(
+        w.nbytes for w in weights
+    )
+
+
+def _team_us(launch: Launch, epsilon_us: float) -> float:
+    return launch.cost_us + (epsilon_us * launch.switches if isinstance(launch, Candidate) else 0.0)

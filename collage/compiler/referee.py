@@ -1,0 +1,273 @@
+"""The referee: it runs a plan beside the best one so far, and says what came of it.
+
+Everything is remembered in the database, so a question that was asked before costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from collage.compiler.bench import Bench
+from collage.compiler.executable import Entry, Executable, graph_digest, network_key
+from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
+from collage.compiler.metrics import MetricError
+from collage.compiler.plan import Placed, Plan, Whole
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
+from collage.compiler.suffixes import Suffixes
+from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
+from collage.core.progress import Progress
+from collage.errors import CollageError, DatabaseError, MeasurementError, ModelError
+from collage.measure.timing.interleave import FEWEST, SURE, Pace, race_by_turns
+from collage.measure_db.keys import Raced, RaceKey, TimingKey
+from collage.measure_db.results import Timing
+from collage.runtime.executor import Executor
+from collage.runtime.parts import Parts
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+DUEL = Pace(rounds=12, least=FEWEST, limit_s=2.0)
+LAST = Pace(rounds=30, least=SURE, limit_s=8.0)
+_SETTLE_S, _TURN_S = 0.03, 0.02
+_NOTED_S = 0.1
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """An engine's entry in a race."""
+
+    digest: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RaceFailedError(Exception):
+    """A plan of a race has failed."""
+
+    failed: Failed
+
+
+class Referee:
+    """Runs plans of one compile. ``turn_s`` and the pause before an engine's successor are the same for all races."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._executables: dict[Placed, Executable] = {}
+        self.suffixes = Suffixes(bench)
+
+    def challenge(self, best: Plan | None, plan: Plan) -> Verdict:
+        """What comes of the plan beside the best one so far. The verdict may be about the best one's failure.
+
+        A plan of reduced precision is run on samples first. Raises MeasurementError and BudgetOverError.
+        """
+        error = foreseen = None
+        try:
+            if self._is_reduced(plan):
+                error, foreseen = self._errors(plan)
+                if complaint := self.complaint(error, foreseen):
+                    return Beyond(plan, error, foreseen, complaint)
+            plans = [plan] if best is None or best == plan else [best, plan]
+            pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
+            timings = self.race(plans, pace)
+            launches = self._launches(plan)
+        except RaceFailedError as error_:
+            return error_.failed
+        except (MetricError, ModelError) as error_:
+            return Failed(plan, str(error_))
+        mine = timings[plan]
+        if isinstance(plan, Whole):
+            self._bench.known.engine_us[plan] = mine.median_us
+        before = mine if best is None else timings[best]
+        ratio = mine.median_us / before.median_us
+        return Ran(plan, mine.median_us, ratio, mine.noise_us / before.median_us, launches, error, foreseen)
+
+    def race(self, plans: Sequence[Plan], pace: Pace, mark: str = "") -> dict[Plan, Timing]:
+        """Timings of the plans in one interleaved run, from the database or made now.
+
+        Raises RaceFailedError if one of them fails, and what a worker raises.
+        """
+        entries = {plan: self.entry(plan) for plan in plans}
+        target, graph = self._bench.task.target, self._graph
+        keys: dict[str, TimingKey] = {}
+        for number, plan in enumerate(plans):
+            key = network_key(entries[plan], [*entries.values()], graph, target)
+            key = replace(key, placement=f"{key.placement} by turns{mark}")
+            keys[str(number)] = TimingKey(key, f"{self._bench.task.source.name}: {plan.label}")
+        run = partial(self._race, plans, pace)
+        found = self._bench.database.remember(RaceKey(keys), run)
+        return {plan: found[str(number)].timing for number, plan in enumerate(plans)}
+
+    def _race(self, plans: Sequence[Plan], pace: Pace) -> Mapping[str, Raced]:
+        self._bench.show(Progress("compare", 0, 1, ", ".join(plan.label for plan in plans)))
+        turns = {}
+        for number, plan in enumerate(plans):
+            self.open(plan)
+            turns[str(number)] = partial(self._guarded, plan, partial(self._turn, plan, plans))
+        found = race_by_turns(turns, pace)
+        self._bench.raced += 1
+        return {name: Raced(timing) for name, timing in found.items()}
+
+    def open(self, plan: Plan) -> None:
+        """Load the plan, and check it on the usual inputs, unless it is open. Raises RaceFailedError."""
+        self._guarded(plan, partial(self._open, plan))
+
+    def _open(self, plan: Plan) -> None:
+        if isinstance(plan, Whole):
+            found = self._bench.whole.engines.open(plan)
+            if found.outputs is None:
+                raise CollageError(found.message)
+        elif plan.suffix:
+            self.suffixes.open(plan, self.executable(plan))
+        else:
+            self._bench.runs.open(self.executable(plan))
+
+    def _turn(self, plan: Plan, plans: Sequence[Plan]) -> Sequence[float]:
+        settle_s = _SETTLE_S if any(each != plan and _spins(each) for each in plans) else 0.0
+        if isinstance(plan, Whole):
+            return self._bench.whole.engines.turn(plan.label, settle_s, _TURN_S)
+        if plan.suffix:
+            return self.suffixes.turn(plan, settle_s, _TURN_S)
+        return self._bench.runs.turn(self.executable(plan), settle_s, _TURN_S)
+
+    def _guarded(self, plan: Plan, work: Callable[[], T]) -> T:
+        """What the work on a plan gives. Raises RaceFailedError for its failures."""
+        try:
+            return work()
+        except KernelRejectedError as error:
+            self._bench.look_again()
+            raise RaceFailedError(Failed(plan, str(error), error.kernel)) from error
+        except PlanDroppedError as error:
+            raise RaceFailedError(Failed(plan, str(error))) from error
+        except (MeasurementError, DatabaseError):  # a full disk is nobody's fault
+            raise
+        except CollageError as error:
+            if not isinstance(plan, Whole) and not plan.suffix:
+                raise
+            self._bench.known.note(f"{plan.label}: {error}; not used")
+            raise RaceFailedError(Failed(plan, str(error))) from error
+
+    def executable(self, plan: Placed) -> Executable:
+        """The plan, ready to be run."""
+        if plan not in self._executables:
+            self._executables[plan] = self._bench.assembler.assemble(plan, self._bench.known.tunings)
+        return self._executables[plan]
+
+    def entry(self, plan: Plan) -> Entry:
+        """What identifies the plan in keys."""
+        if isinstance(plan, Whole):
+            versions = {plan.engine: self._bench.task.versions[plan.engine]}
+            return _Engine(self._bench.whole.digest(plan), versions)
+        executable = self.executable(plan)
+        if plan.suffix:
+            return _Engine(f"{executable.digest} then {plan.suffix}", executable.versions)
+        return executable
+
+    @property
+    def _graph(self) -> str:
+        if self._bench.task.source.family:
+            return graph_digest(self._bench.model)
+        return self._bench.whole.form.digest
+
+    def _launches(self, plan: Plan) -> tuple[float, ...]:
+        if isinstance(plan, Whole):
+            return ()
+        launch_times = partial(self._bench.runs.launch_times_us, self.executable(plan))
+        found = self._guarded(plan, launch_times)
+        self._bench.known.learn(plan, self.executable(plan).launches, found)
+        return found
+
+    # Errors
+
+    def _is_reduced(self, plan: Plan) -> bool:
+        return bool(plan.precision) if isinstance(plan, Whole) else plan.reduced
+
+    def _errors(self, plan: Plan) -> tuple[float, float]:
+        """The error on samples, and the one foreseen of other inputs. Raises MetricError and ModelError."""
+        bench = self._bench
+        accuracy = bench.accuracy
+        if isinstance(plan, Placed):
+            found = self._guarded(
+                plan, partial(bench.runs.error_and_foreseen, self.executable(plan), accuracy)
+            )
+            return found
+        self.open(plan)
+        errors = accuracy.errors(partial(self._engine_outputs, plan))
+        return accuracy.asked.metric.of_all(errors), accuracy.asked.metric.foreseen(errors)
+
+    def _engine_outputs(self, plan: Whole, inputs: Sequence[Any]) -> Sequence[Any]:
+        bench = self._bench
+        given = bench.whole.inputs_for(bench.model.input_names, inputs)
+        found = bench.whole.engines.outputs(plan, given)
+        if found.outputs is None:
+            raise MetricError(found.message)
+        names = [info.name for info in bench.whole.form.original.graph.output]
+        made = dict(zip(names, found.outputs, strict=True))
+        return [made[name] for name in bench.model.output_names]
+
+    def complaint(self, error: float, foreseen: float) -> str:
+        """What is wrong with a plan of these errors, or "" if it keeps the tolerance."""
+        tolerance, about = self._bench.task.options.tolerance, self._bench.accuracy.about
+        if max(error, foreseen) <= tolerance:
+            return ""
+        of_others = f", and of {foreseen:.2g} foreseen on other inputs" if error <= tolerance else ""
+        return f"an error of {error:.2g} on {about}{of_others}, above the tolerance of {tolerance:g}"
+
+    def error_on_samples(self, plan: Placed) -> float | None:
+        """The plan's error on samples, or None if it cannot be measured. Raises RaceFailedError."""
+        try:
+            run = partial(self._bench.runs.error, self.executable(plan), self._bench.accuracy)
+            found = self._guarded(plan, run)
+        except (MetricError, ModelError):
+            return None
+        return found
+
+    def load(self, executable: Executable) -> tuple[Parts, Executor]:
+        """Load the executable in this process, for the user. Raises RaceFailedError."""
+        load = partial(self._bench.runs.load, executable, self._bench.assembler)
+        found = self._guarded(executable.plan, load)
+        return found
+
+    # The last check
+
+    def checked(self, plan: Placed) -> tuple[Executable, Finding]:
+        """The executable of a plan, and what the last check finds. Raises RaceFailedError.
+
+        If it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked. If usual
+        inputs lead to infinities in a model of float16, those are no sign that a number was too large.
+        """
+        found = self._guarded(plan, partial(self._checked, plan))
+        return found
+
+    def _checked(self, plan: Placed) -> tuple[Executable, Finding]:
+        bench, executable = self._bench, self.executable(plan)
+        assembler, tunings = bench.assembler, bench.known.tunings
+        by_outputs = not bench.task.options.metric.is_max
+
+        def check() -> FinalCheck:
+            if not executable.reduced:
+                return bench.final_check
+            return bench.final_check.of_reduced(executable.precisions, of_outputs=by_outputs)
+
+        about = " by outputs" if executable.reduced and by_outputs else ""
+        finding = bench.runs.finding(executable, check, about)
+        if finding.complaint == BEYOND_GUARDS and assembler.guards_halves:
+            assembler.guards_halves = False
+            without = assembler.assemble(plan, tunings)
+            if without.digest != executable.digest:
+                executable, finding = without, bench.runs.finding(without, check, about)
+            assembler.guards_halves = finding.complaint == BEYOND_GUARDS
+        if not finding.complaint or finding.ordinary or executable.guarded:
+            return executable, finding
+        log.info("%s: %s; its inputs are guarded", plan.label, finding.complaint)
+        guarded = assembler.assemble(plan, tunings, guard_inputs=True)
+        return guarded, bench.runs.finding(guarded, check, about)
+
+
+def _spins(plan: Plan) -> bool:
+    """Whether threads of a library may spin after the plan's turn."""
+    return isinstance(plan, Whole) or bool(plan.suffix) or plan.exclusive

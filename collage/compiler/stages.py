@@ -1,0 +1,180 @@
+"""The stages of a compile, as a table: a proposer yields plans, and is sent the referee's verdicts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.plan import Placed, Plan
+from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
+from collage.compiler.propose.everything import doubtful, everything
+from collage.compiler.propose.evolve import evolve
+from collage.compiler.propose.gpu_streams import gpu_streams
+from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, promising, quick_mix
+from collage.compiler.propose.recall import recall
+from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
+from collage.compiler.propose.regions import regions
+from collage.compiler.propose.streams import streams
+from collage.compiler.referee import Referee
+from collage.compiler.verdict import Beyond, Failed, Verdict
+from collage.errors import NoPlacementError
+from collage.measure.timing.effort import QUICK
+
+log = logging.getLogger(__name__)
+
+Proposer: TypeAlias = "Generator[Plan, Verdict, None]"
+When: TypeAlias = Callable[[Bench, Best], bool]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of the table: ``propose`` makes a proposer, whose plans are run ``when`` that is worth it."""
+
+    name: str
+    propose: Callable[[Bench, Best], Proposer]
+    when: When
+
+
+def _has_engines(bench: Bench, _: Best) -> bool:
+    return bool(bench.task.engines) and not (bench.task.source.family or bench.task.options.strict)
+
+
+def _graph(bench: Bench, _: Best) -> bool:
+    return bench.has_graph
+
+
+def _tolerance(bench: Bench, best: Best) -> bool:
+    return bool(bench.task.options.tolerance) and _graph(bench, best)
+
+
+def _reduced_engines(bench: Bench, best: Best) -> bool:
+    return _has_engines(bench, best) and _tolerance(bench, best)
+
+
+def _folded(bench: Bench, best: Best) -> bool:
+    return _has_engines(bench, best) and _graph(bench, best)
+
+
+def _streams(bench: Bench, best: Best) -> bool:
+    return bench.task.options.streams and _graph(bench, best)
+
+
+def _graph_level(bench: Bench, best: Best) -> bool:
+    return bench.task.options.graph_level_s is not None and _graph(bench, best)
+
+
+def _always(_: Bench, __: Best) -> bool:
+    return True
+
+
+USUAL: tuple[Stage, ...] = (
+    Stage("engines", engines, _has_engines),
+    Stage("recall", recall, _always),
+    Stage("engines in reduced precision", engines_reduced, _reduced_engines),
+    Stage("first mix", first_mix, _graph),
+    Stage("slowest kernels in reduced precision", early_reduced, _tolerance),
+    Stage("promising", promising, _graph),
+    Stage("streams", streams, _streams),
+    Stage("streams of a GPU", gpu_streams, _streams),
+    Stage("folded engines", engines_folded, _folded),
+    Stage("other variants", other_variants, _graph),
+    Stage("everything", everything, _graph),
+    Stage("reduced precision", reduced, _tolerance),
+    Stage("streams of the best", streams, _streams),
+    Stage("streams of a GPU of the best", gpu_streams, _streams),
+    Stage("profiles of engines", profiles, _has_engines),
+    Stage("merges and splits", regions, _graph),
+    Stage("calibrated", calibrated, _graph),
+    Stage("lost early", doubtful, _graph),
+    Stage("graph level", evolve, _graph_level),
+)
+
+QUICK_STAGES: tuple[Stage, ...] = (
+    Stage("engines", engines, _has_engines),
+    Stage("recall", recall, _always),
+    Stage("engines in reduced precision", engines_reduced, _reduced_engines),
+    Stage("quick mix", quick_mix, _graph),
+    Stage("reduced precision", quick_reduced, _tolerance),
+    Stage("streams of a GPU", gpu_streams, _streams),
+)
+
+
+def stages_of(bench: Bench) -> tuple[Stage, ...]:
+    """The rows for the compile's effort."""
+    return QUICK_STAGES if bench.task.options.effort is QUICK else USUAL
+
+
+def run_stages(
+    stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best, *, until_first: bool = False
+) -> None:
+    """Run the rows until they end, or with ``until_first`` until there is a plan.
+
+    Raises what a proposer raises, such as BudgetOverError and MeasurementError, but NoPlacementError, which ends a row.
+    """
+    for stage in stages:
+        bench.clock.deadline.check()
+        if best.settled or (until_first and best.plan is not None):
+            return
+        if not stage.when(bench, best):
+            continue
+        before, started = best.first, time.perf_counter()
+        tried = _run(stage, bench, referee, best)
+        after = best.first
+        gain = 1.0 if before is None or after is None else before.score / after.score
+        seconds = time.perf_counter() - started
+        log.info(
+            "%6.1f s  %s: %d plans in %.1f s%s",
+            bench.clock.deadline.elapsed_s,
+            stage.name,
+            tried,
+            seconds,
+            f", {gain:.3f}x" if gain > 1 else "",
+        )
+
+
+def _run(stage: Stage, bench: Bench, referee: Referee, best: Best) -> int:
+    proposer, tried = stage.propose(bench, best), 0
+    try:
+        plan = next(proposer)
+        while True:
+            tried += 1
+            if isinstance(plan, Placed):
+                best.expected_us = plan.placement.predicted_us
+            plan = proposer.send(_verdict(bench, referee, best, plan))
+    except StopIteration:
+        pass
+    except NoPlacementError as error:
+        bench.known.no_placement = error
+        log.info("%s: %s", stage.name, error)
+    finally:
+        proposer.close()
+        best.expected_us = None
+    return tried
+
+
+def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
+    """The verdict on the plan. If the best one fails meanwhile, the plan runs beside the next one."""
+    while True:
+        verdict = referee.challenge(best.plan, plan)
+        best.take(verdict)
+        if not isinstance(verdict, Failed) or verdict.plan == plan:
+            break
+        log.warning("%s: %s", verdict.plan.label, verdict.reason)
+    if isinstance(verdict, (Failed, Beyond)):
+        log.info("%s: %s", plan.label, verdict.reason)
+        return verdict
+    log.info(
+        "%6.1f s  %s: %.4g ms, %.3f of the best",
+        bench.clock.deadline.elapsed_s,
+        plan.label,
+        verdict.us / 1e3,
+        verdict.ratio,
+    )
+    if isinstance(verdict.plan, Placed):
+        bench.measurer.network_us = max(bench.task.source.share_us, best.first.us if best.first else 0.0)
+    return verdict

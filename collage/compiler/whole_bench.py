@@ -1,0 +1,199 @@
+"""Engines on the whole model: its forms, the inputs that they are tried on, and what trials have shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from collage.backends.engine import as_engine, prepared
+from collage.compiler.plan import FOLDED, WRITTEN, Whole
+from collage.compiler.task import Task
+from collage.compiler.whole_form import WholeForm
+from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.frontend.model_artifacts import fits_an_artifact
+from collage.frontend.read.apart import weight_files, without_weights
+from collage.frontend.read.compared import compared_numbers
+from collage.frontend.read.index_limits import index_limits
+from collage.frontend.read.load import as_written
+from collage.kernel.frames import Framed
+from collage.measure.engines import Engines
+from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.process import Workers
+from collage.measure.worker.whole_worker import whole_options
+from collage.measure_db.database import Database
+from collage.measure_db.keys import Fact
+from collage.measure_db.results import GATE
+from collage.runtime.parts import Parts
+from collage.schedule.program import make_program
+from collage.schedule.region import Region
+from collage.schedule.suffix import Suffix
+
+log = logging.getLogger(__name__)
+
+_TRIAL: Fact[EngineTrial] = Fact("engine_trial", EngineTrial.to_json, EngineTrial.from_json)
+_EDITION = "trial 4"
+"""The edition of how engines are compared with references."""
+
+
+class WholeBench:
+    """Tries engines on the whole model. Engines are loaded when the database does not know what is asked.
+
+    ``trials`` has what was found, by the plan's label; ``made`` counts the plans that were tried now.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        database: Database,
+        workers: Workers,
+        show: Callable[[Progress], None],
+        form: WholeForm | None = None,
+    ) -> None:
+        """Without a ``form`` it is the model as it was loaded, on numbers that it compares its inputs with."""
+        source = task.source
+        self.task = task
+        self.form = form or WholeForm(
+            source.original,
+            source.example_inputs,
+            "",
+            task.options.seed,
+            numbers=compared_numbers(source.original),
+        )
+        self.found = EngineTrial()
+        self.made = 0
+        self._folded: WholeForm | None = None
+        self._database = database
+        self._workers = workers
+        self._show = show
+        self._engines: Engines | None = None
+
+    def close(self) -> None:
+        """Put the process of the engines away. Closing twice does nothing."""
+        if self._engines is not None:
+            self._engines.close()
+
+    @property
+    def engines(self) -> Engines:
+        """The engines' process. Raises ModelError if inputs cannot be made up, or the model is too large."""
+        if self._engines is None:
+            task, form = self.task, self.form
+            if not fits_an_artifact(form.original):
+                raise ModelError(
+                    "Engines cannot take the model whole: its constants exceed protobuf's 2 GiB."
+                )
+            inputs = [*form.inputs.values()]
+            about = task.backends, task.target.threads, task.options.time_limit_s, self._workers
+            self._engines = Engines(form.original, inputs, *about, form.data)
+            if self._folded is not None:
+                self._engines.add_form(FOLDED, self._folded.original)
+        return self._engines
+
+    def others(self) -> list[WholeBench]:
+        """Benches for other inputs, and for the model just as its author wrote it, if engines take neither of these.
+
+        The last is for models which shapes cannot be written into. An example is a model with a network for each of
+        two sampling rates, and a length that only one of the two accepts.
+        """
+        source, found = self.task.source, []
+        about = self.task, self._database, self._workers, self._show
+        if self.form.numbers:
+            found.append(WholeBench(*about, form=replace(self.form, numbers={})))
+        if source.written is not None:
+            untouched = as_written(source.written, weight_files(source.original))
+            if without_weights(untouched) != without_weights(source.original):
+                form = replace(self.form, original=untouched, shapes=source.shapes)
+                found.append(WholeBench(*about, form=form))
+        return found
+
+    def add_folded(self, model: onnx.ModelProto) -> None:
+        """Let plans name the simplified model, whose inputs and outputs are those of the model."""
+        self._folded = WholeForm(model, self.form.example_inputs, "", self.form.seed)
+        if self._engines is not None:
+            self._engines.add_form(FOLDED, model)
+
+    def trial(self, plans: Sequence[Whole]) -> EngineTrial:
+        """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does."""
+        labels = ", ".join(plan.label for plan in plans)
+        key = _TRIAL.at(self.mark(labels, *sorted({self._form(p.form).digest for p in plans})))
+        found = key.look_up(self._database)
+        if found is None:
+            self._show(Progress("measure", 0, 1, f"the whole model on {labels}"))
+            found = self.engines.trial(plans)
+            self.made += len(plans)
+            key.record(self._database, found)
+        notes = [note for note in found.notes if note not in self.found.notes]
+        self.found = EngineTrial(
+            {**self.found.errors, **found.errors},
+            {**self.found.refused, **found.refused},
+            (*self.found.loaded, *found.loaded),
+            (*self.found.notes, *notes),
+            (*self.found.finite_only, *found.finite_only),
+        )
+        return found
+
+    def mark(self, *about: str) -> str:
+        """A database key for a fact about the model on the engines; ``about`` is what else it depends on."""
+        task = self.task
+        used = ", ".join(f"{name} {task.keyed_versions[name]}" for name in sorted(task.engines))
+        limit_s = task.options.time_limit_s
+        limit = "" if limit_s == type(task.options).time_limit_s else f" within {limit_s:g} s"
+        machine = f"{task.target.measured_on}; {task.target.threads} threads"
+        return "; ".join((self.form.digest, *about, machine, used, f"gate {GATE}, {_EDITION}{limit}"))
+
+    def digest(self, plan: Whole) -> str:
+        """What identifies the plan in keys of races."""
+        return f"{plan.label} {self._form(plan.form).digest}"
+
+    def parts(self, plan: Whole, us: float) -> Parts:
+        """The parts of the plan's module, whose call takes so many microseconds.
+
+        Indices that the model's inputs give are checked before each run: not every engine does that itself.
+        """
+        form = self._form(plan.form)
+        nodes = form.original.graph.node
+        region = Region(
+            backend=plan.engine,
+            ops=tuple(f"onnx.{node.op_type}" for node in nodes),
+            nodes=tuple(range(len(nodes))),
+            sources=tuple(node.name for node in nodes),
+            inputs=(),
+            outputs=(),
+            threads=self.task.target.threads,
+            cost_us=us,
+            exclusive=True,
+            profile=plan.profile,
+            original=plan.form == WRITTEN,
+            finite_only=plan.label in self.found.finite_only,
+            precision=plan.precision,
+        )
+        inputs, outputs = form.ports
+        limits = index_limits(self.form.original)
+        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in inputs)
+        reads, writes = ([port.name for port in side] for side in (inputs, outputs))
+        suffix = Suffix(region, inputs, outputs, tuple(reads), tuple(writes))
+        program = make_program((), (), (), {}, self.task.target.threads).followed_by(suffix)
+        versions = {plan.engine: self.task.versions[plan.engine]}
+        return Parts(program, [self._data(plan)], {}, self.task.target, versions)
+
+    def _data(self, plan: Whole) -> bytes | Framed:
+        form = self._form(plan.form)
+        engine, options = (
+            as_engine(self.task.backends[plan.engine]),
+            whole_options(plan, self.task.target.threads),
+        )
+        return prepared(engine, form.original, options) or form.data
+
+    def _form(self, name: str) -> WholeForm:
+        if name == FOLDED:
+            assert self._folded is not None
+            return self._folded
+        return self.form
+
+    def inputs_for(self, names: Sequence[str], given: Sequence[np.ndarray]) -> list[object]:
+        """Inputs of the whole model, in its order, with the given ones of these names."""
+        return [*{**self.form.inputs, **dict(zip(names, given, strict=True))}.values()]

@@ -1,0 +1,299 @@
+"""Engines on whole models: they are compared with a reference, and take turns with others, in a worker."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.backends.base import DRAWS, Backend
+from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
+from collage.check.input_kinds import KINDS
+from collage.check.no_room import no_room
+from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven
+from collage.core.temporary import TemporaryFolder
+from collage.errors import CollageError
+from collage.frontend.read.apart import save_model
+from collage.frontend.read.randomness import Randomness
+from collage.kernel.frames import Framed
+from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
+from collage.measure.worker.serialisation import pickle_backend
+from collage.measure.worker.whole_protocol import (
+    WRITTEN,
+    CloseWhole,
+    InitWhole,
+    Opened,
+    OpenParts,
+    OpenWhole,
+    ReferWhole,
+    RunWhole,
+    TurnWhole,
+    Whole,
+)
+from collage.runtime.parts import Parts
+
+log = logging.getLogger(__name__)
+
+_NEARBY = 4
+"""The runs on changed inputs that tell how exact a model's outputs can be. One alone may change little by chance."""
+_NEARBY_WEIGHTS = 2
+"""The same with changed weights, for each of which the model is loaded once more."""
+
+
+class Engines:
+    """Engines on the forms of one model, on the same inputs, in a process of their own.
+
+    An engine that brings the process down is out; the others go on in a new one. The process and the files are made on
+    first use. Methods raise MeasurementError if the process cannot be started, or its folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Sequence[Any],
+        backends: Mapping[str, Backend],
+        threads: int,
+        limit_s: float,
+        workers: Workers,
+        data: bytes | Framed | None = None,
+    ) -> None:
+        """``inputs`` are values in the model's order. ``data`` is the artifact of ``model``, the form as written.
+
+        A step takes ``limit_s`` seconds at most. ``backends`` are those of the plans that are opened.
+        """
+        self._model = model
+        self._randomness = Randomness(model)
+        self.inputs = tuple(inputs)
+        self._backends = backends
+        self._threads = threads
+        self._workers = workers
+        self._forms: dict[str, onnx.ModelProto | bytes] = {
+            WRITTEN: data if isinstance(data, bytes) else model
+        }
+        self._limit_s = limit_s
+        self._folder: TemporaryFolder | None = None
+        self._worker: WorkerProcess | None = None
+        self._openings: dict[str, OpenWhole | OpenParts] = {}
+        self._open: set[str] = set()
+
+    def close(self) -> None:
+        """Give the process back, and remove the folder. Closing twice does nothing."""
+        try:
+            if self._worker is not None:
+                self._workers.release(self._worker, self._threads)
+        finally:
+            self._worker = None
+            if self._folder is not None:
+                self._folder.remove()
+            self._folder = None
+
+    def add_form(self, name: str, model: onnx.ModelProto) -> None:
+        """Another form of the model, for plans that name it."""
+        self._forms[name] = model
+        if self._folder is not None:
+            self._write(name)
+
+    def trial(self, plans: Sequence[Whole]) -> EngineTrial:
+        """Load the model by each plan, and compare the outputs for the inputs with the references'."""
+        refused: dict[str, str] = {}
+        loaded: list[str] = []
+        narrow: list[Whole] = []
+        outputs: dict[str, Sequence[Any]] = {}
+        for plan in plans:
+            if self._randomness.any and not self._backends[plan.engine].draws:
+                refused[plan.label] = DRAWS
+                continue
+            found = self.open(plan)
+            if found.outputs is not None:
+                outputs[plan.label] = found.outputs
+                continue
+            refused[plan.label] = found.message
+            if found.narrow:
+                narrow.append(plan)
+            if found.loaded:
+                loaded.append(plan.label)
+        notes = self._last_resort(narrow, outputs, refused) if not outputs else ()
+        if not outputs:
+            note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
+            return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
+        verdict = self._judged(outputs)
+        finite_only = self._finite_only(verdict.errors)
+        notes = (*verdict.notes, *notes)
+        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), notes, finite_only)
+
+    def open(self, plan: Whole) -> Opened:
+        """Load the model by the plan, unless it is loaded, and run it on the inputs."""
+        return self._opened(plan.label, self._openings.get(plan.label, OpenWhole(plan, self._limit_s)))
+
+    def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
+        """Load a module under that name and run it on some of the inputs, which are given by their positions."""
+        if name not in self._openings:
+            self._start()
+            assert self._folder is not None
+            path = self._folder.path / f"parts-{len(self._openings)}"
+            with no_room("the files of a module"):
+                path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+            self._openings[name] = OpenParts(name, str(path), tuple(inputs), self._limit_s)
+        return self._opened(name, self._openings[name])
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Close what is open under these names, whose memory others need."""
+        if named := self._open.intersection(names):
+            self._open -= named
+            self._ask(CloseWhole(tuple(named), self._limit_s))
+
+    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
+        """Nanoseconds of the calls of a turn (see ``interleave.take_turn``). Raises CollageError if that fails."""
+        if name not in self._open and (found := self._opened(name, self._openings[name])).outputs is None:
+            raise CollageError(found.message)
+        reply = self._ask(TurnWhole(name, settle_s, turn_s, self._limit_s))
+        if isinstance(reply, Opened):
+            self._open.discard(name)
+            raise CollageError(reply.message)
+        taken: list[float] = reply
+        return taken
+
+    def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
+        """The outputs of a plan for other inputs."""
+        if plan.label not in self._open and (found := self.open(plan)).outputs is None:
+            return found
+        ran: Opened = self._ask(RunWhole(plan.label, tuple(inputs), self._limit_s))
+        return ran
+
+    def expected(self) -> Opened:
+        """The outputs of the reference for the inputs."""
+        found: Opened = self._ask(ReferWhole(False, self._limit_s))
+        return found
+
+    def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
+        """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
+        arrays = [
+            each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
+            for each in self.inputs
+        ]
+        found: list[str] = []
+        rng = np.random.default_rng(0)
+        drawn = self._randomness.outputs
+        for kind in KINDS:
+            changed = None if kind.ordinary else kind.inputs(arrays, [False] * len(arrays), rng)
+            if changed is None:
+                continue
+            inputs = tuple(
+                new if old.size else each for each, old, new in zip(self.inputs, arrays, changed, strict=True)
+            )
+            expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
+            for name in engines if expected is not None else ():
+                if name in found:
+                    continue
+                if name not in self._open:
+                    self._opened(name, self._openings[name])
+                outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
+                error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
+                if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
+                    found.append(name)
+        return tuple(found)
+
+    def _last_resort(
+        self, narrow: Iterable[Whole], outputs: dict[str, Sequence[Any]], refused: dict[str, str]
+    ) -> tuple[str, ...]:
+        """Run engines whose arithmetic is too narrow, if nothing else runs the model, not even ONNX Runtime.
+
+        Adds to ``outputs``, removes from ``refused``, and returns notes.
+        """
+        notes: list[str] = []
+        if not narrow or self._ask(ReferWhole(False, self._limit_s)).outputs is not None:
+            return ()
+        for plan in narrow:
+            found = self._opened(plan.label, OpenWhole(plan, self._limit_s, unchecked=True))
+            if found.outputs is not None:
+                outputs[plan.label] = found.outputs
+                why = refused.pop(plan.label)
+                notes.append(f"{plan.engine} alone runs it, but may be wrong on large numbers: {why}")
+        return tuple(notes)
+
+    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> Verdict:
+        """Which engines are right, by the first judge with whom all of them agree, or else by the last judge."""
+        verdict: Verdict | None = None
+        for judge in JUDGES:
+            expected = self._ask(ReferWhole(judge == JUDGES[-1], self._limit_s))
+            if expected.outputs is None:
+                log.info("%s: %s", judge, expected.message)
+                continue
+            found = compared(self._model, self.inputs, outputs, expected.outputs, judge)
+            if found.wrong and judge == JUDGES[0]:
+                found = forgiven(self._model, found, outputs, expected.outputs, self._nearby())
+            if verdict is None or found.errors:  # a later judge counts only where it agrees with some engine
+                verdict = found
+            if not found.wrong:
+                break
+        return verdict or Verdict.unchecked(outputs, "no reference runs the model")
+
+    def _nearby(self) -> list[Sequence[Any]]:
+        """Outputs of ONNX Runtime without optimisations for inputs that are changed in their last bits.
+
+        Where no input holds floating-point numbers, the weights are changed.
+        """
+        rng = np.random.default_rng(0)
+        asked: list[RunWhole] = []
+        if any(isinstance(each, np.ndarray) and is_inexact(each) for each in self.inputs):
+            for _ in range(_NEARBY):
+                inputs = tuple(
+                    slightly_changed(each, rng) if isinstance(each, np.ndarray) else each
+                    for each in self.inputs
+                )
+                asked.append(RunWhole("", inputs, self._limit_s))
+        else:
+            asked += [RunWhole("", self.inputs, self._limit_s, seed) for seed in range(_NEARBY_WEIGHTS)]
+        found = [self._ask(each).outputs for each in asked]
+        return [each for each in found if each is not None]
+
+    def _opened(self, name: str, message: OpenWhole | OpenParts) -> Opened:
+        if name in self._open:
+            again: Opened = self._ask(RunWhole(name, None, self._limit_s))
+            return again
+        found: Opened = self._ask(message)
+        if found.outputs is not None:
+            self._open.add(name)
+            self._openings[name] = message
+        return found
+
+    def _start(self) -> WorkerProcess:
+        """The process, which is started if there is none."""
+        if self._folder is None:
+            with no_room("the files of the model"):
+                self._folder = TemporaryFolder("whole")
+            for form in self._forms:
+                self._write(form)
+        if self._worker is None or not self._worker.alive:
+            self._open = set()
+            pickles = {name: pickle_backend(name, each) for name, each in self._backends.items()}
+            self._worker = self._workers.start(
+                InitWhole(str(self._folder.path), self.inputs, pickles, self._threads)
+            )
+        return self._worker
+
+    def _write(self, form: str) -> None:
+        assert self._folder is not None
+        model, file = self._forms[form], self._folder.path / form / "model.onnx"
+        with no_room("the files of the model"):
+            file.parent.mkdir()
+            if isinstance(model, bytes):
+                file.write_bytes(model)
+            else:
+                save_model(model, file)
+
+    def _ask(self, message: OpenWhole | OpenParts | CloseWhole | ReferWhole | RunWhole | TurnWhole) -> Any:
+        """The process's reply, or Opened with a message if the process died."""
+        try:
+            return self._start().ask(message, message.limit_s)
+        except WorkerDiedError as died:
+            self._open = set()
+            return Opened(
+                None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
+            )
