@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,12 @@ def _drawn(found: Mapping[str, Any], output: Path) -> Path | None:
     return file
 
 
+def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> None:
+    """``collage.measure.prior`` reads the variable."""
+    if name:
+        os.environ["COLLAGE_PRIOR_WITHOUT"] = Path(name).stem
+
+
 @click.command()
 @MODEL_ARGUMENT
 @click.option(
@@ -207,10 +214,13 @@ def _drawn(found: Mapping[str, Any], output: Path) -> Path | None:
     show_default=True,
     help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
 )
+@click.option("--remeasure", is_flag=True, help="Measure everything again.")
 @click.option(
-    "--remeasure",
-    is_flag=True,
-    help="Measure everything again, for example when the machine was busy before.",
+    "--prior-without",
+    metavar="MODEL",
+    expose_value=False,
+    callback=_prior_without,
+    help="Leave out what this model has contributed to the kernel times that come with Collage. For benchmarks.",
 )
 @click.option(
     "--exact",
