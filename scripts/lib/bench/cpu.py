@@ -222,7 +222,7 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     every = dict.fromkeys(name for result in results for name in result["engines"] if name != OURS)
     names = [*every, OURS]
     titles = [f"{name} ms" for name in names]
-    titles += ["first module", "first mix", "compiled", "handed over", "best other / collage", "90 %", ""]
+    titles += ["first module", "first mix", "compiled", "handed over", "best / collage", "90 %", ""]
     rows = [
         (
             result["model"].removesuffix(".onnx"),

