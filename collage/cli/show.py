@@ -184,11 +184,9 @@ def _show_gaps(
         print_json(found)
         return
     engine = found["engine"]
-    ours = "the module" if found["ours"] == "module" else "the best other kernels together"
-    say(
-        f"{engine} takes {duration(found['engine_us'])}, its layers {duration(found['layers_us'])}; {ours} "
-        f"{duration(found['ours_us'])}"
-    )
+    ours = "its kernels" if found["ours"] == "module" else "the best other kernels"
+    took = [duration(found[each]) for each in ("engine_us", "layers_us", "module_us", "ours_us")]
+    say("{}: {}, its layers {}; the module: {}, {} {}".format(engine, *took[:3], ours, took[3]))
     lost = [each for each in found["gaps"] if (each["loss_us"] or 0) > 0]
     print_table(
         (engine, "us", "Collage", "us", "loss", "share", "operators", "nodes"),
