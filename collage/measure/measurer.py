@@ -171,7 +171,7 @@ class Measurer:
 
     def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
         """The requests of one region, the one that is expected to be the fastest first."""
-        return self._losses.in_order(requests, self._operators)
+        return self._losses.in_order(requests, self.measured.subgraph(requests[0].nodes))
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
