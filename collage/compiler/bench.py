@@ -122,6 +122,14 @@ class Bench:
         self.known.note(*found.notes)
         return found
 
+    def add_folded(self) -> bool:
+        """Let plans name the simplified model. False if engines cannot be given that in the place of the model."""
+        imported = self.imported
+        if imported.folded is None or imported.suffix is not None or imported.model.assumed:
+            return False
+        self.whole.add_folded(imported.folded)
+        return True
+
     @property
     def model(self) -> Model:
         """The graph, in which ONNX nodes that are converted wrongly are opaque."""

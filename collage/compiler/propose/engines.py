@@ -48,11 +48,8 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """The engines on the simplified model, whose shapes are fixed and whose constants are folded."""
-    imported = bench.imported
-    if imported.folded is None or imported.suffix is not None or imported.model.assumed:
-        return
-    bench.whole.add_folded(imported.folded)
-    yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
+    if bench.add_folded():
+        yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
 
 
 def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
