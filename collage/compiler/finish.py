@@ -201,7 +201,7 @@ class Finish:
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
         text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
         raise ModelError(
-            f"{problem or 'The model has no placement.'} And no engine can run the model whole: {text}"
+            f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
         )
 
 
