@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
+from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Session
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 
 _OF_MODELS = ("session", "codegen_model", "compile_onnx", "check_model", "load")
 """The methods that meet models or their artifacts."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an engine's own network, with its microseconds in a run.
+
+    ``nodes`` are names of ONNX nodes that it is known to compute, perhaps not all, and ``reads`` the positions of
+    layers whose values it takes.
+    """
+
+    kind: str
+    us: float
+    nodes: frozenset[str]
+    reads: tuple[int, ...] = ()
 
 
 class Engine(Backend):
@@ -73,6 +89,15 @@ class Engine(Backend):
 
         It is asked once, when a model is compiled; ``session`` does not ask again.
         """
+
+    def layer_times(
+        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
+    ) -> Sequence[Layer]:
+        """The layers that a session on the artifact runs, with medians of some runs.
+
+        Raises UnsupportedError if the engine has no profiler, as by default.
+        """
+        raise UnsupportedError(f"{self.name} has no profile by layers")
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """Names of the settings that are worth trying with a whole model; "", the usual ones, comes first.

@@ -51,8 +51,7 @@ class Mkl(Backend):
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Splits, with packed weights and without, and dtypes. There are none for a subgraph that it does not take."""
         from collage.backends.mkl_kernels.library import library
-        from collage.backends.mkl_kernels.plan import narrow_variants, variants
-        from collage.backends.mkl_kernels.task import task_of
+        from collage.backends.mkl_kernels.plan import narrow_variants, task_of, variants
 
         try:
             task = task_of(subgraph)
@@ -65,8 +64,7 @@ class Mkl(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the variant's shares and the weights."""
-        from collage.backends.mkl_kernels.plan import plan
-        from collage.backends.mkl_kernels.task import task_of
+        from collage.backends.mkl_kernels.plan import plan, task_of
         from collage.native.packed import to_bytes
 
         return to_bytes(self.name, plan(task_of(subgraph), options.variant, options.threads))

@@ -102,7 +102,7 @@ class OneDnn(Backend):
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """A kernel of primitives that are made for this machine."""
-        from collage.backends.onednn_kernels.rounded_kernel import load
+        from collage.backends.onednn_kernels.kernel import load
 
         return load(artifact, options.threads)
 

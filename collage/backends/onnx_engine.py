@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
+PROFILED_RUNS = 20
+
 EXACT_QUOTIENTS = "Round no quotients"
 """A note in the model of a part whose quotients another part may round. The engine must divide for them."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collage.backends.onnx_engine import EXACT_QUOTIENTS, OnnxEngine, with_quotients_noted
+from collage.backends.engine import Layer
+from collage.backends.onnx_engine import EXACT_QUOTIENTS, PROFILED_RUNS, OnnxEngine, with_quotients_noted
 from collage.errors import InputError
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
@@ -32,6 +36,10 @@ _ONE_THREAD = "one thread"
 _PLAIN_LAYOUT = "plain layout"
 """The optimisation level "extended", which has no blocked layouts (NCHWc): some networks change these all the time."""
 
+
+_OPTIMISED = "optimised.onnx"
+_RAN = "_kernel_time"
+"""The end of the names of events in a profile that are runs of nodes."""
 
 UNOPTIMISED = "unoptimised"
 """The operators one by one, as the model has them. Their results are taken for right."""
@@ -94,8 +102,39 @@ class OnnxRuntime(OnnxEngine):
         session = self._load(plain.model.SerializeToString(), options)
         return ModelSession(names, partial(plain.run, partial(session.run, None)))
 
+    def layer_times(
+        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
+    ) -> Sequence[Layer]:
+        """The nodes of the optimised graph, whose values have the names of the original ones."""
+        import onnx
+
+        from collage.core.temporary import TemporaryFolder
+
+        original = onnx.load_model_from_string(protobuf(model_artifact(artifact))).graph.node
+        with TemporaryFolder("profile") as folder:
+            session = self._load(artifact, options, folder)
+            feeds = dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))
+            for _ in range(PROFILED_RUNS):
+                session.run(None, feeds)
+            events = json.loads(Path(session.end_profiling()).read_bytes())
+            nodes = onnx.load(str(folder / _OPTIMISED), load_external_data=False).graph.node
+        times: dict[str, list[float]] = {}
+        for event in events:
+            if event["name"].endswith(_RAN):
+                times.setdefault(event["name"].removesuffix(_RAN), []).append(event["dur"])
+        producers = {name: node.name for node in original for name in node.output if name}
+        at = {name: position for position, node in enumerate(nodes) for name in node.output}
+        layers = []
+        for node in nodes:
+            # With blocked layouts a node's value has a new name, and the node has the value's old one.
+            made = [*node.output, node.name.removesuffix("_nchwc")]
+            names = frozenset(producers[name] for name in made if name in producers)
+            reads = tuple(at[name] for name in node.input if name in at)
+            layers.append(Layer(node.op_type, median(times.get(node.name, [0.0])), names, reads))
+        return layers
+
     @staticmethod
-    def _load(model: Artifact, options: BuildOptions) -> Any:
+    def _load(model: Artifact, options: BuildOptions, profile: Path | None = None) -> Any:
         import onnxruntime as ort
 
         from collage.frontend.ort_session import session_options
@@ -111,6 +150,13 @@ class OnnxRuntime(OnnxEngine):
         settings.inter_op_num_threads = 1
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+        if profile is not None:
+            settings.enable_profiling = True
+            settings.profile_file_prefix = str(profile / "profile")
+            settings.optimized_model_filepath = str(profile / _OPTIMISED)
+            settings.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", "weights.bin"
+            )
         found = model_artifact(model)
         data, weights = protobuf(found), weights_of(found)
         if weights:

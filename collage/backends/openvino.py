@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.engine import Layer
+from collage.backends.onnx_engine import PROFILED_RUNS, OnnxEngine
 from collage.backends.onnxruntime import ModelSession
 from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
@@ -96,6 +98,29 @@ class OpenVino(OnnxEngine):
         session = _ModelSession(self._compile(plain.model.SerializeToString(), options))
         return ModelSession(names, partial(plain.run, lambda feeds: session.run([*feeds.values()])))
 
+    def layer_times(
+        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
+    ) -> Sequence[Layer]:
+        """The nodes of OpenVINO's execution graph, of which each names the ONNX nodes that went into it."""
+        compiled = self._compile(artifact, options, PERF_COUNT=True)
+        request = compiled.create_infer_request()
+        times: dict[str, list[float]] = {}
+        for _ in range(PROFILED_RUNS):
+            request.infer([*inputs])
+            for each in request.get_profiling_info():
+                times.setdefault(each.node_name, []).append(each.real_time.total_seconds() * 1e6)
+        nodes = compiled.get_runtime_model().get_ordered_ops()
+        at = {node.get_friendly_name(): position for position, node in enumerate(nodes)}
+        return [
+            Layer(
+                node.rt_info["layerType"].astype(str),
+                median(times.get(node.get_friendly_name(), [0.0])),
+                frozenset(node.rt_info["originalLayersNames"].astype(str).split(",")),
+                tuple(at[each.get_node().get_friendly_name()] for each in node.input_values()),
+            )
+            for node in nodes
+        ]
+
     def check_proto(self, model: ModelProto) -> None:
         """Raises ValueError, too, if running the model could corrupt this process's memory."""
         _refuse_impossible_size(model)
@@ -119,8 +144,9 @@ class OpenVino(OnnxEngine):
         return super().compile_onnx(model, options)
 
     @staticmethod
-    def _compile(model: Artifact, options: BuildOptions) -> Any:
+    def _compile(model: Artifact, options: BuildOptions, **more: Any) -> Any:
         config = {
+            **more,
             "INFERENCE_NUM_THREADS": 1 if options.profile == _ONE_THREAD else options.threads,
             "PERFORMANCE_HINT": "LATENCY",
             # Without this a CPU with bfloat16 arithmetic would quietly compute in bfloat16.

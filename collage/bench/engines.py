@@ -81,7 +81,7 @@ def bench(
     not what is to be compared.
     """
     show = progress or (lambda _: None)
-    chosen = _choose(contest.engines)
+    chosen = choose_engines(contest.engines)
     contenders = {name: name for name in chosen} | dict(contest.others) | {OURS: OURS}
     summary = None if module is None else read_summary(Path(module))
     compiled, open_shapes = None, {}
@@ -113,7 +113,7 @@ def bench(
             made.save(module)
         expected, failed = reference(setup)
         found = race(
-            {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
+            {name: setup_for(setup, engine, str(module)) for name, engine in contenders.items()},
             expected=expected and [None if at in setup.drawn else each for at, each in enumerate(expected)],
             rounds=contest.rounds,
             required={OURS, *([] if contest.engines is None else chosen)},
@@ -153,7 +153,7 @@ def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
         return None, {REFERENCE: str(failure)}
 
 
-def _choose(engines: Sequence[str] | None) -> list[str]:
+def choose_engines(engines: Sequence[str] | None) -> list[str]:
     """The names of the engines to compare with. Raises one UsageError for all names that are wrong."""
     from collage.api import default_registry
 
@@ -280,7 +280,7 @@ def _named_dims(
     return {name: min(extents) for name, extents in found.items() if len(extents) == 1}
 
 
-def _for(setup: Setup, engine: str, module: str) -> Setup:
+def setup_for(setup: Setup, engine: str, module: str) -> Setup:
     """The setup of one contender; Collage runs the module, all others the model."""
     from collage.api import default_registry
 

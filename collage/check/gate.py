@@ -94,10 +94,6 @@ class Gate:
             kinds = () if backend.kind is BackendKind.ENGINE else left_out.late
         return f"not tried on {', '.join(kinds)}" if kinds else ""
 
-    def check_again(self, about: str) -> None:
-        """Compare one more run on the usual inputs. Raises RejectedError, whose message begins with ``about``."""
-        self._run(self._usual, about)
-
     def _as_noise(self) -> float:
         """The largest error of the outputs that the last run has left, as noise of equal power."""
         buffers = self._kernel.buffers

@@ -14,8 +14,7 @@ from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 from collage.cli.run import run
 from collage.cli.serve import serve
-from collage.cli.show import show
-from collage.cli.verify import verify
+from collage.cli.show import show, verify
 
 
 @click.group(

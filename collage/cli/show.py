@@ -1,4 +1,4 @@
-"""The command ``collage show``."""
+"""The commands ``collage show`` and ``collage verify``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import print_json, print_rich, say
+from collage.cli.console import print_json, print_rich, print_table, say
 from collage.cli.files import check_writable, refuse_same
-from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, once_each, parse_shape
+from collage.cli.options import (
+    FILE_ARGUMENT,
+    JSON_OPTION,
+    once_each,
+    parse_shape,
+    refuse_unused,
+    refuse_useless,
+)
 from collage.core.new_file import new_file
 from collage.errors import UsageError
 
@@ -21,6 +28,34 @@ if TYPE_CHECKING:
     from collage.module.file import Summary
     from collage.report.report import Report
     from collage.schedule.program import Program
+
+
+@click.command()
+@FILE_ARGUMENT
+@JSON_OPTION
+def verify(file: Path, as_json: bool) -> None:
+    """Check that a module file is as it was written. Nothing in it is loaded.
+
+    This finds damage. Who has made a file is shown by a signature beside it, as gpg and cosign make them.
+
+    \b
+    Examples:
+      collage verify model.collage
+    """
+    from collage.errors import ModuleFileError
+    from collage.module.file import verified
+
+    try:
+        archive = verified(file)
+    except ModuleFileError as error:
+        if as_json:
+            print_json({"valid": False, "reason": str(error)})
+        raise
+    if as_json:
+        print_json({"valid": True, "digest": archive.digest})
+        return
+    say(f"{file} is as it was written ({archive.digest[:16]})")
+
 
 _ALL = ""
 
@@ -43,6 +78,14 @@ _ALL = ""
     "a part of an operator's or ONNX name, or a number, selects nodes. Give it after the file.",
 )
 @click.option(
+    "--gaps",
+    "model",
+    metavar="MODEL.onnx",
+    type=click.Path(path_type=Path),
+    help="Run an engine on the model, and show its time by layers beside the kernels for the same nodes.",
+)
+@click.option("--engine", metavar="NAME", help="The engine for --gaps. Default: the fastest on this model.")
+@click.option(
     "--shape",
     "shapes",
     type=parse_shape,
@@ -55,12 +98,14 @@ def show(
     as_json: bool,
     html: Path | None,
     explain: str | None,
+    model: Path | None,
+    engine: str | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> None:
     """Show what runs where, what it costs, and why other candidates were not chosen.
 
-    Reads the file only: no backend is loaded, so files of other machines can be shown too. Of a compiled decoder it
-    shows the times, the error and the backends of each segment.
+    Reads the file only, but for --gaps: no backend is loaded, so files of other machines can be shown too. Of a
+    compiled decoder it shows the times, the error and the backends of each segment.
 
     \b
     Examples:
@@ -68,6 +113,7 @@ def show(
       collage show model.collage --explain            every node
       collage show model.collage --explain conv1      nodes with conv1 in their name
       collage show model.collage --html model.html
+      collage show model.collage --gaps model.onnx    where an engine is faster
       collage show model.collage --json | jq '.regions[].backend'
     """
     from collage.module.file import read_summary
@@ -79,7 +125,14 @@ def show(
         refuse_same(file, html, "--html", ".html")
         check_writable(html)
     if is_decoder(file):
-        _show_decoder(file, as_json, html is not None or explain is not None or bool(shapes))
+        _show_decoder(file, as_json, any((html, explain is not None, model, shapes)))
+        return
+    if model is None:
+        refuse_unused("--engine", "--gaps")
+    else:
+        for option in ("--html", "--explain"):
+            refuse_useless(option, "--gaps", "it shows other things")
+        _show_gaps(file, model, engine, once_each("--shape", shapes), as_json)
         return
     summary = read_summary(file)
     if shapes:
@@ -113,13 +166,54 @@ def _show_decoder(file: Path, as_json: bool, refused: bool) -> None:
 
     if refused:
         raise UsageError(
-            f"{file} is a decoder that was compiled for serving: --html, --explain and --shape are for modules."
+            f"{file} is a decoder that was compiled for serving: --html, --explain, --gaps and --shape are for modules."
         )
     found = read_decoder_summary(file)
     if as_json:
         print_json(decoder_object(found, kernels=True))
     else:
         show_decoder(found)
+
+
+def _show_gaps(
+    file: Path, model: Path, engine: str | None, shapes: Mapping[str, tuple[int, ...]], as_json: bool
+) -> None:
+    """Show where an engine is faster than the module, or than all kernels that its compile has measured."""
+    from collage.bench.gaps import gaps_to_engine
+    from collage.report.show import duration, shorten_nodes
+
+    found = gaps_to_engine(file, model, engine, shapes)
+    if as_json:
+        print_json(found)
+        return
+    engine = found["engine"]
+    ours = "the module" if found["ours"] == "module" else "the best other kernels together"
+    say(
+        f"{engine} takes {duration(found['engine_us'])}, its layers {duration(found['layers_us'])}; {ours} "
+        f"{duration(found['ours_us'])}"
+    )
+    lost = [each for each in found["gaps"] if (each["loss_us"] or 0) > 0]
+    print_table(
+        (engine, "us", "Collage", "us", "loss", "share", "operators", "nodes"),
+        [
+            (
+                *(" + ".join(dict.fromkeys(each["layers"])), f"{each['engine_us']:.1f}"),
+                *(" + ".join(each["backends"]), f"{each['ours_us']:.1f}"),
+                *(f"{each['loss_us']:.1f}", f"{each['share']:.1%}"),
+                *(
+                    ", ".join(f"{count} {op}" for op, count in each["ops"].items()),
+                    shorten_nodes(each["nodes"]),
+                ),
+            )
+            for each in lost
+        ],
+        right=("us", "loss", "share"),
+    )
+    unknown = [each for each in found["gaps"] if each["loss_us"] is None]
+    if unknown:
+        names = shorten_nodes([name for each in unknown for name in each["nodes"]])
+        say(f"no other kernel was measured for {names}")
+    say(f"not slower: {len(found['gaps']) - len(lost) - len(unknown)} of {len(found['gaps'])}")
 
 
 def summary_view(summary: Summary) -> RenderableType:

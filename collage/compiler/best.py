@@ -128,6 +128,10 @@ class Best:
         """The score of a plan that ran; infinite for others."""
         return next((each.score for each in self._standings if each.plan == plan), math.inf)
 
+    def us(self, plan: Plan) -> float:
+        """The microseconds of a plan that ran; 0 for others."""
+        return next((each.us for each in self._standings if each.plan == plan), 0.0)
+
     def show(self, progress: Progress) -> None:
         """Tell the user how far the work has come, what the best plan so far is, and what is expected."""
         if self.trace:

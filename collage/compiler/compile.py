@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from collage.backends.registry import Registry
 from collage.cluster.ray_crew import on_cluster
@@ -18,10 +19,11 @@ from collage.compiler.clock import Clock
 from collage.compiler.devices import backends_on
 from collage.compiler.finish import Finish
 from collage.compiler.options import CompileOptions
+from collage.compiler.propose.recall import recall
 from collage.compiler.record import record
 from collage.compiler.referee import Referee
 from collage.compiler.selection import Selection
-from collage.compiler.stages import run_stages, stages_of
+from collage.compiler.stages import Stage, run_stages, stages_of
 from collage.compiler.task import Source, Task
 from collage.core.deadline import BudgetOverError
 from collage.core.printable import printable
@@ -58,6 +60,9 @@ _WHY = {
     INTERRUPT: "the compile was interrupted",
     FAILURE: "measuring failed",
 }
+_INTERRUPTED = "interrupted; handing over the best module so far (Ctrl-C again ends at once)"
+
+T = TypeVar("T")
 
 
 def compile_model(
@@ -139,9 +144,37 @@ def compiled(bench: Bench, best: Best) -> Selection:
     A full disk, and a database that fails, end the search as Ctrl-C does; the database goes on in memory then.
     Without any engine the budget is exceeded until there is a placement. Raises what ``compile_model`` raises.
     """
-    clock, referee = bench.clock, Referee(bench)
+    referee, stages = Referee(bench), stages_of(bench)
+    finish = Finish(bench, referee, best)
+    _search(stages, bench, referee, best)
+    if best.settled is not None:
+        recalled = _at_the_end(partial(finish.recalled, *best.settled), bench, finish)
+        if recalled is not None:
+            return recalled
+        best.settled = None
+        _search([each for each in stages if each.propose is not recall], bench, referee, best)
+    clock = bench.clock
+    if best.plan is None and clock.ended != FINISHED:
+        clock.without_limit()
+        if bench.task.engines and not bench.whole.found.loaded:
+            log.warning(
+                "%s, and nothing is ready: the compile goes on until there is a module", _WHY[clock.ended]
+            )
+        run_stages(stages, bench, referee, best, until_first=True)
+    selected = _at_the_end(finish.select, bench, finish)
+    if clock.ended != FAILURE:
+        try:
+            record(bench, referee, selected, complete=clock.ended == FINISHED)
+        except (BudgetOverError, KeyboardInterrupt, CollageError, OSError) as error:
+            log.info("what the compile has found is not recorded: %s", error or "it was stopped")
+    return selected
+
+
+def _search(stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best) -> None:
+    """Run the stages. What ends them is raised if there is no plan yet, except for the end of the budget."""
+    clock = bench.clock
     try:
-        run_stages(stages_of(bench), bench, referee, best)
+        run_stages(stages, bench, referee, best)
     except BudgetOverError:
         assert clock.budget is not None
         clock.stop(INTERRUPT if clock.budget.interrupted else BUDGET)
@@ -150,7 +183,7 @@ def compiled(bench: Bench, best: Best) -> Selection:
         if best.plan is None:
             raise
         clock.stop(INTERRUPT)
-        log.warning("interrupted; handing over the best module so far (Ctrl-C again ends at once)")
+        log.warning(_INTERRUPTED)
     except (MeasurementError, DatabaseError, OSError) as error:
         if best.plan is None:
             raise
@@ -158,40 +191,36 @@ def compiled(bench: Bench, best: Best) -> Selection:
         log.warning("%s Handing over the best module so far.", _sentence(error))
         if isinstance(error, DatabaseError):
             bench.database.go_on_in_memory()
-    return _selected(bench, referee, best)
 
 
-def _selected(bench: Bench, referee: Referee, best: Best) -> Selection:
-    """The best plan, checked and loaded. The search goes on without a limit if there is none."""
-    clock, finish = bench.clock, Finish(bench, referee, best)
-    if best.settled is not None:
-        selected = finish.recalled(*best.settled)
-        if selected is not None:
-            return selected
-        best.settled = None
-        run_stages(stages_of(bench), bench, referee, best)
-    if best.plan is None and clock.ended != FINISHED:
-        clock.without_limit()
-        if bench.task.engines and not bench.whole.found.loaded:
-            log.warning(
-                "%s, and nothing is ready: the compile goes on until there is a module", _WHY[clock.ended]
-            )
-        run_stages(stages_of(bench), bench, referee, best, until_first=True)
-    try:
-        selected = finish.select()
-    except BudgetOverError:
-        clock.without_limit()
-        selected = finish.select()
-    except DatabaseError as error:
-        log.warning("%s What is measured from now on is not kept.", error)
-        bench.database.go_on_in_memory()
-        selected = finish.select()
-    if clock.ended != FAILURE:
+def _at_the_end(work: Callable[[], T], bench: Bench, finish: Finish) -> T | Selection:
+    """The result of work that ends the compile. It begins again after a stop; Ctrl-C again ends it.
+
+    If measuring fails twice, the fastest engine is handed over, which takes neither a worker nor files.
+    """
+    clock, failed = bench.clock, False
+    while True:
         try:
-            record(bench, referee, selected, complete=clock.ended == FINISHED)
-        except (BudgetOverError, CollageError) as error:
-            log.info("what the compile has found is not recorded: %s", error or "there was no time")
-    return selected
+            return work()
+        except BudgetOverError:
+            clock.without_limit()
+        except KeyboardInterrupt:
+            if clock.ended == INTERRUPT:
+                raise
+            clock.stop(INTERRUPT)
+            log.warning(_INTERRUPTED)
+        except (MeasurementError, DatabaseError, OSError) as error:
+            clock.stop(FAILURE)
+            if failed:
+                engine = finish.engine()
+                if engine is None:
+                    raise
+                log.warning("%s Handing over the fastest engine.", _sentence(error))
+                return engine
+            failed = True
+            log.warning("%s What is measured from now on is not kept.", _sentence(error))
+            if isinstance(error, DatabaseError):
+                bench.database.go_on_in_memory()
 
 
 def _close(bench: Bench) -> None:

@@ -64,6 +64,12 @@ class Finish:
                 return selected
         return self._unmeasured()
 
+    def engine(self) -> Selection | None:
+        """The fastest engine that ran, loaded in this process; None if there is none."""
+        engines = [each for each in self._best.everything() if isinstance(each, Whole)]
+        found = (self._handed_over(plan, {}) for plan in self._allowed(engines))
+        return next((each for each in found if each is not None), None)
+
     def recalled(self, plan: Plan, finished: Finished) -> Selection | None:
         """What an earlier compile has selected, checked and loaded; None if that fails."""
         label = plan.label
@@ -107,7 +113,7 @@ class Finish:
     def _handed_over(self, plan: Plan, timings: Mapping[Plan, Timing]) -> Selection | None:
         timing = timings.get(plan)
         if timing is None:
-            us = next((each.us for each in [self._best.first] if each and each.plan == plan), 0.0)
+            us = self._best.us(plan)
             timing = Timing(us, 0.0, us, us, 1)
         self._bench.show(Progress("check", 0, 1, plan.label))
         try:

@@ -22,7 +22,7 @@ from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.suffixes import Suffixes
 from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.progress import Progress
-from collage.errors import CollageError, ModelError
+from collage.errors import CollageError, DatabaseError, MeasurementError, ModelError
 from collage.measure.timing.interleave import FEWEST, SURE, Pace, race_by_turns
 from collage.measure_db.keys import Raced, RaceKey, TimingKey
 from collage.measure_db.results import Timing
@@ -145,6 +145,8 @@ class Referee:
             raise RaceFailedError(Failed(plan, str(error), error.kernel)) from error
         except PlanDroppedError as error:
             raise RaceFailedError(Failed(plan, str(error))) from error
+        except (MeasurementError, DatabaseError):  # a full disk is nobody's fault
+            raise
         except CollageError as error:
             if not isinstance(plan, Whole) and not plan.suffix:
                 raise

@@ -11,7 +11,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure.crew import Worker
 from collage.measure.timing.cache_state import MOST_BYTES
 from collage.measure.timing.calls import PRECISE, Enough
-from collage.measure.timing.race import CLOSE, EXACT, RUNS, Raced
+from collage.measure.timing.race import CLOSE, EXACT, RUNS, Raced, rivals_of
 from collage.measure.worker.protocol import (
     CandidateRequest,
     CheckDone,
@@ -106,6 +106,8 @@ class _Region:
         """What the worker holds."""
         self._errors: dict[int, Tried] = {}
         self._raced: dict[int, tuple[Raced, RaceRun]] = {}
+        self._passed: dict[int, float] = {}
+        """The times of the candidates that are right on all inputs."""
 
     def run(self) -> Iterator[Part]:
         waiting = list(range(len(self._job.racers)))
@@ -171,8 +173,7 @@ class _Region:
 
     def _check(self) -> Iterator[Part]:
         """Compare the best on all inputs; where one fails, the next takes its place."""
-        passed: list[int] = []
-        while (number := self._next(passed)) is not None:
+        while (number := self._next()) is not None:
             yield from self._hold([number], keep=self._tried)
             if number not in self._left:
                 continue
@@ -181,11 +182,12 @@ class _Region:
             if rejection is not None:
                 yield from self._failed(number, rejection)
             elif reply is not None:
-                passed.append(number)
+                self._passed[number] = self._raced[number][0].us
                 yield self._out(number, self._measurement(number, reply))
 
-    def _next(self, passed: Sequence[int]) -> int | None:
-        """The next candidate to compare on all inputs, given those that are right; None at the end."""
+    def _next(self) -> int | None:
+        """The next candidate to compare on all inputs; None at the end."""
+        passed = self._passed
         ranked = sorted(self._left & self._raced.keys(), key=self._rank)
         if self._job.to_the_end:
             return next(iter(ranked), None)
@@ -195,9 +197,10 @@ class _Region:
             raced = self._raced[number][0]
             if raced.us + self._racers[number].charge_us > self._job.most_us:
                 continue
-            wanted = exact < _CHECKED and self._precision(number) == EXACT
             close = raced.relative <= CLOSE
-            if wanted or (close and (self._interface(number) not in served or self._errors[number].tuning)):
+            wanted = exact < _CHECKED and self._precision(number) == EXACT
+            only = not passed and not self._incumbent  # all that were faster have failed
+            if only or (close and (wanted or self._interface(number) not in served)):
                 return number
         return None
 
@@ -221,7 +224,9 @@ class _Region:
 
     def _slower(self, number: int) -> Slower:
         raced, run = self._raced[number]
-        rival_us = raced.us / max(1.0, raced.relative)
+        allowed = rivals_of(self._precision(number))
+        best = [us for other, us in self._passed.items() if self._precision(other) in allowed]
+        rival_us = min([*best, *([self._known_us] if self._incumbent else [])], default=raced.us)
         return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks)
 
     def _takes_part(self, number: int) -> bool:

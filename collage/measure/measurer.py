@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from types import TracebackType
@@ -28,6 +29,7 @@ from collage.measure.request_keys import RequestKeys
 from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough
 from collage.measure.timing.effort import QUICK
+from collage.measure.timing.race import rivals_of
 from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
@@ -46,6 +48,8 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 _EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
 
+_CLEARLY = 1.1
+"""A kernel that lost a race is raced again if its present rivals take so many times what its rival took."""
 _WHOLE_SHARE, _LEAST_PART = 0.01, 0.1
 """The candidates of a region with this share of the network's time have all the time of the effort; those with less
 have less in proportion, but this part of it."""
@@ -226,11 +230,16 @@ class Measurer:
         missing: dict[KernelKey, CandidateRequest] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
-            if known is None or (to_the_end and isinstance(known, Slower)):
+            if known is None or (
+                isinstance(known, Slower)
+                and (to_the_end or self._is_missed(known, request, keys, outcomes, rivals))
+            ):
                 missing.setdefault(key, request)
         key_of = {request: key for key, request in missing.items()}
         regions = [self._losses.in_order(region, self._operators) for region in _regions(key_of)]
         done, show = 0, show or self._progress
+        if missing:
+            show(Progress("measure", 0, len(missing)))
         for request, outcome in self._raced(regions, keys, outcomes, rivals, to_the_end):
             text = self.measured.describe(request)
             key = self.key(request)
@@ -292,12 +301,12 @@ class Measurer:
     ) -> RegionJob:
         """The race of a region with the incumbent's kernels, if all of these are known, else with the best known."""
         nodes, effort = region[0].nodes, self.settings.effort
-        cover, known_us = (), 0.0
+        cover, known_us = (), math.inf
         for kernels in (rivals.cover.get(nodes, ()), best):
-            times = [each.median_us for each in self.known(kernels).values() if isinstance(each, Measurement)]
-            if kernels and len(times) == len(kernels) and region[0] not in kernels:
-                cover, known_us = kernels, sum(times)
-                break
+            if math.isinf(known_us) and region[0] not in kernels:
+                cover, known_us = kernels, self._known_us(kernels)
+        if math.isinf(known_us):
+            cover, known_us = (), 0.0
         network_us = rivals.network_us or self.network_us
         share_us = rivals.share_us(nodes)
         share = share_us / network_us if network_us > 0 else 1.0
@@ -313,6 +322,31 @@ class Measurer:
             share_us,
             to_the_end,
         )
+
+    def _known_us(self, kernels: Collection[CandidateRequest]) -> float:
+        """The time of the kernels in all; infinite without kernels, or if one of them is not measured."""
+        times = [each.median_us for each in self.known(kernels).values() if isinstance(each, Measurement)]
+        return sum(times) if kernels and len(times) == len(kernels) else math.inf
+
+    def _is_missed(
+        self,
+        lost: Slower,
+        request: CandidateRequest,
+        keys: Mapping[CandidateRequest, KernelKey],
+        outcomes: Mapping[KernelKey, Outcome],
+        rivals: Rivals,
+    ) -> bool:
+        """Whether none of the candidate's present rivals is known to be as fast as what it lost against."""
+        allowed = rivals_of(request.variant.precision)
+        times = [
+            outcome.median_us
+            for other, key in keys.items()
+            if other.nodes == request.nodes
+            and other.variant.precision in allowed
+            and isinstance(outcome := outcomes.get(key), Measurement)
+        ]
+        best_us = min([*times, self._known_us(rivals.cover.get(request.nodes, ()))])
+        return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
 
     def _racer(self, request: CandidateRequest, switch_us: float) -> Racer:
         charge_us = switch_us if request.backend in self._engines else 0.0

@@ -62,17 +62,8 @@ class Compile:
         """Start the compile. Its messages go to ``compile.txt``."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
-        files = ["-o", str(self.home / "out.collage"), "--db", str(self.database)]
-        command = [
-            sys.executable,
-            "-m",
-            "collage",
-            "compile",
-            str(self.model),
-            *files,
-            "--quiet",
-            *self.options,
-        ]
+        files = [str(self.model), "-o", str(self.home / "out.collage"), "--db", str(self.database)]
+        command = [sys.executable, "-m", "collage", "compile", *files, "--quiet", *self.options]
         with (self.home / "compile.txt").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
@@ -251,11 +242,10 @@ def main() -> int:
                     shutil.rmtree(job.home)
                     continue
                 kills += 1
-                records = f"{found.made} new records, {found.known} in all"
-                print(
-                    f"kill {kills:2} ({number.name}) after {found.killed_after_s:5.1f} s: {records}",
-                    flush=True,
+                records = (
+                    f"after {found.killed_after_s:5.1f} s: {found.made} new records, {found.known} in all"
                 )
+                print(f"kill {kills:2} ({number.name}) {records}", flush=True)
             before = recorded(job.database)
             seconds = job.finish()
             after = recorded(job.database)

@@ -9,7 +9,6 @@ _MODULES = {
     "fuzz": "fuzzing.main",
     "models": "workloads.main",
     "onnx_suite": "conformance.main",
-    "check_real_models": "realmodels.main",
 }
 """The scripts whose module has another name."""
 

@@ -33,13 +33,6 @@ def cache_bytes(slices: Sequence[Slice], heads: Heads, layers: int, processes: i
     return FLOAT * (layers * (queries * query + writes * write) + rows * vocabulary)
 
 
-def even_cache_bytes(tokens: int, heads: Heads, processes: int) -> float:
-    """The bytes of a layer where all processes hold blocks of all sequences: what ``cache_bytes`` is on average."""
-    n = processes
-    query, write = _floats(heads)
-    return FLOAT * tokens * (n - 1) * (query + write / n)
-
-
 def _floats(heads: Heads) -> tuple[int, int]:
     """The floats of a token's q with what comes back for it, and those of its k and v."""
     q, k, v, out = heads.widths

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
+from collage.backends.chains.conv import Window, pad_end
 from collage.backends.chains.functions import DnnlAlgorithm
-from collage.backends.chains.window import Window, pad_end
 from collage.graph.dataflow import Graph, Node
 
 POOLS = {f"nn.{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3)} | {"mean"}

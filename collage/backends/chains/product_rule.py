@@ -8,12 +8,30 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
+
+_ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
+
+
+def grown(context: MatchContext, seed: int, max_nodes: int) -> Iterator[tuple[int, ...]]:
+    """The seed with all nodes up to each of its post-dominators, as long as these are functions of its result.
+
+    The shortest group comes first. The seed alone is not among them.
+    """
+    sink = seed
+    while (after := context.post_dominator[sink]) is not None:
+        sink = after
+        nodes = context.between(seed, sink)
+        if len(nodes) > max_nodes:
+            return
+        if any(context.ops[n].kind not in _ABSORBABLE for n in nodes if n != seed):
+            return
+        yield nodes
 
 
 @dataclass(frozen=True)

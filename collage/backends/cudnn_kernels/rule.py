@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.growth import grown
+from collage.backends.chains.product_rule import grown
 from collage.backends.cudnn_kernels.attention import attention_nodes
 from collage.backends.cudnn_kernels.normalisation import between_casts
 from collage.backends.cudnn_kernels.task import ROOTS, task_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
-from collage.backends.chains.growth import grown
+from collage.backends.chains.product_rule import grown
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import Bf16DirectConv, DirectConv
 from collage.backends.native_kernels.experts import Bf16Experts, Experts, Int8Experts

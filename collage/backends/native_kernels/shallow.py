@@ -14,8 +14,8 @@ from collage.backends.native_kernels.algorithm import ROWS, ChainAlgorithm, shar
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import CKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
-from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.backends.native_kernels.task import NativeConvolution, NativeTask
+from collage.backends.native_kernels.winograd import POINTS, Transforms, transforms
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.packed import Packed

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
@@ -20,12 +21,58 @@ from collage.backends.native_kernels.algorithm import CHANNELS, WHOLE, ChainAlgo
 from collage.backends.native_kernels.geometry import shape_struct, strides
 from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import winograd_limits
-from collage.backends.native_kernels.points import POINTS, transforms
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
 from collage.kernel.machine_speeds import Blocking
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.packed import Packed
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """outputs = after · ((weights · w) * (before · inputs)), where * is element by element. All are in float64."""
+
+    before: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+    after: npt.NDArray[np.float64]
+
+
+def transforms(points: Sequence[float], outputs: int, taps: int) -> Transforms:
+    """The transforms of F(outputs, taps) at these points and infinity, ``outputs + taps - 1`` points in all."""
+    assert len(points) == outputs + taps - 2
+    at = np.array(points, np.float64)
+    others = [np.delete(at, i) for i in range(len(at))]
+    weights = [
+        point ** np.arange(taps) / np.prod(point - rest) for point, rest in zip(at, others, strict=True)
+    ]
+    before = [[*np.poly(rest)[::-1], 0.0] for rest in others]
+    last = np.arange(outputs) == outputs - 1
+    return Transforms(
+        np.array([*before, np.poly(at)[::-1]]),
+        np.array([*weights, np.arange(taps) == taps - 1], np.float64),
+        np.column_stack([at ** np.arange(outputs)[:, None], last]),
+    )
+
+
+def around_zero(*distances: float) -> tuple[float, ...]:
+    """The points 0, and plus and minus each distance."""
+    return (0.0, *(sign * each for each in distances for sign in (1, -1)))
+
+
+POINTS = {
+    2: (1.0, -1.0),
+    4: around_zero(0.5**0.5, 2**0.5)[1:],
+    3: around_zero(1.0),
+    5: around_zero(0.5**0.5, 2**0.5),
+    7: around_zero(0.6, 1.0, 1.6),
+    9: around_zero(0.4, 0.8, 1.2, 1.8),
+}
+"""Points by their number.
+
+Their errors in float32, relative to the largest result: 5 points have 2.5e-6 in two dimensions, where 0, +-1 and +-2
+have 1.1e-5. In one dimension 7 points have 1.6e-6 and 9 points 4.2e-6, where 0, +-1/4, +-1/2, +-1 and +-2 have 2.4e-5.
+"""
+
 
 NAME = "winograd"
 TILES = "tiles"

@@ -9,11 +9,19 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, read_chain
-from collage.backends.chains.conv import Conv, conv_of, in_a_row, merged, scaled
+from collage.backends.chains.conv import (
+    Conv,
+    conv_of,
+    in_a_row,
+    merged,
+    needed,
+    row_axis,
+    scaled,
+    transposed_needed,
+)
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.linear_fold import Folded, fold
 from collage.backends.chains.strided import AxisRange, cut, dense
-from collage.backends.chains.window import needed, row_axis, transposed_needed
 from collage.backends.onednn_kernels.builder import Draft, StepBuilder, variant_of
 from collage.backends.onednn_kernels.description import Packed, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution

@@ -16,11 +16,10 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Combine, EpilogueOp
-from collage.backends.chains.conv import Conv, scaled
+from collage.backends.chains.conv import Conv, row_axis, scaled
 from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import quantised
 from collage.backends.chains.linear_fold import Folded
-from collage.backends.chains.window import row_axis
 from collage.backends.onednn_kernels import conv_plan, description, stored_plan
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, read_chain
+from collage.backends.chains.conv import needed, row_axis
 from collage.backends.chains.pool import Pool, read_pool
 from collage.backends.chains.strided import AxisRange, cut
-from collage.backends.chains.window import needed, row_axis
 from collage.backends.onednn_kernels.builder import Draft, StepBuilder, variant_of
 from collage.backends.onednn_kernels.description import laid_out, part
 from collage.backends.onednn_kernels.operations import Pooling

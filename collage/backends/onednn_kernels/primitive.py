@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from typing import Any
 
 from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.strided import Strided, dense
-from collage.backends.onednn_kernels.creators import create
-from collage.backends.onednn_kernels.description import ITEM_BYTES, Description
+from collage.backends.onednn_kernels.description import ITEM_BYTES, Blocked, Description, Packed
 from collage.backends.onednn_kernels.handles import (
     Form,
     Handle,
@@ -18,13 +18,27 @@ from collage.backends.onednn_kernels.handles import (
     UnimplementedError,
     check,
     engine,
+    extents,
     form_of,
     memory,
     memory_desc,
     stream,
 )
 from collage.backends.onednn_kernels.library import library, one_thread
-from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp, Reorder, Rescale
+from collage.backends.onednn_kernels.operations import (
+    Binary,
+    Combination,
+    Convolution,
+    Function,
+    LayerNorm,
+    MatMul,
+    Operation,
+    Pooling,
+    PostOp,
+    Reorder,
+    Rescale,
+    Softmax,
+)
 from collage.backends.onednn_kernels.plan import (
     BIAS,
     DST,
@@ -36,6 +50,70 @@ from collage.backends.onednn_kernels.plan import (
     PostOpOperand,
 )
 from collage.native.reach import reach
+
+_INFERENCE = 96  # dnnl_prop_kind_t
+_USE_SCALE, _USE_SHIFT = 2, 4  # dnnl_normalization_flags_t
+
+_Call = tuple[str, Sequence[Any]]
+"""The kind of a primitive, and the arguments between the descriptor that is made and the attributes.
+
+Descriptions stand for their memory descriptors.
+"""
+
+
+def create(made: ctypes.c_void_p, operation: Operation, attr: int) -> int:
+    """Make the primitive descriptor in ``made``. Returns the C API's status."""
+    kind, arguments = _CALLS[type(operation)](operation)
+    described = [
+        memory_desc(each) if isinstance(each, (Strided, Blocked, Packed)) else None for each in arguments
+    ]
+    values = (each if desc is None else desc.value for each, desc in zip(arguments, described, strict=True))
+    status: int = getattr(library().c, f"dnnl_{kind}_primitive_desc_create")(
+        ctypes.byref(made), *values, attr
+    )
+    return status
+
+
+def _convolution(op: Convolution) -> _Call:
+    kind, algorithm = (
+        ("deconvolution_forward", DnnlAlgorithm.DECONVOLUTION)
+        if op.transposed
+        else ("convolution_forward", DnnlAlgorithm.CONVOLUTION)
+    )
+    numbers = op.strides, [d - 1 for d in op.dilation], op.pad_begin, op.pad_end
+    tensors = op.src, op.weights, op.bias, op.dst
+    return kind, [engine(), _INFERENCE, algorithm, *tensors, *map(extents, numbers)]
+
+
+def _pooling(op: Pooling) -> _Call:
+    numbers = op.strides, op.kernel, [d - 1 for d in op.dilation], op.pad_begin, op.pad_end
+    return "pooling_forward", [*(engine(), _INFERENCE, op.algorithm, op.src, op.dst, *map(extents, numbers))]
+
+
+def _layer_norm(op: LayerNorm) -> _Call:
+    flags = _USE_SCALE | _USE_SHIFT
+    return "layer_normalization_forward", [*(engine(), _INFERENCE, op.src, op.dst, None, op.epsilon, flags)]
+
+
+def _reorder(op: Reorder | Rescale) -> _Call:
+    return "reorder", [op.src, engine(), op.dst, engine()]
+
+
+_CALLS: dict[type, Callable[[Any], _Call]] = {
+    Convolution: _convolution,
+    MatMul: lambda op: ("matmul", [engine(), op.src, op.weights, op.bias, op.dst]),
+    Pooling: _pooling,
+    Function: lambda op: (
+        "eltwise_forward",
+        [engine(), _INFERENCE, op.algorithm, op.src, op.dst, op.alpha, op.beta],
+    ),
+    Combination: lambda op: ("binary", [engine(), op.algorithm, op.src, op.second, op.dst]),
+    Softmax: lambda op: ("softmax_forward", [engine(), _INFERENCE, op.algorithm, op.src, op.dst, op.axis]),
+    LayerNorm: _layer_norm,
+    Reorder: _reorder,
+    Rescale: _reorder,
+}
+
 
 _SCRATCHPAD_USER = 1
 TENSORS = {SRC: "src", SRC_1: "second", DST: "dst", WEIGHTS: "weights", BIAS: "bias"}

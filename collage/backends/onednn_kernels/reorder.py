@@ -8,6 +8,7 @@ from collage.backends.chains.strided import Strided, cut
 from collage.backends.onednn_kernels.artifact import to_bytes
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.description import Blocked, laid_out, outermost, view
+from collage.backends.onednn_kernels.kernel import load
 from collage.backends.onednn_kernels.narrow import DTYPES, narrow, stored_dtype, typed
 from collage.backends.onednn_kernels.operations import Reorder, Rescale
 from collage.backends.onednn_kernels.pack import pack
@@ -22,7 +23,6 @@ from collage.backends.onednn_kernels.plan import (
     Share,
     Weight,
 )
-from collage.backends.onednn_kernels.rounded_kernel import load
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, steps_of, stored_type, widened
 from collage.kernel.options import Variant

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.growth import grown
+from collage.backends.chains.product_rule import grown
 from collage.backends.chains.transposes import operand_transposes
 from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, MAX_POOLS
 from collage.backends.onednn_kernels.quantised_values import DEQUANTIZE, QUANTIZE, weights_path

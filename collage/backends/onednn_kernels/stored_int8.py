@@ -15,13 +15,13 @@ from collage.backends.onednn_kernels.quantised import planner_of
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.backends.onednn_kernels.stored_plan import (
     data_of,
+    in_units,
     multiplied,
     only_moves,
     problem_of,
     scale_of,
     scales_of,
 )
-from collage.backends.onednn_kernels.units import in_units
 from collage.graph.ranges import Range
 from collage.graph.storage import (
     BF16,

@@ -9,7 +9,7 @@ so that padding needs no correction.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.conv import scaled
-from collage.backends.chains.functions import DnnlAlgorithm
+from collage.backends.chains.functions import DnnlAlgorithm, Eltwise
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.chains.linear_fold import Folded
 from collage.backends.chains.transposes import ProductChain
@@ -31,11 +31,50 @@ from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperan
 from collage.backends.onednn_kernels.pooling import PoolTask
 from collage.backends.onednn_kernels.quantised import WholeProduct, constant_step, planner_of
 from collage.backends.onednn_kernels.roots import chain_of
-from collage.backends.onednn_kernels.units import in_units
 from collage.graph.formats import has_channels
 from collage.graph.storage import Storage, steps_of
 from collage.kernel.options import Variant
 from collage.native.kernel_library import rounding_problem
+
+_SUMS = (DnnlAlgorithm.ADD, DnnlAlgorithm.SUBTRACT, DnnlAlgorithm.MAXIMUM, DnnlAlgorithm.MINIMUM)
+
+
+def in_units(
+    steps: Iterable[EpilogueOp], scales: Mapping[int, float], result: float
+) -> tuple[float, tuple[EpilogueOp, ...]]:
+    """The unit that the functions begin in, and the functions with the factors between them.
+
+    ``scales`` are the steps of operands, by value, and ``result`` is the unit that they end in. Raises UnsupportedError
+    for an operand of 8 bits that is no part of a sum or product.
+    """
+    first: float | None = None
+    unit = 1.0
+    made: list[EpilogueOp] = []
+
+    def turn_to(wanted: float) -> None:
+        nonlocal first, unit
+        if first is None:  # nothing has needed a unit so far
+            first = wanted / unit
+        elif wanted != unit:
+            made.append(Eltwise(DnnlAlgorithm.LINEAR, unit / wanted))
+        unit = wanted
+
+    for step in steps:
+        scale = scales.get(step.operand) if isinstance(step, Combine) else None
+        if isinstance(step, Combine) and scale is not None:
+            if step.algorithm is DnnlAlgorithm.MULTIPLY:
+                unit *= scale
+            elif step.algorithm in _SUMS:
+                turn_to(scale)
+            else:
+                raise UnsupportedError(f"{step.algorithm.name} by integers of 8 bits")
+        elif not (isinstance(step, Eltwise) and step.algorithm == DnnlAlgorithm.RELU):
+            turn_to(1.0)
+        made.append(step)
+    turn_to(result)
+    assert first is not None
+    return first, tuple(made)
+
 
 _FEW_CHANNELS = 4
 Dtypes = dict["int | PostOpOperand", str]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 from onnx import numpy_helper
 
 from collage.core.library_text import library_text
@@ -18,10 +20,63 @@ from collage.frontend.read.bfloat16 import computes_in_bfloat16, in_float32
 from collage.frontend.read.external_data import data_folders
 from collage.frontend.read.model_path import check_model_path
 from collage.frontend.read.old_sets import to_set_7
-from collage.frontend.read.proto_text import check_text
 from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.recurrent import batches_second
+
+_PAYLOAD = frozenset({"name", "doc_string", "external_data"})
+"""Fields of a tensor that are text or hold text. The other fields are its numbers."""
+
+
+def check_text(model: onnx.ModelProto, name: str) -> None:
+    """Raise ModelError for text that is no UTF-8; the message names the field. ``name`` names the model.
+
+    String attributes of operators outside ONNX's own domains may hold any bytes: some engines keep code there.
+    """
+    for message, field, value in _texts(model):
+        if isinstance(value, bytes):
+            try:
+                value.decode()
+            except UnicodeDecodeError as error:
+                kind = type(message).__name__.removesuffix("Proto").lower()
+                raise ModelError(
+                    f"{name} has text that is no UTF-8, in the {field} of a {kind}: the file is damaged, or its "
+                    "exporter wrote bytes where text belongs. Export or download it again."
+                ) from error
+
+
+def _texts(message: Message) -> Iterator[tuple[Message, str, Any]]:
+    """All text in the message, with the field that it is in. Text that is no UTF-8 comes as bytes."""
+    tensor, node = isinstance(message, onnx.TensorProto), isinstance(message, onnx.NodeProto)
+    foreign = node and message.domain not in ("", "ai.onnx", "ai.onnx.ml")
+    fields = (
+        [message.DESCRIPTOR.fields_by_name[each] for each in _PAYLOAD]
+        if tensor
+        else message.DESCRIPTOR.fields
+    )
+    for field in fields:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            value = getattr(message, field.name)
+            if field.is_repeated:
+                for each in value:
+                    yield from _texts(each) if not foreign else _of_foreign(each)
+            elif message.HasField(field.name):
+                yield from _texts(value)
+        elif field.type == FieldDescriptor.TYPE_STRING or _is_string_attribute(message, field.name):
+            value = getattr(message, field.name)
+            for each in value if field.is_repeated else (value,):
+                yield message, field.name, each
+
+
+def _is_string_attribute(message: Message, field: str) -> bool:
+    return isinstance(message, onnx.AttributeProto) and field in ("s", "strings")
+
+
+def _of_foreign(message: Message) -> Iterator[tuple[Message, str, Any]]:
+    for of, field, value in _texts(message):
+        if not _is_string_attribute(of, field):
+            yield of, field, value
+
 
 log = logging.getLogger(__name__)
 

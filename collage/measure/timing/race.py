@@ -89,8 +89,13 @@ def race(
         long = max(first) >= _LONG_NS
         if not long:
             first = [min(ns, lane.run(1)) for ns, lane in zip(first, lanes, strict=True)]
-        turns: list[list[float]] = [[ns] if long else [] for ns in first]
         sizes = [min(_LARGEST_BATCH, math.ceil(_BATCH_NS / max(ns, 1.0))) for ns in first]
+        turns: list[list[float]] = [[] for _ in lanes]
+        if long:
+            turns = [
+                [ns if ns >= _LONG_NS else lane.run(size)]
+                for ns, size, lane in zip(first, sizes, lanes, strict=True)
+            ]
         asked = [at for at, lane in enumerate(lanes) if not lane.incumbent]
         budget_ns = sum(max(budget_s * 1e9, RUNS * first[at]) for at in asked)
         running, done, check = list(range(len(lanes))), int(long), _SURE

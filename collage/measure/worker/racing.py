@@ -164,7 +164,6 @@ class Racing:
         def checked() -> CheckDone:
             assert held.gate is not None
             with spent(CHECK):
-                held.gate.check_again("after being timed, ")
                 found = held.gate.check_rest(held.error)
             keep(held.kernel.source.options, held.kernel.artifact)
             return CheckDone(None, found.error, bool(found.finite_only))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from collage.bench.race import Race
     from collage.core.progress import Progress
     from collage.report.report import Report
     from collage.schedule.program import Program
@@ -118,30 +118,49 @@ def find_models(names: Sequence[str], folder: Path, batch: int = 1) -> dict[str,
     return paths
 
 
-def each(items: Mapping[str, T], study: Callable[[T, Show], Mapping[str, Any]]) -> tuple[int, dict[str, Any]]:
+def each(
+    items: Mapping[str, T],
+    study: Callable[[T, Show], Mapping[str, Any]],
+    *,
+    models: Sequence[Mapping[str, Any]] = (),
+    save: Callable[[Mapping[str, Any]], object] = lambda _: None,
+) -> tuple[int, dict[str, Any]]:
     """Run a study on each item; exit status, and ``models`` and ``failed`` of the JSON object.
 
     An item that fails, for whatever reason, does not stop the others. After Ctrl-C the results so far are returned.
+    ``models`` are earlier results, which come first. ``save`` gets what is there after each item.
     """
     from collage.report.progress_display import display
 
-    models: list[Mapping[str, Any]] = []
-    failed: dict[str, str] = {}
+    found: dict[str, Any] = {"models": [*models], "failed": {}}
     status = 0
     for name, item in items.items():
         say(name)
         try:
             with display(True) as show:
-                models.append(study(item, show))
+                found["models"].append(study(item, show))
         except KeyboardInterrupt:
             say("interrupted; measurements made so far are kept")
-            status = INTERRUPTED
-            break
+            return INTERRUPTED, found
         except Exception as error:
-            failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            say(f"error: {name}: {failed[name]}")
+            found["failed"][name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            say(f"error: {name}: {found['failed'][name]}")
             status = 1
-    return status, {"models": models, "failed": failed}
+        save(found)
+    return status, found
+
+
+def run_collage(*arguments: object, of: Path = ROOT) -> Any:
+    """The JSON object that a command prints, in a process of its own, in the checkout ``of``. Raises CollageError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "collage", *map(str, arguments), "--json"],
+        env={**os.environ, "PYTHONPATH": str(of)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise CollageError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return json.loads(done.stdout)
 
 
 def compile_to(
@@ -154,16 +173,6 @@ def compile_to(
     module = collage.compile(model, progress=show, **arguments)
     module.save(file)
     return module.report, module.program
-
-
-def race_modules(model: Path, files: Mapping[str, Path], options: Options, show: Show) -> Race:
-    """Race compiled modules of one model, by name."""
-    from collage.bench.engines import OURS, prepare
-    from collage.bench.race import race
-
-    setup = prepare(model, threads=options.threads)
-    setups = {name: replace(setup, engine=OURS, path=str(file)) for name, file in files.items()}
-    return race(setups, required=files, rounds=options.rounds, progress=show)
 
 
 def head(threads: int, **more: Any) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def command(
     minutes. All this is done with batch 1 in float32 first, and then with the other batches and precisions.
 
     Each part is a process with a share of the time, and the file is whole after each step of each part: a run that is
-    cut off keeps its results, and --continue does what it has left out. "shown" in the file has the goals, and whether
-    they are met. docs/gpu.md says how to run it on a machine that is there for minutes.
+    cut off keeps its results, and --continue does what it has left out. docs/gpu.md says how to run it on a machine
+    that is there for minutes.
 
     \b
     Examples:
@@ -96,9 +96,7 @@ def command(
     from collage.cli.console import print_json
     from collage.core.cuda import NoGpuError, gpu
     from collage.errors import UsageError, unknown_names
-    from scripts.lib.gpu.fragment import write_json
     from scripts.lib.gpu.parts import parts_of, run_parts
-    from scripts.lib.gpu.shown import shown
     from scripts.lib.gpu.task import MLP, Task
     from scripts.lib.workloads.catalogue import ENTRIES
 
@@ -124,8 +122,6 @@ def command(
             "tasks": [each.plain() for each in tasks],
         }
         results = run_parts([*parts_of(tasks)], out, seconds, head, before)
-    results["shown"] = shown(tasks, results["parts"])
-    write_json(out, results)
     if as_json:
         print_json(results)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.bench.pareto import ParetoRace, curve, module_name
-from collage.cli.options import JSON_OPTION
+from collage.cli.options import JSON_OPTION, parse_names
 from collage.compiler.accuracy import Asked
 from collage.compiler.metrics import Metric
-from scripts.lib import say
 from scripts.lib.bench import common
 from scripts.lib.bench.common import Options, Show
 from scripts.lib.errors import largest
@@ -23,37 +21,21 @@ from scripts.lib.errors import largest
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from scripts.lib.bench.networks import Network
+
 _PROCESSES = 3
 """The number of processes that each contender has, one after another."""
 _UNSEEN = 20
-"""The number of inputs that the compile has not seen."""
-_SAMPLES = 40
-"""Of sound, that is 20 s: a dozen windows may be without silence."""
+"""The number of inputs that are made up if there are none."""
 _SPEEDUPS = ("best_engine_over_ours", "float32_over_ours")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model with shapes of its inputs, samples for the compile, and other inputs; both may be made up."""
-
-    file: Path
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    samples: Sequence[Mapping[str, Any]] = ()
-    unseen: Sequence[Mapping[str, Any]] = ()
 
 
 @click.command("precision")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @common.FOLDER_OPTION
+@click.option("--real", is_flag=True, help="Compare networks of packages on real inputs.")
 @click.option(
-    "--real",
-    type=click.Path(path_type=Path, exists=True),
-    multiple=True,
-    metavar="PATH",
-    help="Wheels, folders or files of networks with real weights, which get real inputs; may be repeated.",
-)
-@click.option(
-    "--only", default="", metavar="TEXT", help="Take only networks of --real whose name contains TEXT."
+    "--only", type=parse_names, metavar="A,B", help="Networks of --real whose names contain A or B."
 )
 @click.option(
     "--tolerance",
@@ -71,8 +53,8 @@ def command(
     *,
     models: tuple[str, ...],
     folder: Path,
-    real: tuple[Path, ...],
-    only: str,
+    real: bool,
+    only: tuple[str, ...] | None,
     tolerance: float,
     options: Options,
     as_json: bool,
@@ -84,27 +66,23 @@ def command(
     inputs that the compile has not seen. An engine counts if no more of its errors are beyond the tolerance than of
     ours.
 
-    Networks of --real (silero-vad, rapidocr-onnxruntime and magika) get rendered text, generated sound and files, as
-    samples and as other inputs. With --real and no MODEL only these are compared. A model that fails does not stop the
-    others.
+    Networks of --real (rapidocr-onnxruntime, silero-vad and magika) get rendered text, generated sound and files, as
+    samples and as other inputs; their wheels are downloaded. With --real and no MODEL only these are compared. A model
+    that fails does not stop the others.
 
     \b
     Examples:
       scripts/bench precision
       scripts/bench precision bert_base resnext50_32x4d --tolerance 3e-3
-      scripts/bench precision --real wheels --only rec --budget 120
+      scripts/bench precision --real --only reader --budget 120
       scripts/bench precision model.onnx --json
     """
-    with TemporaryDirectory(prefix="collage-real-") as home:
-        files = common.find_models(models, folder) if models or not real else {}
-        subjects = {name: Subject(file) for name, file in files.items()}
-        if real:
-            subjects |= _real_subjects(real, only, Path(home))
+    from scripts.lib.bench.networks import Network, packed_networks
 
-        def study(subject: Subject, show: Show) -> dict[str, Any]:
-            return _study(subject, tolerance, options, show)
-
-        status, results = common.each(subjects, study)
+    files = common.find_models(models, folder) if models or not real else {}
+    networks = {name: Network(file) for name, file in files.items()}
+    networks |= packed_networks(folder, only or ()) if real else {}
+    status, results = common.each(networks, lambda network, show: _study(network, tolerance, options, show))
     found = {
         **common.head(options.threads, rounds=options.rounds, tolerance=tolerance),
         **results,
@@ -118,32 +96,7 @@ def command(
     ctx.exit(status)
 
 
-def _real_subjects(paths: Sequence[Path], only: str, folder: Path) -> dict[str, Subject]:
-    """The networks by name; ``folder`` gets their files. Those without known real inputs are left out.
-
-    Raises CollageError if there is none.
-    """
-    import onnx
-
-    from scripts.lib.realmodels.cases import DRAWS, SAMPLES, UnknownModelError, spread
-    from scripts.lib.realmodels.files import networks
-
-    found: dict[str, Subject] = {}
-    for name, data in networks(paths, [only] if only else []).items():
-        model = onnx.load_model_from_string(data)
-        try:
-            case, samples = spread(model, _SAMPLES, SAMPLES)
-            _, others = spread(model, _UNSEEN, DRAWS)
-        except UnknownModelError as error:
-            say(f"{name} is left out: {error}")
-            continue
-        file = folder / f"{name.replace('/', '-')}.onnx"
-        file.write_bytes(data)
-        found[name] = Subject(file, case.shapes, samples, others)
-    return found
-
-
-def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> dict[str, Any]:
+def _study(network: Network, tolerance: float, options: Options, show: Show) -> dict[str, Any]:
     """Compile in float32 and within the tolerance, and race both against all engines.
 
     ``speedup`` has our module's speed over the fastest engine that is within the tolerance, and over our own float32.
@@ -153,16 +106,16 @@ def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> 
         files = {bound: Path(folder) / f"{bound:g}.collage" for bound in (0.0, tolerance)}
         for bound, file in files.items():
             report, program = common.compile_to(
-                *(file, subject.file, options, show),
+                *(file, network.file, options, show),
                 tolerance=bound,
-                shapes=subject.shapes,
-                inputs=subject.samples or None,
+                shapes=network.shapes,
+                inputs=network.samples or None,
             )
         contest = ParetoRace(
-            *(subject.file, files, options.threads, options.rounds),
+            *(network.file, files, options.threads, options.rounds),
             processes=min(_PROCESSES, options.rounds),
-            shapes=subject.shapes,
-            asked=Asked(0.0, Metric(), tuple(subject.unseen[:_UNSEEN]), _UNSEEN),
+            shapes=network.shapes,
+            asked=Asked(0.0, Metric(), tuple(network.inputs), _UNSEEN),
         )
         found = curve(contest, show)
     ours = found["points"][module_name(tolerance)]
@@ -170,7 +123,7 @@ def _study(subject: Subject, tolerance: float, options: Options, show: Show) -> 
     return {
         **found,
         "tolerance": tolerance,
-        "real": bool(subject.samples),
+        "real": bool(network.samples),
         "speedup": _speedups(found["points"], ours, tolerance),
         "unseen": ours["errors"],
         "predicted": None if errors is None else errors.predicted,

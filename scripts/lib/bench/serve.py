@@ -15,7 +15,7 @@ from scripts.lib import INTERRUPTED, say
 from scripts.lib.bench.common import FOLDER_OPTION, head, rounds_option, show_results, table, threads_of
 from scripts.lib.serving.prepare import prepared
 from scripts.lib.serving.process import BFLOAT16, CONTENDERS, FLOAT32, INT8, OURS, Setup
-from scripts.lib.serving.study import QUICK, Course, Study, opened
+from scripts.lib.serving.study import PARTS, QUICK, Course, Study, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,7 @@ _SATURATED = (
 @click.option(
     "--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 96."
 )
-@click.option("--only", type=click.Choice(["right", "trace", "between"]), help="Only this part of the study.")
+@click.option("--only", type=click.Choice(PARTS), help="Only this part of the study.")
 @click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
 @click.option(
     "--precision",
@@ -84,9 +84,8 @@ def command(
     batches of eight requests, prompts are computed up to the length of the shortest one, and the rest of them token by
     token. All answers of a batch come together, with the longest.
 
-    Three parts: `right` compares the engine's greedy answers with ONNX Runtime's on the original decoder. `trace` is
-    Orca's trace, one request at a time, all at once, and at several rates. `between` is the time between tokens while
-    prompts of 512 tokens arrive.
+    Two parts: `right` compares the engine's greedy answers with ONNX Runtime's on the original decoder. `trace` is
+    Orca's trace, one request at a time, all at once, and at several rates.
 
     \b
     Examples:
@@ -141,22 +140,6 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     if trace := found.get("trace"):
         yield from ("Orca's trace: all requests at once", _saturated(trace))
         yield from ("Orca's trace: latency per token against the rate", _rates(trace))
-    if between := found.get("between"):
-        yield "between tokens, at 70 % load with long prompts"
-        yield table(
-            ("contender", "requests/s", "median ms", "99 % ms", "ratio", "first token ms"),
-            [
-                (
-                    name,
-                    f"{each['rate']:.2f}",
-                    f"{each['between_ms']:.1f}",
-                    f"{each['between_p99_ms']:.1f}",
-                    f"{each['p99_over_median']:.2f}",
-                    f"{each['first_ms']:.0f}",
-                )
-                for name, each in between.items()
-            ],
-        )
     yield from (f"left out: {why}" for why in found["missing"].values())
     yield from (f"failed: {why}" for why in found["failed"].values())
 

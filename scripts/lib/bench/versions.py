@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import click
 from collage.cli.console import print_json
 from collage.errors import CollageError
 from scripts.lib import ROOT
-from scripts.lib.bench.common import Options, race_modules, threads_of
+from scripts.lib.bench.common import run_collage
 
 OLD = ROOT / "tests" / "data" / "old"
 MODELS = {
@@ -42,17 +39,13 @@ KEPT = "predicted_us measured_us max_abs_error measurements_made search_s costs_
 @click.option(
     "--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one."
 )
-@click.option(
-    "--before", type=click.Path(path_type=Path), help="The folder --out of another version to race with."
-)
-def command(models: tuple[str, ...], out: Path, folder: Path, of: Path, before: Path | None) -> None:
+def command(models: tuple[str, ...], out: Path, folder: Path, of: Path) -> None:
     """Compile seven models, and read the files of an old version: placements, times, measurements, errors.
 
     \b
     scripts/bench versions --of ../before --out /tmp/before
-    scripts/bench versions --out /tmp/after --before /tmp/before
-
-    With --before, both versions' modules run by turns in this version. A ratio above 1 says that this one is faster.
+    scripts/bench versions --out /tmp/after
+    scripts/bench cpu dcgan nasnet_a_mobile --before /tmp/before
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -67,24 +60,16 @@ def command(models: tuple[str, ...], out: Path, folder: Path, of: Path, before: 
         if model is None:
             raise CollageError(f"No {name}.onnx in {folder}: scripts/models or scripts/demo_model makes it.")
         found[name] = _compiled(name, model, of, out)
-        module = before and before / f"{name}.collage"
-        if module and module.exists() and name not in ("strings", "gpt2_124m"):
-            files = {"before": module, "now": out / f"{name}.collage"}
-            raced = race_modules(model, files, Options(threads_of(None), 30), lambda _: None)
-            found[name]["before / now"] = raced.ratio("before", "now")
     (out / "results.json").write_text(json.dumps(found, indent=1))
     print_json(found)
 
 
 def _run(of: Path, *arguments: str | Path) -> Any:
     """The JSON object that a command of the checkout ``of`` prints, or its last line of error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "collage", *map(str, arguments), "--json"],
-        env={**os.environ, "PYTHONPATH": str(of)},
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout) if not done.returncode else {"error": done.stderr.strip().splitlines()[-1]}
+    try:
+        return run_collage(*arguments, of=of)
+    except CollageError as error:
+        return {"error": str(error)}
 
 
 def _compiled(name: str, model: Path, of: Path, out: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ BACKENDS = {
 """The class behind each name, which implements onnx.backend.base.Backend."""
 
 CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
-"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
+"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/bench cpu --real)."""
 _MESSAGE_CHARS = 160
 
 

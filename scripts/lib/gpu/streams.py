@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from collage.schedule.gpu_streams import ALGORITHMS, gpu_schedule
 from collage.graph.dataflow import Array
 from collage.runtime.executor import Executor
+from collage.schedule.gpu_streams import ALGORITHMS, gpu_schedule
 from collage.schedule.program import Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Schedule

@@ -1,1 +1,1 @@
-"""The parts of `check_real_models`: finding the models, making real inputs, and comparing."""
+"""Real networks from public packages: their files and real inputs."""

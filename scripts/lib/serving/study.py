@@ -1,4 +1,4 @@
-"""The study of one model: right answers, Orca's trace, and times between tokens."""
+"""The study of one model: right answers, and Orca's trace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 from collage.errors import CollageError
 from scripts.lib import say
 from scripts.lib.serving.prepare import Model
-from scripts.lib.serving.process import OURS, STATIC, ContenderError, ContenderProcess, Setup
+from scripts.lib.serving.process import OURS, ContenderError, ContenderProcess, Setup
 from scripts.lib.serving.trace import (
-    LONG_PROMPTS,
     ORCA,
     Arrival,
     Figures,
@@ -26,7 +25,7 @@ from scripts.lib.serving.trace import (
     rate_at,
 )
 
-PARTS = ("right", "trace", "between")
+PARTS = ("right", "trace")
 _OVERLOADED = 6.0
 """A contender whose latency is this many times the unloaded one is not run at higher rates."""
 
@@ -48,7 +47,6 @@ class Course:
     running: int = 32
     parts: tuple[str, ...] = PARTS
     lengths: Lengths = ORCA
-    long_prompts: Lengths = LONG_PROMPTS
 
     @property
     def fewest(self) -> int:
@@ -63,7 +61,6 @@ QUICK = Course(
     rates=(0.5,),
     running=8,
     lengths=Lengths((8, 64), (2, 16)),
-    long_prompts=Lengths((64, 64), (8, 16)),
 )
 """What is run of tiny models, to see that everything works."""
 
@@ -130,7 +127,7 @@ class Study:
 
         All requests are there at once, so that prompts are computed in chunks beside tokens of other answers.
         """
-        arrivals = self._arrivals(0, math.inf, self.course.lengths, seed=11)
+        arrivals = self._arrivals(0, math.inf, seed=11)
         found: Mapping[str, Any] = self.field.running[OURS].ask(("right", (arrivals, self.model.onnx)))
         say(f"{self.model.name}: {found['same_tokens']:.2%} of {found['tokens']} tokens are the original's")
         return found
@@ -138,13 +135,13 @@ class Study:
     def trace(self) -> dict[str, Any]:
         """Orca's trace by contender: unloaded, saturated, and at rates in between, by turns."""
         unloaded = self._unloaded()
-        saturated = self._runs([math.inf], self.course.lengths)
+        saturated = self._runs([math.inf])
         if OURS not in unloaded or OURS not in saturated:
             return {}
         top, ours_ms = pooled(saturated[OURS][math.inf]).requests_per_s, unloaded[OURS].latency_ms
         rates = [each * top for each in self.course.rates]
         base = min(each.latency_ms for each in unloaded.values())
-        runs = self._runs(rates, self.course.lengths, most_ms=_OVERLOADED * base)
+        runs = self._runs(rates, most_ms=_OVERLOADED * base)
         found = {}
         for name in (each for each in saturated if each in unloaded):
             rounds = saturated[name][math.inf]
@@ -163,26 +160,9 @@ class Study:
             }
         return found
 
-    def between(self) -> dict[str, Any]:
-        """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
-        names = [name for name in self.field.running if name != STATIC]  # its answers come at once
-        saturated = self._runs([math.inf], self.course.long_prompts, only=names)
-        own = {name: 0.7 * pooled(runs[math.inf]).requests_per_s for name, runs in saturated.items()}
-        found: dict[str, list[list[Served]]] = {}
-        for round_ in range(self.course.rounds):
-            for name in _turned(list(own), round_):
-                served = self._run(name, own[name], self.course.long_prompts, round_)
-                if served is not None:
-                    found.setdefault(name, []).append(served)
-        figures = {name: pooled(runs) for name, runs in found.items()}
-        return {
-            name: asdict(each) | {"rate": own[name], "p99_over_median": each.between_p99_ms / each.between_ms}
-            for name, each in figures.items()
-        }
-
     def _unloaded(self) -> dict[str, Figures]:
         """The figures of requests that are served one at a time, each by all contenders in turn."""
-        arrivals = self._arrivals(0, math.inf, self.course.lengths, seed=7)
+        arrivals = self._arrivals(0, math.inf, seed=7)
         found: dict[str, list[list[Served]]] = {}
         for turn, each in enumerate((arrivals[0], *arrivals)):
             for name in _turned(list(self.field.running), turn):
@@ -194,24 +174,17 @@ class Study:
             say(f"{self.model.name}: {name} alone: {_words(figures)}")
         return whole
 
-    def _runs(
-        self,
-        rates: Sequence[float],
-        lengths: Lengths,
-        *,
-        most_ms: float = math.inf,
-        only: Sequence[str] | None = None,
-    ) -> Runs:
+    def _runs(self, rates: Sequence[float], *, most_ms: float = math.inf) -> Runs:
         """The rounds of all contenders at the rates, by turns; each round begins with another contender."""
         found: Runs = {}
         over: set[str] = set()
-        chosen = list(self.field.running) if only is None else list(only)
+        chosen = list(self.field.running)
         for round_ in range(self.course.rounds):
             for turn, rate in enumerate(sorted(rates)):
                 for name in _turned(chosen, round_ + turn):
                     if name in over and rate not in found.get(name, {}):
                         continue
-                    served = self._run(name, rate, lengths, round_)
+                    served = self._run(name, rate, round_)
                     if served is None:
                         continue
                     found.setdefault(name, {}).setdefault(rate, []).append(served)
@@ -219,19 +192,18 @@ class Study:
                         over.add(name)
         return found
 
-    def _run(self, name: str, rate: float, lengths: Lengths, seed: int) -> list[Served] | None:
+    def _run(self, name: str, rate: float, seed: int) -> list[Served] | None:
         """A run of one contender at a rate. None if it fails."""
-        at_once = self.course.requests if lengths == self.course.lengths else self.course.requests // 2
-        count = at_once if math.isinf(rate) else round(rate * self.course.seconds)
-        served = self.field.serve(name, self._arrivals(count, rate, lengths, seed))
+        count = self.course.requests if math.isinf(rate) else round(rate * self.course.seconds)
+        served = self.field.serve(name, self._arrivals(count, rate, seed))
         if served is not None:
             say(f"{self.model.name}: {name} at {rate:.2f}/s: {_words(pooled([served]))}")
         return served
 
-    def _arrivals(self, count: int, rate: float, lengths: Lengths, seed: int) -> list[Arrival]:
+    def _arrivals(self, count: int, rate: float, seed: int) -> list[Arrival]:
         """So many requests, or the fewest of a run if that is more."""
         count = max(self.course.fewest, count)
-        return poisson_trace(count, rate, self.model.shape.vocabulary, lengths, seed)
+        return poisson_trace(count, rate, self.model.shape.vocabulary, self.course.lengths, seed)
 
 
 def _turned(names: Sequence[str], turn: int) -> list[str]:
@@ -241,7 +213,4 @@ def _turned(names: Sequence[str], turn: int) -> list[str]:
 
 
 def _words(each: Figures) -> str:
-    return (
-        f"{each.requests_per_s:.2f} requests/s, {each.tokens_per_s:.0f} tokens/s, {each.latency_ms:.1f} ms a token, "
-        f"between tokens {each.between_ms:.1f} ms, 99 %: {each.between_p99_ms:.1f} ms"
-    )
+    return f"{each.requests_per_s:.2f} requests/s, {each.tokens_per_s:.0f} tokens/s, {each.latency_ms:.1f} ms a token"

@@ -28,8 +28,6 @@ class Lengths:
 
 ORCA = Lengths((32, 512), (1, 128))
 """The lengths of Orca's synthetic trace (OSDI'22, section 6.2)."""
-LONG_PROMPTS = Lengths((512, 512), (64, 128))
-"""Prompts of 512 tokens, with answers long enough for a time between tokens."""
 
 MOST_TOKENS = 640
 """The most tokens of a request of any of these traces, its prompt and its answer together."""
@@ -66,28 +64,15 @@ class Served:
         """The time from the arrival to the last token, divided by the tokens of the answer, as in Orca's Figure 10."""
         return (self.token_s[-1] - self.arrival.at_s) / len(self.token_s)
 
-    @property
-    def first_s(self) -> float:
-        """The time from the arrival to the first token."""
-        return self.token_s[0] - self.arrival.at_s
-
-    @property
-    def between_s(self) -> list[float]:
-        """The times between tokens."""
-        return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]
-
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a run. Latencies are medians over requests, and times between tokens over all tokens."""
+    """The figures of a run. The latency is the median over requests."""
 
     requests: int
     requests_per_s: float
     tokens_per_s: float
     latency_ms: float
-    first_ms: float
-    between_ms: float
-    between_p99_ms: float
     seconds: float
 
 
@@ -95,24 +80,13 @@ def pooled(runs: Sequence[Sequence[Served]]) -> Figures:
     """The figures of several runs of the same rate: rates over their times together, latencies over all requests."""
     served = [each for run in runs for each in run]
     seconds = sum(max(each.token_s[-1] for each in run) for run in runs)
-    gaps = [gap for each in served for gap in each.between_s]
     return Figures(
         len(served),
         len(served) / seconds,
         sum(len(each.tokens) for each in served) / seconds,
         1e3 * statistics.median(each.latency_s for each in served),
-        1e3 * statistics.median(each.first_s for each in served),
-        1e3 * percentile(gaps, 0.5),
-        1e3 * percentile(gaps, 0.99),
         seconds,
     )
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of all is not above; NaN without any."""
-    if not values:
-        return float("nan")
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def agreement(found: Sequence[Served], expected: Sequence[Served]) -> float:

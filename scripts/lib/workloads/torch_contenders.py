@@ -41,7 +41,7 @@ def pytorch(setup: Setup) -> tuple[Call, Outputs]:
     return _fastest(ways)
 
 
-def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs]:
+def inductor(setup: Setup) -> tuple[Call, Outputs]:
     """`torch.compile` with frozen weights, called from Python or from C++, whichever is faster (C++: 3 % on DCGAN).
 
     It chooses memory formats by itself.
@@ -52,14 +52,9 @@ def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs
     workload = _workload(setup)
     ways = []
     for cpp_wrapper in (False, True):
-        options: dict[str, Any] = {"cpp_wrapper": cpp_wrapper, "max_autotune": max_autotune}
+        options: dict[str, Any] = {"cpp_wrapper": cpp_wrapper}
         ways.append(_bind(torch.compile(workload.model, dynamic=False, options=options), workload, setup))
     return _fastest(ways)
-
-
-def inductor_max_autotune(setup: Setup) -> tuple[Call, Outputs]:
-    """The same, with Inductor's own kernels among the candidates for matrix products."""
-    return inductor(setup, max_autotune=True)
 
 
 def _workload(setup: Setup) -> Workload:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.native_kernels.points import POINTS, transforms
+from collage.backends.native_kernels.winograd import POINTS, transforms
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.native import team_of

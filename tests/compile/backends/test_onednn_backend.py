@@ -13,7 +13,7 @@ from onnx import helper
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels import library
 from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
-from collage.backends.onednn_kernels.rounded_kernel import load
+from collage.backends.onednn_kernels.kernel import load
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import BLOCKED, PLAIN

@@ -16,7 +16,7 @@ from onnx import helper
 from collage.backends.base import UnsupportedError
 from collage.backends.onednn_kernels import int8_conv
 from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
-from collage.backends.onednn_kernels.rounded_kernel import load
+from collage.backends.onednn_kernels.kernel import load
 from collage.errors import CollageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import (

@@ -9,10 +9,13 @@ from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
+import onnx
 import pytest
 from rich.console import Console
 
+from collage.bench.gaps import cheapest_cover
 from collage.graph.dataflow import TensorType
+from collage.module.file import read_summary
 from collage.report.report import CandidateReport, NodeReport, Report
 from collage.report.show import (
     facts,
@@ -23,6 +26,7 @@ from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 from tests.helpers.cli.helpers import fails, json_of, succeeds
+from tests.helpers.models import conv_net
 
 NASTY = "<script>alert('&\"')</script>"
 
@@ -152,3 +156,40 @@ def test_explain(module: Path) -> None:
     assert succeeds("show", module, "--explain", "0").startswith("node 0: ")
     assert len(json_of("show", module, "--json", "--explain", "tanh")["nodes"]) == 1
     fails(2, "show", module, "--explain", "nowhere", words=("nowhere", "tanh"))
+
+
+def test_gaps(module: Path, network: Path, tmp_path: Path) -> None:
+    found = json_of("show", module, "--gaps", network, "--json")
+    report, program = read_summary(module).first
+    assert {name for each in found["gaps"] for name in each["nodes"]} >= {
+        each.source for each in report.nodes
+    }
+    ours = math.fsum(each["ours_us"] for each in found["gaps"])
+    assert ours == pytest.approx(math.fsum(each.cost_us for each in program.regions))
+    assert found["engine"] in ("onnxruntime", "openvino") and found["engine_us"] > 0
+    assert "loss" in succeeds("show", module, "--gaps", network, "--engine", "onnxruntime")
+    other = tmp_path / "other.onnx"
+    onnx.save_model(conv_net(), str(other))
+    fails(2, "show", module, "--gaps", other, words=("is no module of",))
+    fails(2, "show", module, "--gaps", network, "--engine", "none", words=("unknown engine",))
+    fails(2, "show", module, "--engine", "openvino", words=("--gaps",))
+
+
+def test_the_cheapest_cover(report: Report) -> None:
+    candidates = [
+        CandidateReport((0, 1, 2), "all", "p", cost_us=1.0),
+        CandidateReport((0, 1), "one", "p", cost_us=5.0),
+        CandidateReport((0,), "one", "p", cost_us=2.0),
+        CandidateReport((0,), "two", "p", cost_us=3.0),
+        CandidateReport((1, 2), "two", "p", cost_us=4.0),
+        CandidateReport((1, 2), "engine", "p", cost_us=1.0),
+        CandidateReport((2,), "one", "p", cost_us=0.5, precision="bf16"),
+        CandidateReport((2,), "two", "p", reason="crashed: it"),
+    ]
+    nodes = [NodeReport("relu", name, "Relu") for name in "abc"]
+    usual = [replace(each, threads=2) for each in candidates]
+    found = cheapest_cover(replace(report, nodes=nodes, candidates=usual), "engine")
+    assert {(each.us, each.backend, *sorted(each.nodes)) for each in found} == {
+        (2.0, "one", "a"),
+        (4.0, "two", "b", "c"),
+    }

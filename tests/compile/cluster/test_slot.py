@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from collage.cluster.slot import SentSession, Slot, pickle_job
-from collage.measure.jobs import RegionJob
-from collage.measure.worker.protocol import CandidateRequest, Measure
+from collage.measure.jobs import Racer, RegionJob
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.helpers.backends_for_tests import NumpyBackend
@@ -33,16 +33,15 @@ def slot(session: WorkerSession) -> Iterator[Slot]:
 
 
 def job(session: WorkerSession, *requests: CandidateRequest) -> bytes:
-    asked = tuple((Measure(each, session.settings.build, 30.0, 0.01), "test") for each in requests)
-    return pickle_job(RegionJob(asked, 1), session.init)
+    racers = tuple(Racer(each, session.settings.build, 30.0) for each in requests)
+    return pickle_job(RegionJob(racers, 1), session.init)
 
 
 def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) -> None:
     requests = [CandidateRequest((1,), name) for name in ("numpy", "segfault", "numpy")]
-    (first, one), (second, crashed), (third, other) = slot.run(job(session, *requests), 0)
-    assert (first, second, third) == (0, 1, 2)
-    assert isinstance(one, Measurement)
-    assert not isinstance(other, Rejection)
+    (first, crashed), (second, one), (third, other) = slot.run(job(session, *requests), 0)
+    assert [each.backend for each in (first, second, third)] == ["segfault", "numpy", "numpy"]
+    assert isinstance(one, Measurement) and isinstance(other, Measurement)
     assert isinstance(crashed, Rejection)
     assert crashed.kind is RejectionKind.CRASHED
     assert "about to read address 8" in crashed.message

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from collage.compiler.passes.match import Match
 
 import collage
 from collage.backends.base import Availability
 from collage.backends.cuda_kernels import wheel
 from collage.backends.registry import Registry
 from collage.compiler.devices import AUTO, backends_on
-from collage.compiler.passes.match import Match
 from collage.errors import UsageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import HOST, PLAIN, Storage

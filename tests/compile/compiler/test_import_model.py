@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
-
 from collage.compiler.passes import import_model
 from collage.compiler.passes.import_model import Import
 from collage.compiler.state import Source
+from onnx import TensorProto, helper
+
 from collage.errors import ModelError
 from collage.frontend.original import AsLoaded
 from collage.frontend.relax.importer import DataDependentError

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from collage.compiler.passes.place import Place
 
 from collage.compiler.executable import Executable
-from collage.compiler.passes.place import Place
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
 from collage.errors import MeasurementError

@@ -12,13 +12,13 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from collage.measure.machine.calibration import slowed
 
 from collage.backends.base import BuildOptions
 from collage.core.cpu_time import Cpu, CpuReading
 from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.errors import DatabaseError
 from collage.measure.machine import quiet
-from collage.measure.machine.calibration import slowed
 from collage.measure.machine.quiet import Machine
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer

@@ -11,7 +11,7 @@ import pytest
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.measure.timing.calls import sample_clocked, summary
-from collage.measure.worker.candidate import clocked
+from collage.measure.worker.racing import clocked
 from collage.native import NativeKernel, Step, Task, core_problem, touch_interleaved
 from collage.native.library import address_of, core
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
+from collage.measure.contenders import Charges, Contenders, Field
 
 from collage.kernel.options import Variant
-from collage.measure.contenders import Charges, Contenders, Field
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower

@@ -25,8 +25,8 @@ from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8, BuildOptions, Variant
-from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from tests.helpers.measure_db.measured import measured_here
 from tests.helpers.models import make_model
 
 Spoil = Callable[[Sequence[Any], Any, int], None]
@@ -66,8 +66,8 @@ def measured(
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
-    return measure_candidate(
-        KernelSource(subgraph, Planted(spoil), BuildOptions(variant=variant)), Samples(store), sample_s=0.01
+    return measured_here(
+        KernelSource(subgraph, Planted(spoil), BuildOptions(variant=variant)), Samples(store)
     )
 
 

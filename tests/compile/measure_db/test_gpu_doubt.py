@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from collage.compiler.passes.recall import _of_the_day
+from tests.compile.compiler.test_recall import made
 
 from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
 from collage.check.stages import looks_like_memory, rejection_of
-from collage.compiler.passes.recall import _of_the_day
 from collage.core.nvml import Clocks
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt, GpuNow
 from collage.measure_db.results import Outcome, Rejection, RejectionKind, Slower, late
-from tests.compile.compiler.test_recall import made
 from tests.compile.measure_db.test_exchange import KEY, SURE, filled, merged
 
 FAST, SLOW = Clocks("H100", 1980, 2619), Clocks("H100", 1200, 2619)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import tvm
+from collage.measure.known_losses import known_losses
 
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure.known_losses import known_losses
 from collage.measure.request_keys import variant_text
 from collage.measure.settings import MeasureSettings
 from collage.measure_db.busy import BUSY_VARIABLE

@@ -20,8 +20,8 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from tests.helpers.measure_db.measured import measured_here
 from tests.helpers.models import make_model
 
 ROUND = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"], "round")]
@@ -58,7 +58,7 @@ def measured(model: Model, steps: int, folder: Path) -> Outcome:
     store = ValueStore(folder / "values")
     evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
     subgraph = Subgraph(model, tuple(range(len(model.graph.nodes))))
-    return measure_candidate(KernelSource(subgraph, Off(steps), BuildOptions()), Samples(store))
+    return measured_here(KernelSource(subgraph, Off(steps), BuildOptions()), Samples(store))
 
 
 @pytest.mark.parametrize(("steps", "right"), [(0, True), (1, True), (60, False)])

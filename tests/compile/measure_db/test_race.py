@@ -1,86 +1,106 @@
-"""A race against the fastest kernel so far: who is let go, after how many samples, and with which lower bound."""
+"""Races on a simulated clock: who leaves when, what times come of it, and how long they take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collage.measure.timing.race import race
-from collage.measure_db.results import Slower
+from collage.graph.storage import BF16
+from collage.measure.timing.race import RUNS, Lane, Raced, race, results
 
 MS = 1e6
 
 
-def counted(*samples: float, then: float) -> tuple[Iterator[float], list[float]]:
-    """Samples in nanoseconds without end, and those that were taken."""
-    taken: list[float] = []
+@dataclass
+class Track:
+    """Kernels that take simulated time, on a machine that is slower by ``slow`` from moment to moment."""
 
-    def samples_ns() -> Iterator[float]:
-        for each in samples:
-            taken.append(each)
-            yield each
-        while True:
-            taken.append(then)
-            yield then
+    now: float = 0.0
+    drift: float = 0.0
+    noise: float = 0.02
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
-    return samples_ns(), taken
+    def lane(
+        self, ns: float, precision: str = "", charge_ns: float = 0.0, *, incumbent: bool = False
+    ) -> Lane:
+        def run(count: int) -> float:
+            took = ns * (1 + self.drift * self.now / 1e9) * (1 + self.noise * abs(self.rng.gauss(0, 1)))
+            self.now += took * count
+            return took
 
+        return Lane(run, precision, charge_ns, incumbent)
 
-def test_what_is_slower_by_far_is_let_go_after_few_samples() -> None:
-    samples, taken = counted(then=4 * MS)
-    slower = race(samples, 2000.0)
-    assert slower is not None
-    assert (slower.least_us, slower.rival_us, slower.repeats) == (4000.0, 2000.0, 3)
-    assert len(taken) == 3
-    assert str(slower) == "at least 100 % slower than another kernel of the same operators"
-    for least_us in (99.6, 100.0, 100.4):
-        assert str(Slower(least_us, 100.0, 5)) == "not faster than another kernel of the same operators"
+    def clock(self) -> int:
+        return int(self.now)
 
-
-def test_what_is_a_little_slower_needs_more_samples() -> None:
-    samples, taken = counted(then=2.2 * MS)
-    slower = race(samples, 2000.0)
-    assert slower is not None
-    assert slower.repeats == len(taken) == 12
+    def race(self, lanes: Sequence[Lane], budget_s: float = 0.01, known_us: float = 0.0) -> list[Raced]:
+        return results(lanes, race(lanes, budget_s, clock=self.clock), known_us)
 
 
-def test_one_burst_of_noise_decides_nothing() -> None:
-    """Short calls are sampled for some milliseconds, and the shortest sample is the bound."""
-    samples, taken = counted(*[30e3] * 100, 10.5e3, then=10.5e3)
-    slower = race(samples, 10.0)
-    assert slower is not None
-    assert slower.least_us == 10.5
-    assert len(taken) > 100
+def test_the_slow_leave_first() -> None:
+    track = Track()
+    found = track.race([track.lane(us * 1e3) for us in (10, 11, 13, 40)])
+    assert [each.repeats for each in found][2:] == [6, 3]
+    assert found[0].repeats >= 8
+    assert found[0].relative < 1.0 < found[1].relative < found[2].relative < found[3].relative
+    assert found[3].us == pytest.approx(40, rel=0.1) and found[3].least_us <= found[3].us
 
 
-def test_what_may_be_faster_is_not_let_go() -> None:
-    samples, taken = counted(3 * MS, 1.8 * MS, then=3 * MS)
-    assert race(samples, 2000.0) is None
-    assert len(taken) == 2
-    samples, taken = counted(then=1.99 * MS)
-    assert race(samples, 2000.0) is None
-    assert len(taken) == 12
+def test_times_are_ratios_to_the_incumbent_however_slow_the_machine_is() -> None:
+    track = Track(drift=20.0)
+    lanes = [
+        track.lane(8e3),
+        track.lane(20e3),
+        track.lane(6e3, incumbent=True),
+        track.lane(4e3, incumbent=True),
+    ]
+    found = track.race(lanes, known_us=5.0)
+    assert found[0].us == pytest.approx(4.0, rel=0.05)
+    assert found[0].relative == pytest.approx(0.8, rel=0.05)
+    assert found[1].us == pytest.approx(10.0, rel=0.1)
 
 
-@given(st.lists(st.floats(1e5, 1e8), min_size=40, max_size=40), st.floats(100.0, 1e5))
-def test_the_bound_is_never_above_a_sample(samples: list[float], rival_us: float) -> None:
-    slower = race(iter(samples), rival_us)
-    if slower is not None:
-        seen = samples[: slower.repeats]
-        assert slower.least_us == min(seen) / 1e3
-        assert sorted(seen)[len(seen) // 2] >= rival_us * 1e3
+def test_exact_kernels_lose_only_against_exact_ones() -> None:
+    track = Track()
+    found = track.race([track.lane(10e3), track.lane(5e3, BF16), track.lane(20e3, BF16)])
+    assert found[0].relative == 1.0
+    assert found[1].relative == pytest.approx(0.5, rel=0.1)
+    assert found[2].relative == pytest.approx(4.0, rel=0.1)
 
 
-def test_on_a_busy_machine_the_shortest_of_more_samples_decides() -> None:
-    """Others have a core most of the time: the median says that it is slower, and the shortest that it is not."""
-    disturbed = [4.0 * MS] * 3 + [1.97 * MS] + [4.0 * MS] * 10
-    samples, _ = counted(*disturbed, then=4.0 * MS)
-    assert race(samples, 2000.0) is not None
-    samples, taken = counted(*disturbed, then=4.0 * MS)
-    assert race(samples, 2000.0, patience=4.0) is None
-    assert len(taken) == 12
-    samples, _ = counted(then=2.1 * MS)
-    slower = race(samples, 2000.0, patience=2.5)
-    assert slower is not None and slower.least_us == 2100.0
+def test_what_a_call_costs_counts_in_the_order_and_not_in_the_time() -> None:
+    track = Track()
+    found = track.race([track.lane(5e3, charge_ns=20e3), track.lane(10e3)])
+    assert found[0].relative == pytest.approx(2.5, rel=0.1)
+    assert found[0].us == pytest.approx(5.0, rel=0.1)
+
+
+@given(st.lists(st.floats(200.0, 50 * MS), min_size=1, max_size=30), st.booleans(), st.integers(0, 5))
+def test_a_race_takes_no_longer_than_its_candidates_may(
+    times: list[float], incumbent: bool, seed: int
+) -> None:
+    """Ten milliseconds for each candidate, or six runs, on average, whatever is among them."""
+    track = Track(rng=random.Random(seed), noise=0.0)
+    lanes = [track.lane(ns) for ns in times]
+    if incumbent:
+        lanes.append(track.lane(min(times), incumbent=True))
+    found = track.race(lanes, known_us=1.0 if incumbent else 0.0)
+    assert track.now <= 1.001 * sum(max(10 * MS, RUNS * ns) for ns in times)
+    assert all(each.repeats >= 1 for each in found)
+
+
+def test_a_pause_before_turns_is_no_part_of_the_time() -> None:
+    track, slept = Track(), []
+    lanes = [Lane(track.lane(2 * MS).run, settle_s=0.02), track.lane(2 * MS)]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        track.now += seconds * 1e9
+
+    turns = race(lanes, 0.02, clock=track.clock, sleep=sleep)
+    assert len(turns[0]) >= 5 and len(slept) == len(turns[0]) - 1

@@ -26,9 +26,9 @@ from collage.frontend.relax import overrides
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
-from collage.measure.worker.candidate import measure_candidate
 from collage.measure_db.results import Rejection, RejectionKind
 from tests.helpers.backends_for_tests import NumpyBackend, chain_model, onnx_model
+from tests.helpers.measure_db.measured import measured_here
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -163,7 +163,7 @@ def test_operator_without_onnx_form_leaves_inner_values_unknown(
     assert wrong == {}
     matmul = next(n for n in model.graph.nodes if n.op == "matmul")
     assert matmul.outputs[0] in unknown(model, store)
-    outcome = measure_candidate(
+    outcome = measured_here(
         KernelSource(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions()), Samples(store)
     )
     assert outcome == Rejection(

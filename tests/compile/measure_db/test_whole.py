@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
+from collage.measure.whole import WholeMeasurer, WholeSettings
 from onnx import TensorProto, helper
 
 from collage.backends.base import Availability
@@ -21,7 +22,6 @@ from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
 from collage.measure import whole
 from collage.measure.timing.effort import QUICK
-from collage.measure.whole import WholeMeasurer, WholeSettings
 from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
 from collage.measure_db.busy import BUSY_VARIABLE

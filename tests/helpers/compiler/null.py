@@ -1,11 +1,14 @@
-"""A null lab with made-up costs, so that passes run alone in milliseconds, without a worker, a database or a kernel."""
+"""A null lab with made-up costs: compiles run alone in milliseconds, without a worker or a kernel.
+
+Bench, referee, ledger and database are the real ones. What would measure, run networks or run engines is made up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,54 +20,49 @@ from collage.backends.engine import Engine
 from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
-from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.assemble import Assembler
-from collage.compiler.events import Event, Noted
+from collage.compiler.bench import Bench
+from collage.compiler.best import Best
+from collage.compiler.clock import Budget, Clock
+from collage.compiler.compile import compiled
+from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import Finding
-from collage.compiler.metrics import Metric
+from collage.compiler.final_check import FinalCheck, Finding
+from collage.compiler.import_model import Imported
 from collage.compiler.options import CompileOptions
-from collage.compiler.passes.calibrate import Calibrate
-from collage.compiler.passes.fixpoint import Fixpoint
-from collage.compiler.passes.place import Place
-from collage.compiler.plan import SEQUENTIAL
+from collage.compiler.plan import Placed, Plan, Whole
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
-from collage.compiler.plan_runs import Race
+from collage.compiler.referee import Referee
 from collage.compiler.selection import Selection
-from collage.compiler.state import Compilation, Context, Source
-from collage.compiler.whole_form import WholeForm
-from collage.compiler.workbench import Workbench
+from collage.compiler.stages import Stage, run_stages
+from collage.compiler.task import Source, Task
+from collage.compiler.verdict import Verdict
+from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
+from collage.errors import CollageError
 from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
+from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.protocol import CandidateRequest
+from collage.measure.worker.whole_protocol import Opened
 from collage.measure_db.database import Database, KernelKey
-from collage.measure_db.keys import Raced
-from collage.measure_db.results import (
-    IN_NETWORK,
-    Measurement,
-    Outcome,
-    Rejection,
-    RejectionKind,
-    Slower,
-    Timing,
-)
+from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind, Slower
+from collage.patterns.match import Match
 from collage.runtime.parts import Parts
-from collage.schedule.program import make_program
-from collage.schedule.region import Region
-from collage.schedule.suffix import Suffix
 from collage.search.candidates import Offer
 from tests.helpers.backends_for_tests import NumpyBackend, onnx_model
 
-Costs = Mapping[tuple[str, tuple[int, ...]], float]
-"""Microseconds by backend and nodes. Those of a baseline are under "engine as written" and its profile."""
+Nodes = tuple[int, ...]
+Costs = Mapping[tuple[str, Nodes], float]
+"""Microseconds by backend and nodes. Those of a reduced precision are under "backend precision"."""
 
 WHOLE = (0, 1, 2, 3)
 TARGET = Target("made up", "none", 2)
-NOTHING_KNOWN = Rejection(RejectionKind.UNSUPPORTED, "no cost is made up for it")
 WRONG = Finding(9.0, 9.0, "outputs differ")
+CRASHED = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
+NOTHING_KNOWN = Rejection(RejectionKind.UNSUPPORTED, "no cost is made up for it")
 
 
 def chain() -> onnx.ModelProto:
@@ -109,130 +107,118 @@ class NullBackend(NumpyBackend):
 
 
 class NullEngine(NullBackend, Engine):
-    """An engine whose whole models are never run."""
+    """An engine that offers profiles, and whole models in reduced precisions."""
 
-    def __init__(self, name: str, profiles: Sequence[str] = ("",)) -> None:
+    def __init__(self, name: str, profiles: Sequence[str] = ("",), precision: str = "") -> None:
         super().__init__(name, engine=True)
-        self.known = profiles
+        self.known, self.precision = profiles, precision
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         return self.known
+
+    def precisions(self, options: BuildOptions) -> tuple[str, ...]:
+        return tuple(options.precisions & {self.precision})
 
     def session(self, model: bytes, options: BuildOptions) -> Any:
         return object()
 
 
-class ReducedEngine(NullEngine):
-    """An engine that runs whole models in a reduced precision, too."""
+class Steps:
+    """The steps of a compile in order. The one with the number ``at`` raises ``error``, and so do ``also`` later."""
 
-    def __init__(self, name: str, precision: str = "bf16") -> None:
-        super().__init__(name)
-        self.precision = precision
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.at: int | None = None
+        self.error: BaseException = KeyboardInterrupt()
+        self.also: Callable[[str], bool] = lambda _: False
 
-    def precisions(self, options: BuildOptions) -> tuple[str, ...]:
-        return tuple(options.precisions & {self.precision})
+    def __call__(self, step: str) -> None:
+        number = len(self.taken)
+        self.taken.append(step)
+        if number == self.at or (self.at is not None and number > self.at and self.also(step)):
+            raise self.error
 
 
 class NullMeasurer:
     """Knows made-up costs. ``asked`` are the requests that were measured, and ``rejected`` those that are rejected."""
 
-    def __init__(self, model: Model, costs: Costs, backends: Mapping[str, Any]) -> None:
-        self.model, self.costs, self.backends = model, costs, backends
+    def __init__(self, model: Model, costs: Costs, step: Steps) -> None:
+        self.model, self.costs, self.step = model, costs, step
         self.asked: list[CandidateRequest] = []
-        self.rejected: dict[tuple[str, tuple[int, ...]], Rejection] = {}
+        self.rejected: dict[tuple[str, Nodes], Rejection] = {}
+        self.outrun: dict[tuple[str, Nodes], Slower] = {}
+        """What kernels show in a race. Measured to the end they take what ``costs`` say."""
         self.wrong: dict[int, str] = {}
         self.extraordinary: set[int] = set()
-        self.switched: list[Sequence[CandidateRequest]] = []
-        self.original: onnx.ModelProto | None = None
         self.as_loaded = None
-        self.as_loaded_digest: str | None = None
-        self.made_in_all = 1
+        self.as_loaded_digest: str | None = "of the model as it was loaded"
+        self.made_in_all = 0
         self.network_us = 0.0
         self.single: NullMeasurer = self
-        self.changed: list[Any] = []
-        self.outrun: dict[tuple[str, tuple[int, ...]], Slower] = {}
-        """What kernels show in a race; measured to the end they take what ``costs`` say."""
-        self.stopped: BaseException | None = None
-        """What ends the measuring."""
-        self.unknown: set[tuple[str, tuple[int, ...]]] = set()
-        self.of_busy_times: dict[CandidateRequest, Outcome] = {}
-        """What only ``recorded`` knows."""
-        self.trusts = False
-        """Whether ``trusting`` is entered."""
-        self.error = 4e-3
-        """The error of each kernel of reduced precision. Its cost is under "backend precision"."""
+        self.finite_only: set[tuple[str, Nodes]] = set()
+        self.session = SimpleNamespace(spent=dict)
+        self.closed = 0
 
-    def race(
-        self,
-        requests: Sequence[CandidateRequest],
-        rivals_us: Mapping[tuple[int, ...], float] | None = None,
-        switch_us: float = 0.0,
-    ) -> dict[CandidateRequest, Outcome]:
+    def close(self) -> None:
+        self.closed += 1
+
+    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
+        return [*requests]
+
+    def race(self, requests: Sequence[CandidateRequest], *_: Any) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
         return {r: self.outrun.get((r.backend, r.nodes), outcome) for r, outcome in known.items()}
 
     def measure(
-        self, requests: Sequence[CandidateRequest], progress: Callable[[Progress], None] | None = None
+        self, requests: Iterable[CandidateRequest], progress: Any = None
     ) -> dict[CandidateRequest, Outcome]:
-        self.asked += requests
-        if self.stopped is not None:
-            raise self.stopped
-        return self.known(requests)
+        for request in requests:
+            self.step(f"measure {request.backend} {request.nodes}")
+            if request not in self.asked:
+                self.asked.append(request)
+                self.made_in_all += 1
+        return {request: self.outcome(request) for request in requests}
 
     def known(self, requests: Iterable[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
-        return {
-            request: self._outcome(request)
-            for request in requests
-            if (request.backend, request.nodes) not in self.unknown
-        }
+        """What was measured, or is rejected."""
+        there = [r for r in requests if r in self.asked or (r.backend, r.nodes) in self.rejected]
+        return {request: self.outcome(request) for request in there}
 
-    def recorded(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
-        return {each: self.of_busy_times[each] for each in requests if each in self.of_busy_times}
-
-    @contextmanager
-    def trusting(self) -> Iterator[None]:
-        self.trusts = True
-        try:
-            yield
-        finally:
-            self.trusts = False
-
-    def _outcome(self, request: CandidateRequest) -> Outcome:
-        name = f"{request.backend} as written{request.profile}" if request.original else request.backend
+    def outcome(self, request: CandidateRequest) -> Outcome:
         precision = request.variant.precision
-        key = f"{name} {precision}" if precision else name, request.nodes
-        if key in self.rejected:
-            return self.rejected[key]
-        us = self.costs.get(key)
-        return NOTHING_KNOWN if us is None else Measurement(us, 0.0, us, 9, self.error if precision else 0.0)
+        about = f"{request.backend} {precision}" if precision else request.backend, request.nodes
+        if about in self.rejected:
+            return self.rejected[about]
+        us = self.costs.get(about)
+        if us is None:
+            return NOTHING_KNOWN
+        found = Measurement(us, 0.0, us, 9, 4e-3 if precision else 0.0)
+        return replace(found, finite_only=about in self.finite_only)
 
     def measure_transforms(self, changes: Collection[Any]) -> dict[Any, float]:
-        self.changed += changes
-        return dict.fromkeys(changes, 1.0)
-
-    @property
-    def kernels(self) -> NullKernels:
-        """What is known of kernels of plans."""
-        return NullKernels(self)
-
-    def known_transforms(self, changes: Collection[Any]) -> dict[Any, float]:
         return dict.fromkeys(changes, 1.0)
 
     def transform_backend(self, transform: Any) -> Any:
         return LayoutTransforms()
 
     def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
-        self.switched.append(requests)
+        self.step("switch")
         return 0.5
 
     def verify(self) -> dict[int, str]:
         return self.wrong
 
     def key(self, request: CandidateRequest) -> KernelKey:
-        return KernelKey(str(request.nodes), request.backend, "1", "", 2, "made up", "1")
+        about = f"{request.nodes} {request.variant}"
+        return KernelKey(about, request.backend, "1", "", 2, "made up", "1")
 
     def on_threads(self, threads: int) -> NullMeasurer:
         return self.single
+
+    @property
+    def kernels(self) -> NullKernels:
+        """What is known of kernels of plans."""
+        return NullKernels(self)
 
 
 class NullKernels:
@@ -242,94 +228,80 @@ class NullKernels:
         self.measurer = measurer
 
     def known(self, kernels: Iterable[Any]) -> dict[Any, Outcome]:
-        return {
-            each: self.measurer._outcome(each.what)
-            for each in kernels
-            if isinstance(each.what, CandidateRequest)
-        }
+        asked = {each: each.what for each in kernels if isinstance(each.what, CandidateRequest)}
+        found = self.measurer.known(asked.values())
+        return {each: found[what] for each, what in asked.items() if what in found}
 
 
 class NullRuns:
-    """Runs networks whose launches take made-up times; ``ran`` are the labels of what was run.
+    """Runs networks whose launches take made-up times; ``ran`` are those that were opened, by the kernels' backends.
 
-    ``network_us`` are times of launches in the network, where they are others than alone. ``whole_us`` are those of
-    whole plans by label. ``dropped`` are plans that fail as a whole, ``worn_out`` is a kernel that fails in each of
-    them until it is rejected, and ``findings`` are what the last check finds.
+    ``network_us`` are times of launches in the network, if they are others than alone. ``drops`` says which networks
+    fail as a whole, ``worn_out`` are kernels that fail at a step until they are rejected, and ``findings_of`` gives
+    what the last check finds.
     """
 
-    seed = 0
-
-    def __init__(self, measurer: NullMeasurer) -> None:
-        self.measurer = measurer
+    def __init__(self, measurer: NullMeasurer, step: Steps) -> None:
+        self.measurer, self.step = measurer, step
+        self.failures = SimpleNamespace(told=[])
+        self.made = 0
         self.ran: list[str] = []
-        self.raced: list[tuple[list[str], Race]] = []
-        self.network_us: dict[tuple[str, tuple[int, ...]], float] = {}
-        self.whole_us: dict[str, float] = {}
-        self.dropped: dict[str, str] = {}
-        self.worn_out: tuple[str, tuple[int, ...]] | None = None
-        self.findings: dict[str, Finding] = {}
-        self.loaded: list[Executable] = []
+        self.network_us: dict[tuple[str, Nodes], float] = {}
+        self.worn_out: dict[tuple[str, Nodes], str] = {}
+        """The step at which a kernel fails: open, turn, times, check, errors or load."""
         self.drops: Callable[[Executable], bool] = lambda _: False
+        self.finding_of: Callable[[Executable], Finding] = lambda _: Finding(0.25, 0.125, "")
         self.error_of: Callable[[Executable], float] = lambda _: 1e-7
         """The error on samples."""
         self.spread = 1.0
         """The error that is foreseen of other inputs, over that."""
+        self.checked: list[Executable] = []
+        self.loaded: list[Executable] = []
+
+    def open(self, executable: Executable) -> None:
+        self._step("open", executable)
+        self.ran.append(backends_of(executable))
+
+    def turn(self, executable: Executable, settle_s: float, turn_s: float) -> list[float]:
+        self._step("turn", executable)
+        return [1e3 * sum(self._times(executable))]
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
-        self._run(executable)
+        self._step("times", executable)
         return self._times(executable)
 
-    def race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
-        self.raced.append(([each.label for each in executables], race))
-        found = {}
-        for each in executables:
-            self._run(each)
-            us = self.whole_us.get(each.label, sum(self._times(each)))
-            found[each.label] = Raced(Timing(us, 0.0, us, us, 50), self._times(each))
-        return found
-
     def finding(self, executable: Executable, check: Callable[[], Any], about: str = "") -> Finding:
-        self._run(executable)
-        label = f"{executable.label}, guarded" if executable.guarded else executable.label
-        return self.findings.get(label, Finding(0.25, 0.125, ""))
+        self._step("check", executable)
+        self.checked.append(executable)
+        return self.finding_of(executable)
 
-    def error(self, executable: Executable, accuracy: Accuracy) -> float:
-        self._run(executable)
+    def error(self, executable: Executable, accuracy: Any) -> float:
+        self._step("errors", executable)
         return self.error_of(executable)
 
-    def error_and_foreseen(self, executable: Executable, accuracy: Accuracy) -> tuple[float, float]:
+    def error_and_foreseen(self, executable: Executable, accuracy: Any) -> tuple[float, float]:
         error = self.error(executable, accuracy)
         return error, self.spread * error
 
-    def timing(self, executable: Executable, sample_s: float) -> Timing:
-        self._run(executable)
-        us = self.whole_us.get(executable.label, sum(self._times(executable)))
-        return Timing(us, 0.0, us, us, 3)
-
     def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Any]:
+        self._step("load", executable)
         self.loaded.append(executable)
         return Parts(executable.program, [], {}, TARGET, executable.versions), None
 
-    def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        return {error.label: str(error) for each in executables for error in self._errors(each)}
-
-    def _errors(self, executable: Executable) -> list[PlanDroppedError]:
+    def _step(self, step: str, executable: Executable) -> None:
+        self.step(f"{step} {backends_of(executable)}")
         if self.drops(executable):
-            self.dropped[executable.label] = "crashed: SIGSEGV"
-        found = self.dropped.get(executable.label)
-        return [] if found is None else [PlanDroppedError(executable.label, found)]
-
-    def _run(self, executable: Executable) -> None:
-        for error in self._errors(executable):
-            raise error
-        self.ran.append(executable.label)
+            raise PlanDroppedError(executable.label, "crashed: SIGSEGV")
         for kernel in executable.kernels:
             what = kernel.what
-            if isinstance(what, CandidateRequest) and (what.backend, what.nodes) == self.worn_out:
-                rejection = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
-                self.measurer.rejected[self.worn_out] = rejection
-                self.worn_out = None
-                raise KernelRejectedError(kernel, rejection)
+            if not isinstance(what, CandidateRequest):
+                continue
+            about = what.backend, what.nodes
+            if about in self.measurer.rejected:
+                raise PlanDroppedError(executable.label, "crashed: SIGSEGV")
+            if self.worn_out.get(about) == step:
+                self.measurer.rejected[about] = CRASHED
+                raise KernelRejectedError(kernel, CRASHED)
 
     def _times(self, executable: Executable) -> tuple[float, ...]:
         return tuple(
@@ -338,22 +310,85 @@ class NullRuns:
         )
 
 
-class NullLab:
-    """Gives the same workbench for every model."""
+class NullEngines:
+    """Runs whole models in made-up times by the plan's label. Plans without one are refused.
 
-    def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
-        self.journal: tuple[Event, ...] = ()
+    ``breaks`` are labels that fail in their turns, and ``wrong`` those whose outputs are wrong.
+    """
 
-    def workbench(self, context: Context, compilation: Compilation) -> Workbench:
-        return self.bench
+    def __init__(self, us: Mapping[str, float], step: Steps) -> None:
+        self.us, self.step = dict(us), step
+        self.breaks: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
+        self.loaded: tuple[str, ...] = ()
+        self.inputs: tuple[Any, ...] = ()
+        self.trials: list[str] = []
+        self.turns: list[str] = []
+        self.closed = 0
 
-    def close(self) -> tuple[Event, ...]:
-        return self.journal
+    def close(self) -> None:
+        self.closed += 1
+
+    def add_form(self, name: str, model: onnx.ModelProto) -> None: ...
+
+    def trial(self, plans: Sequence[Whole]) -> EngineTrial:
+        self.step("trial")
+        self.trials += [plan.label for plan in plans]
+        right = [each for each in self.trials if each in self.us and each not in self.wrong]
+        refused = {e: self.wrong.get(e, "no Relu") for e in self.trials if e not in right}
+        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded, (), ())
+
+    def open(self, plan: Whole) -> Opened:
+        self.step(f"open {plan.label}")
+        if plan.label in self.us:
+            return Opened((np.zeros((4, 64), np.float32),))
+        return Opened(None, message="no Relu")
+
+    def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
+        return self.open(plan)
+
+    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
+        self.step(f"turn {name}")
+        self.turns.append(name)
+        if name in self.breaks:
+            raise CollageError(self.breaks[name])
+        return [1e3 * self.us[name]]
+
+
+class NullBench(Bench):
+    """A bench with made-up tools. Its offers are those with a made-up cost, unless ``matches``."""
+
+    costs: Costs = {}
+    matches = False
+    measurer_: NullMeasurer
+    runs_: NullRuns
+
+    def _tools_for(self, model: Model) -> tuple[Any, Any, Any]:
+        self.measurer_.model = model
+        task = self.task
+        assembler = Assembler(
+            cast(Any, self.measurer_), task.backends, task.build, task.target, task.versions
+        )
+        return self.measurer_, assembler, self.runs_
+
+    def _match(self) -> None:
+        if self.matches:
+            super()._match()
+            return
+        found = []
+        for name, nodes in self.costs:
+            backend, _, precision = name.partition(" ")
+            found.append(Offer(CandidateRequest(nodes, backend, Variant(precision=precision)), "pattern"))
+        self.known.offers = found
+        self.known.matches = [Match(nodes, name, "pattern") for name, nodes in self.costs]
+
+    @cached_property
+    def final_check(self) -> FinalCheck:
+        return FinalCheck(self.task.source.original, (), (), ())
 
 
 class Made:
-    """A context with made-up costs, and the state that a pass begins with."""
+    """A compile with made-up costs. ``engines`` are microseconds of whole models, by the plan's label."""
 
     def __init__(
         self,
@@ -361,105 +396,88 @@ class Made:
         *backends: NullBackend,
         model: Callable[[], onnx.ModelProto] = chain,
         database: Database | None = None,
+        engines: Mapping[str, float] = {},
+        samples: tuple[Mapping[str, Any], ...] = (),
+        family: bool = False,
+        budget_s: float | None = None,
         **options: Any,
     ) -> None:
         registry = Registry()
         for backend in (View(), LayoutTransforms(), *(backends or [NullBackend("none")])):
             registry.register(backend)
         chosen = registry.select()
-        self.model = imported(model)
-        self.measurer = NullMeasurer(self.model, costs, chosen)
-        self.runs = NullRuns(self.measurer)
-        versions = dict.fromkeys(chosen, "1")
-        assembler = Assembler(
-            cast(Any, self.measurer), chosen, BuildOptions(TARGET.threads), TARGET, versions
-        )
-        original = model()
-        self.lab = NullLab(
-            Workbench(
-                cast(Any, self.measurer),
-                assembler,
-                cast(Any, self.runs),
-                original,
-                asked=Asked(options.get("tolerance", 0.0), options.get("metric", Metric())),
-            )
-        )
+        self.step = Steps()
         self.shown: list[Progress] = []
-        self.context = Context(
-            registry=registry,
-            backends=chosen,
-            versions=versions,
-            target=TARGET,
-            options=CompileOptions(**options),
-            database=cast(Any, database),
-            workers=cast(Any, None),
-            progress=self.shown.append,
-            lab=self.lab,
-        )
-        self.start = Compilation(Source(original, AsLoaded.of(original), "made up"), model=self.model)
+        original = model()
+        source = Source(original, AsLoaded.of(original), "made up", samples=samples, family=family)
+        versions = dict.fromkeys(chosen, "1")
+        budget = Budget.of(budget_s)
+        asked = CompileOptions(budget=budget, **options)
+        self.task = Task(source, asked, registry, chosen, versions, TARGET)
+        self.database = database or Database(":memory:")
+        self.clock = Clock(budget)
+        self.best = Best(self.shown.append, self.clock)
+        self.bench = NullBench(self.task, self.database, cast(Any, None), self.clock, self.best.show)
+        self.bench.costs = costs
+        self.bench.__dict__["_imported"] = Imported(imported(model), original, source.as_loaded, {}, ())
+        self.measurer = self.bench.measurer_ = NullMeasurer(imported(model), costs, self.step)
+        self.runs = self.bench.runs_ = NullRuns(self.measurer, self.step)
+        self.engines = NullEngines(engines, self.step)
+        self.bench.whole._engines = cast(Any, self.engines)
+        self.referee = Referee(self.bench)
 
-    def measured(self) -> Compilation:
-        """The start with an offer for each made-up cost, measured."""
-        requests = [
-            CandidateRequest(nodes, name, Variant(precision=precision))
-            for (name, _, precision), nodes in ((n.partition(" "), ids) for n, ids in self.measurer.costs)
-            if name in self.context.backends and precision in ("", "bf16", "int8")
-        ]
-        offers = tuple(Offer(request, "pattern") for request in requests)
-        return replace(self.start, offers=offers, outcomes=self.measurer.known(requests), epsilon_us=0.5)
+    @property
+    def whole(self) -> WholeBench:
+        """What tries engines on the whole model."""
+        return self.bench.whole
+
+    def measured(self) -> Made:
+        """The same with an outcome for each offer, and the cost of a switch."""
+        self.bench.model  # noqa: B018  (finds the offers)
+        self.bench.race([offer.request for offer in self.bench.known.offers])
+        self.bench.measure_switch()
+        return self
+
+    def run(self, *proposers: Callable[[Bench, Best], Generator[Plan, Verdict, None]]) -> Made:
+        """Run proposers as the rows of a table."""
+        stages = [Stage(each.__name__, each, lambda *_: True) for each in proposers]
+        run_stages(stages, self.bench, self.referee, self.best)
+        return self
+
+    def compiled(self) -> Selection:
+        """Run a whole compile, and put the workers away."""
+        try:
+            return compiled(self.bench, self.best)
+        finally:
+            self.bench.close()
+
+    @property
+    def placed(self) -> list[Placed]:
+        """All placements that ran, the best one first."""
+        return [plan for plan in self.best.everything() if isinstance(plan, Placed)]
+
+    @property
+    def notes(self) -> list[str]:
+        """The texts in the log that are for the user."""
+        return [event.text for event in self.bench.known.log if isinstance(event, Noted)]
 
 
-def each_node(name: str, us: float, count: int = 4) -> dict[tuple[str, tuple[int, ...]], float]:
+def each_node(name: str, us: float, count: int = 4) -> dict[tuple[str, Nodes], float]:
     """The same cost for every node by itself."""
     return {(name, (node,)): us for node in range(count)}
 
 
-def regions(compilation: Compilation) -> list[tuple[str, tuple[int, ...]]]:
-    """Backend and nodes of each region of the best placement, in launch order."""
-    return [(c.backend, c.nodes) for c in compilation.placed.placement.candidates]
+def regions(plan: Plan) -> list[tuple[str, Nodes]]:
+    """Backend and nodes of each region of a placement, in launch order."""
+    assert isinstance(plan, Placed)
+    return [(c.backend, c.nodes) for c in plan.placement.candidates]
+
+
+def backends_of(executable: Executable) -> str:
+    """The backends of the launches, in order."""
+    return " ".join(region.backend for region in executable.program.launches)
 
 
 def image() -> np.ndarray:
     """An input of the models in this file."""
     return np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-
-
-def two_libraries() -> Made:
-    """One of two libraries looks faster alone, and is slower in the network."""
-    one, other = NullBackend("one", team=True), NullBackend("other", team=True)
-    made = Made({**each_node("one", 10.0), **each_node("other", 12.0)}, one, other)
-    made.runs.network_us = {("one", (node,)): 20.0 for node in range(4)}
-    return made
-
-
-def planned() -> tuple[Made, Compilation]:
-    """The plans of a mix, and of an engine on the whole model."""
-    library, engine = NullBackend("lib", team=True), NullBackend("engine", engine=True)
-    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 50.0}, library, engine)
-    return made, Fixpoint(Place(), Calibrate())(made.context, made.measured())
-
-
-def notes(compilation: Compilation) -> list[str]:
-    """The texts in the log that are for the user."""
-    return [event.text for event in compilation.log if isinstance(event, Noted)]
-
-
-def whole_on_engine(model: onnx.ModelProto) -> Compilation:
-    """The model whole on an engine that is made up."""
-    form = WholeForm(model, {}, "shapes depend on data", 0)
-    region = Region("engine", ("onnx.Relu",), (0,), ("relu",), (), ())
-    names = [tuple(port.name for port in side) for side in form.ports]
-    program = make_program((), (), (), {}, 2).followed_by(Suffix(region, *form.ports, *names))
-    selected = Selection(
-        label="engine",
-        parts=Parts(program, [], {}, TARGET, {}),
-        executor=cast(Any, None),
-        timings={"engine": Timing(9.0, 0.0, 9.0, 9.0, 20)},
-        measured_us=9.0,
-        predicted_us=9.0,
-        max_abs_error=0.0,
-        relative_error=0.0,
-        schedule=SEQUENTIAL,
-    )
-    source = Source(model, AsLoaded.of(model), "made up")
-    return Compilation(source, form=form, on_engine=model, selected=selected)

@@ -71,12 +71,12 @@ def test_an_engine_that_fails_is_named(
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [8]}, {"y": [8]})
     path = tmp_path / "net.onnx"
     onnx.save_model(model, str(path))
-    original = bench._for
+    original = bench.setup_for
 
     def misled(setup: bench.Setup, engine: str, module: str) -> bench.Setup:
         return original(setup, engine if engine != "openvino" else "nowhere", module)
 
-    monkeypatch.setattr(bench, "_for", misled)
+    monkeypatch.setattr(bench, "setup_for", misled)
     options = ["--db", str(database), "--rounds", "1"]
     found = json_of("bench", path, *options, "--json")
     assert "KeyError" in found["failed"]["openvino"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import collage
@@ -16,7 +17,7 @@ from collage.backends.openvino import OpenVino
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Found
 from collage.patterns.regions import WindowRule
-from scripts.lib.light_models import FOLDER, reference_run
+from scripts.lib.light_models import FOLDER
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,19 @@ class Coarse(collage.Backend):
 
     def load(self, artifact: bytes, options: collage.BuildOptions) -> collage.Kernel:
         return self.engine.load(artifact, options)
+
+
+def reference_run(path: Path) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Inputs, and the outputs beside the network; the input is a ramp from 0 to 1, as in onnx's own test runner."""
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    (info,) = [each for each in model.graph.input if each.name not in weights]
+    shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+    size = int(np.prod(shape))
+    ramp = (np.arange(size).reshape(shape) / size).astype(np.float32)
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString((FOLDER / f"{path.stem}_output_0.pb").read_bytes())
+    return {info.name: ramp}, [onnx.numpy_helper.to_array(tensor)]
 
 
 # Of those that are small enough, the two that are well-conditioned: most have the same weight everywhere and a

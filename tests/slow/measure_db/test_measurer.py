@@ -24,7 +24,6 @@ from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.timing.effort import FULL, Effort
-from collage.measure.worker import model_workers
 from collage.measure.worker.process import WorkerProcess
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
@@ -69,11 +68,11 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
         assert first.measurements_made == 2
         lost = found[slow]
         assert isinstance(found[numpy], Measurement) and isinstance(lost, Slower)
-        assert lost.least_us >= 1000.0 > lost.rival_us == found[numpy].median_us
+        assert lost.least_us > 500.0 > lost.rival_us == found[numpy].median_us
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as second:
         assert second.race([numpy, slow]) == found
         assert second.measurements_made == 0
-        to_the_end = second.measure([slow])[slow]
+        to_the_end = second.finish([slow])[slow]
         assert isinstance(to_the_end, Measurement) and to_the_end.min_us >= 1000.0
         assert second.race([numpy, slow])[slow] == to_the_end
 
@@ -108,7 +107,7 @@ def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
         assert outcome.repeats >= 7
         assert outcome.max_error < 1e-6
     assert [(p.done, p.total) for p in seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert seen[1].text == "numpy: add+relu"
+    assert seen[2].text == "numpy: add+relu"
 
 
 def test_what_is_known_is_not_measured_again(
@@ -155,17 +154,6 @@ def test_extraordinary_values_are_those_of_the_weights(database: Database) -> No
         unknown.measured.__dict__["serialised_digest"] = None
         unknown.verify()
         assert unknown.extraordinary
-
-
-def test_what_took_too_long_tells_how_busy_the_machine_was(
-    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_workers, "busy_now", lambda _: 0.7)
-    request = CandidateRequest((0,), "hang")
-    with measurer(model, database, hostile.Hang(), limits=CandidateLimits(2.0)) as one:
-        outcome = one.measure([request])[request]
-        assert isinstance(outcome, Rejection) and outcome.kind is RejectionKind.TIMEOUT
-        assert outcome.busy == 0.7 and one.known([request]) == {request: outcome}
 
 
 def test_equal_subgraphs_are_measured_once(database: Database) -> None:

@@ -25,10 +25,9 @@ from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure import jobs, measurer
 from collage.measure.crew import Worker
-from collage.measure.worker.protocol import Measure
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure.jobs import Part, RegionJob
+from collage.measure_db.results import Measurement
 from collage.native import scan
 from collage.runtime.executor import Executor
 from collage.runtime.suffix import SuffixExecutor
@@ -83,16 +82,16 @@ class Drops(NumpyBackend):
 @pytest.fixture(autouse=True, scope="module")
 def finite_only() -> Iterator[None]:
     """What the gate finds about Drops; and the same said of oneDNN's and our own kernels, so that they are guarded."""
-    usual = jobs.ask_fairly
+    usual = RegionJob.run
 
-    def ask_fairly(worker: Worker, message: Measure, what: str, threads: int) -> Outcome:
-        outcome = usual(worker, message, what, threads)
-        if isinstance(outcome, Measurement) and message.request.backend in FORCED:
-            outcome = replace(outcome, finite_only=True)
-        return outcome
+    def run(job: RegionJob, worker: Worker) -> Iterator[Part]:
+        for request, outcome in usual(job, worker):
+            if isinstance(outcome, Measurement) and request.backend in FORCED:
+                outcome = replace(outcome, finite_only=True)
+            yield request, outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collage.measure.measurer.ask_fairly", ask_fairly)
+        patch.setattr(RegionJob, "run", run)
         yield
 
 
@@ -323,15 +322,15 @@ def test_what_is_infinite_in_every_call_is_left_to_others(
     tmp_path: Path, registry: collage.Registry, monkeypatch: pytest.MonkeyPatch, quick: bool
 ) -> None:
     """Kernels for finite numbers compute what is finite, also where they are the fastest for what is not."""
-    patched = measurer.ask_fairly
+    patched = RegionJob.run
 
-    def ask_fairly(worker: Worker, message: Measure, what: str, threads: int) -> Outcome:
-        outcome = patched(worker, message, what, threads)
-        if isinstance(outcome, Measurement) and message.request.backend == "tvm":
-            outcome = replace(outcome, median_us=outcome.median_us + 1000, min_us=outcome.min_us + 1000)
-        return outcome
+    def run(job: RegionJob, worker: Worker) -> Iterator[Part]:
+        for request, outcome in patched(job, worker):
+            if isinstance(outcome, Measurement) and request.backend == "tvm":
+                outcome = replace(outcome, median_us=outcome.median_us + 1000, min_us=outcome.min_us + 1000)
+            yield request, outcome
 
-    monkeypatch.setattr(measurer, "ask_fairly", ask_fairly)
+    monkeypatch.setattr(RegionJob, "run", run)
     model, mask = masked_scores(), np.random.default_rng(2).random((8, 8)) < 0.7
     mask[:, 0] = True
     options: dict[str, Any] = {"backends": ["drops", "tvm"], "inputs": {"mask": mask}}

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from collage.search.steering import Steering
 from collage.kernel.options import Variant
 from collage.search.candidate import Candidate
 from collage.search.errors import ErrorBudget, ErrorModel
 from collage.search.placement import Placement
+from collage.search.steering import Steering
 
 
 def placed(*errors: tuple[str, float]) -> Placement:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collage.schedule.gpu_streams import gpu_schedules
 from collage.core.cuda_driver import CudaError
 from collage.kernel.device_call import DeviceCall
 from collage.runtime import device_launches
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.schedule.dag import Dag
+from collage.schedule.gpu_streams import gpu_schedules
 from collage.schedule.schedule import TEAM, Ordered, Schedule, check
 from tests.helpers.schedule.dags import dags
 
