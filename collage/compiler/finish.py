@@ -139,7 +139,7 @@ class Finish:
     ) -> Selection | None:
         """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
         whole, us = self._bench.whole, timing.median_us
-        parts = whole.parts(plan, us)
+        parts = whole.parts(plan, us, self._bench.nodes)
         try:
             executor = load_parts(parts, self._bench.task.backends)
         except CollageError as error:

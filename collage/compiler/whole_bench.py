@@ -28,6 +28,7 @@ from collage.measure.worker.whole_worker import whole_options
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, FactKey
 from collage.measure_db.results import GATE
+from collage.report.report import NodeReport
 from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region
@@ -157,19 +158,18 @@ class WholeBench:
         """What identifies the plan in keys of races."""
         return f"{plan.label} {self._form(plan.form).digest}"
 
-    def parts(self, plan: Whole, us: float) -> Parts:
-        """The parts of the plan's module, whose call takes so many microseconds.
+    def parts(self, plan: Whole, us: float, nodes: Sequence[NodeReport] = ()) -> Parts:
+        """The parts of the plan's module, whose call takes so many microseconds. ``nodes`` are those of the report.
 
         Indices that the model's inputs give are checked before each run: not every engine does that itself.
         """
         form = self._form(plan.form)
-        nodes = form.original.graph.node
         alike = {plan.label, Whole(plan.engine, plan.form).label}
         region = Region(
             backend=plan.engine,
-            ops=tuple(f"onnx.{node.op_type}" for node in nodes),
+            ops=tuple(node.op for node in nodes),
             nodes=tuple(range(len(nodes))),
-            sources=tuple(node.name for node in nodes),
+            sources=tuple(node.source for node in nodes),
             inputs=(),
             outputs=(),
             threads=self.task.target.threads,
