@@ -6,12 +6,14 @@ Everything is remembered in the database, so a question that was asked before co
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from collage.check.compare import difference
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
 from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
@@ -208,6 +210,17 @@ class Referee:
         self.open(plan)
         errors = accuracy.errors(partial(self._engine_outputs, plan))
         return accuracy.asked.metric.of_all(errors), accuracy.asked.metric.foreseen(errors)
+
+    def engine_errors(self, plan: Whole) -> tuple[float, float, float | None]:
+        """The largest absolute and relative error of a reduced engine's outputs, and its error on samples."""
+        engines = self._bench.whole.engines
+        found, expected = engines.open(plan).outputs, engines.expected().outputs
+        if found is None or expected is None:
+            return math.inf, math.inf, None
+        try:
+            return *difference([*found], [*expected]), self._errors(plan)[0]
+        except (MetricError, ModelError):
+            return *difference([*found], [*expected]), None
 
     def _engine_outputs(self, plan: Whole, inputs: Sequence[Any]) -> Sequence[Any]:
         bench = self._bench

@@ -11,6 +11,7 @@ from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.compiler.verdict import Verdict
 from collage.errors import CollageError, ModelError
+from collage.measure.whole_trial import EngineTrial
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +32,15 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         for other in bench.whole.others():
             try:
                 again = other.trial(plans)
-            except (ModelError, CollageError) as error:
+            except CollageError as error:
                 log.info("engines on another form: %s", error)
-                continue
+                again = EngineTrial()
             if again.errors or (again.loaded and not found.loaded):
-                bench.whole.close()
                 other.made += bench.whole.made
-                bench.whole, found = other, again
-                if again.errors:
-                    break
+                bench.whole, found, other = other, again, bench.whole
+            other.close()
+            if found.errors:
+                break
     bench.known.note(*found.notes)
     for plan in plans:
         if plan.label in found.errors:
@@ -48,11 +49,8 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """The engines on the simplified model, whose shapes are fixed and whose constants are folded."""
-    imported = bench.imported
-    if imported.folded is None or imported.suffix is not None or imported.model.assumed:
-        return
-    bench.whole.add_folded(imported.folded)
-    yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
+    if bench.add_folded():
+        yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
 
 
 def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
