@@ -169,9 +169,9 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
-    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
-        """The requests of one region, the one that is expected to be the fastest first."""
-        return self._losses.in_order(requests, self.measured.subgraph(requests[0].nodes))
+    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
+        """The requests of one region that are expected to win, at most so many; one if it is clear which."""
+        return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
