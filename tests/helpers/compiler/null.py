@@ -162,12 +162,15 @@ class NullMeasurer:
     def close(self) -> None:
         self.closed += 1
 
-    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
-        return [*requests]
+    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
+        return [*requests[:most]]
 
     def race(self, requests: Sequence[CandidateRequest], *_: Any) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
         return {r: self.outrun.get((r.backend, r.nodes), outcome) for r, outcome in known.items()}
+
+    def finish(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
+        return self.measure(requests)
 
     def measure(
         self, requests: Iterable[CandidateRequest], progress: Any = None
