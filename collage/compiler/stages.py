@@ -20,7 +20,7 @@ from collage.compiler.propose.recall import recall
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import streams
-from collage.compiler.referee import Referee
+from collage.compiler.referee import RaceFailedError, Referee
 from collage.compiler.verdict import Beyond, Failed, Verdict
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -114,7 +114,8 @@ def run_stages(
 ) -> None:
     """Run the rows until they end, or with ``until_first`` until there is a plan.
 
-    Raises what a proposer raises, such as BudgetOverError and MeasurementError, but NoPlacementError, which ends a row.
+    Raises what a proposer raises, such as BudgetOverError and MeasurementError, but NoPlacementError and
+    RaceFailedError, which end a row.
     """
     for stage in stages:
         bench.clock.deadline.check()
@@ -151,10 +152,19 @@ def _run(stage: Stage, bench: Bench, referee: Referee, best: Best) -> int:
     except NoPlacementError as error:
         bench.known.no_placement = error
         log.info("%s: %s", stage.name, error)
+    except RaceFailedError as error:  # a plan of a race that the proposer has run itself
+        _drop(referee, best, error.failed)
     finally:
         proposer.close()
         best.expected_us = None
     return tried
+
+
+def _drop(referee: Referee, best: Best, failed: Failed) -> None:
+    """Drop the plans that run what has failed, so that the next one is the best."""
+    log.warning("%s: %s", failed.plan.label, failed.reason)
+    for plan in referee.sharing(best.everything(), failed):
+        best.drop(plan)
 
 
 def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
@@ -162,10 +172,14 @@ def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
     while True:
         verdict = referee.challenge(best.plan, plan)
         best.take(verdict)
-        if not isinstance(verdict, Failed) or verdict.plan == plan:
+        if not isinstance(verdict, Failed):
             break
-        log.warning("%s: %s", verdict.plan.label, verdict.reason)
-    if isinstance(verdict, (Failed, Beyond)):
+        _drop(referee, best, verdict)
+        if verdict.plan == plan:
+            break
+    if isinstance(verdict, Failed):
+        return verdict
+    if isinstance(verdict, Beyond):
         log.info("%s: %s", plan.label, verdict.reason)
         return verdict
     log.info(
