@@ -52,11 +52,12 @@ class _Engine:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class RaceFailedError(Exception):
     """A plan of a race has failed."""
 
-    failed: Failed
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.reason)
+        self.failed = failed
 
 
 class Referee:
