@@ -119,7 +119,12 @@ from collage.frontend.read.model_path import check_model_path
 @click.option(
     "--exact",
     is_flag=True,
-    help="Use direct algorithms only: not Winograd's, which forms sums that the model does not.",
+    help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates.",
+)
+@click.option(
+    "--reassociate/--no-reassociate",
+    default=True,
+    help="Without it only direct algorithms are used: not Winograd's, which forms sums that the model does not.",
 )
 @click.option(
     "--tolerance",

@@ -54,6 +54,7 @@ def finished_key(context: Context, compilation: Compilation) -> str | None:
         options.graph_level_s,
         options.strict,
         options.exact,
+        options.reassociate,
         options.tolerance,
         options.eight_bits,
         (options.metric.name, _digest(source.samples)) if options.tolerance else "",

@@ -73,6 +73,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
         original=_as_region(original, model) if engines else None,
         as_loaded=source.as_loaded,
         guards=fits_an_artifact(source.original),
+        exact=options.exact,
     )
     settings = MeasureSettings(
         context.backends,

@@ -9,7 +9,6 @@ from collage.backends.engine import as_engine, whole_variant
 from collage.compiler.plan import COLLAGE, FLOAT32, Plan
 from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
-from collage.compiler.sure_engine import keeps_nan
 from collage.compiler.whole_plans import whole_plan
 from collage.frontend.subgraph import Subgraph
 from collage.measure.timing.effort import FULL
@@ -76,8 +75,6 @@ def _first(context: Context, compilation: Compilation) -> list[Plan]:
     first, measurer = compilation.first, context.workbench(compilation).measurer
     graph = compilation.imported.graph
     if first is None or first.timing is None or measurer.original is None or not graph.nodes:
-        return []
-    if not keeps_nan(context, compilation, first.engine):
         return []
     timing = first.timing
     everything = tuple(range(len(graph.nodes)))

@@ -139,6 +139,7 @@ def _artifacts(context: Context, compilation: Compilation, parts: Parts, model: 
             variant=candidate.variant,
             profile=region.profile,
             exact=context.options.exact,
+            reassociate=context.options.reassociate,
             precisions=context.options.precisions,
             speeds=context.speeds,
         )

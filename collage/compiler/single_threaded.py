@@ -10,7 +10,6 @@ from collage.compiler.events import Considered
 from collage.compiler.state import Compilation, Context
 from collage.frontend.model import Model
 from collage.graph.storage import Storage
-from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.measurer import Measurer
 from collage.measure.worker.protocol import CandidateRequest
@@ -39,8 +38,7 @@ def single_threaded(
     nodes = {each.nodes for each in wanted_launches if isinstance(each, Candidate)}
     matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
     wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
-    options = context.options
-    build = BuildOptions(1, exact=options.exact, precisions=options.precisions, speeds=context.speeds)
+    build = replace(context.build, threads=1, tune_trials=0)
     offers, _ = offers_of(model, matches, context.backends, build, compilation.ranges)
     offers = [o for o in offers if _asked(model, o.request) in wanted]
     outcomes = measurer.race([offer.request for offer in offers])

@@ -112,6 +112,7 @@ class Context:
             self.target.threads,
             self.options.tune_trials,
             exact=self.options.exact,
+            reassociate=self.options.reassociate,
             precisions=self.options.precisions,
             speeds=self.speeds,
         )

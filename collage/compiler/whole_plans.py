@@ -19,7 +19,7 @@ from collage.search.transforms import needed_transforms
 def whole_requests(context: Context, compilation: Compilation, build: BuildOptions) -> list[CandidateRequest]:
     """Each engine that takes whole models, with each of its profiles, and in each precision that ``build`` allows.
 
-    Engines that reassociate are left out where the compile has to be exact.
+    Engines that reassociate, or lose NaN, are left out if ``build`` asks for that.
     """
     everything = tuple(range(len(compilation.imported.graph.nodes)))
     whole = Subgraph(compilation.imported, everything)
@@ -28,7 +28,8 @@ def whole_requests(context: Context, compilation: Compilation, build: BuildOptio
             everything, name, whole_variant(backend, whole, precision), original=True, profile=profile
         )
         for name, backend in context.backends.items()
-        if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
+        if isinstance(backend, Engine) and not (build.direct and backend.reassociates(whole, ALL_PLAIN))
+        if backend.keeps_nan or not build.exact
         for precision in ("", *backend.precisions(build))
         for profile in backend.profiles(replace(build, variant=Variant(precision=precision)))
     ]

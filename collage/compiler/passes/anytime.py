@@ -15,7 +15,6 @@ from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError
 from collage.compiler.share import budget_words, is_used_up, was_interrupted
 from collage.compiler.state import Compilation, Context, Pass, run
-from collage.compiler.sure_engine import sure_engine
 from collage.compiler.whole_trials import chosen
 from collage.core.deadline import BudgetOverError
 from collage.errors import CollageError, DatabaseError, MeasurementError
@@ -116,8 +115,7 @@ class Anytime:
         if compilation.first is None:
             compilation = FirstModule()(context, compilation)
         if compilation.first is not None:
-            first = sure_engine(context, compilation, compilation.first)
-            whole = first.because(_REASONS[context.course.ended])
+            whole = compilation.first.because(_REASONS[context.course.ended])
             return CheckIndices()(context, chosen(context, compilation, whole))
         if not context.course.told_of_going_on:
             log.warning(
