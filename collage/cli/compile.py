@@ -219,7 +219,14 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
     callback=_prior_without,
     help="Leave out what this model has contributed to the kernel times that come with Collage. For benchmarks.",
 )
-@flag("--exact", help="Use direct algorithms only: not Winograd's, which forms sums that the model does not.")
+@flag(
+    "--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates."
+)
+@option(
+    "--reassociate/--no-reassociate",
+    default=True,
+    help="Without it only direct algorithms are used: not Winograd's, which forms sums that the model does not.",
+)
 @option(
     "--tolerance",
     type=Number(min=0),

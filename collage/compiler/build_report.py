@@ -172,12 +172,15 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
             yield replace(found, threads=1 if last.single_threaded else threads)
     nodes = tuple(range(len(bench.nodes)))
     for label, why in bench.whole.found.refused.items():
-        engine, form, *profile = label.split(", ", 2)
-        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads)
-        yield replace(about, original=form == "as written", profile="".join(profile))
-    for tried, us in known.engine_us.items():
-        about = CandidateReport(nodes, tried.engine, "whole model", cost_us=us, noise_us=0.0, threads=threads)
-        yield replace(about, original=tried.form == WRITTEN, profile=tried.profile, precision=tried.precision)
+        engine, how = label.split(", ", 1)
+        form, _, profile = how.partition(", ")
+        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads, profile=profile)
+        written = form == "as written"
+        yield replace(about, original=written, split="" if written else how)
+    for plan, us in known.engine_us.items():
+        about = CandidateReport(nodes, plan.engine, "whole model", split=plan.split, cost_us=us, noise_us=0.0)
+        about = replace(about, threads=threads, original=plan.form == WRITTEN)
+        yield replace(about, profile=plan.profile, precision=plan.precision)
 
 
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:

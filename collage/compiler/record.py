@@ -86,6 +86,14 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
 
     The ledger learns what that compile has measured.
     """
+    known = bench.known
+    if bench.is_matched:
+        known.epsilon_us = finished.epsilon_us
+        known.offer(
+            Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
+            for nodes, backend, precision, why in finished.suggested
+        )
+        bench.recall([offer.request for offer in known.offers])
     if finished.whole is not None:
         whole = Whole(*finished.whole)
         if whole.form == FOLDED and not bench.add_folded():
@@ -94,13 +102,6 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
         if not whole.precision and whole.label not in tried and not bench.whole.trial([whole]).errors:
             return None
         return whole
-    known = bench.known
-    known.epsilon_us = finished.epsilon_us
-    known.offer(
-        Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
-        for nodes, backend, precision, why in finished.suggested
-    )
-    bench.recall([offer.request for offer in known.offers])
     try:
         plan = _placed(bench, finished)
         executable = referee.executable(plan)

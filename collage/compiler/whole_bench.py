@@ -172,6 +172,7 @@ class WholeBench:
             sources=tuple(node.source for node in nodes),
             inputs=(),
             outputs=(),
+            split=plan.split,
             threads=self.task.target.threads,
             cost_us=us,
             exclusive=True,

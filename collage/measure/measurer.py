@@ -46,7 +46,7 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
-_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
+_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("out_of_range_values", list, lambda found: (*map(int, found),))
 
 _CLEARLY = 1.1
 """A kernel that lost a race is raced again if its present rivals take so many times what its rival took."""
@@ -131,7 +131,7 @@ class Measurer:
 
     @property
     def extraordinary(self) -> Set[int]:
-        """Values that nothing can be guarded by (see ``MeasuredModel``)."""
+        """Values whose usual numbers a scan does not let through (see ``MeasuredModel``)."""
         return self.measured.extraordinary
 
     @property
@@ -174,7 +174,7 @@ class Measurer:
         return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
-        return self.measured.usable(request, outcome, self.settings.backends[request.backend])
+        return self.measured.usable(request, outcome)
 
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""

@@ -26,7 +26,6 @@ from scripts.lib.json_file import write_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BEST = "best"
 _TORCH = ("pytorch", "inductor")
 """Functions of ``scripts.lib.workloads.torch_contenders``."""
 _NO_TORCH = "torch is not installed; pip install '.[models]'"
@@ -206,7 +205,7 @@ def _geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     every: dict[str, list[float]] = {}
     for result in results:
         found = {name: each["median"] for name, each in result["ratios"].items()}
-        best = {_BEST: result["speedup_vs_best_engine"]} if result["best_engine"] else {}
+        best = {"best": result["speedup_vs_best_engine"]} if result["best_engine"] else {}
         for name, ratio in {**found, **best}.items():
             every.setdefault(name, []).append(ratio)
     return {name: round(geometric_mean(ratios), 4) for name, ratios in every.items()}
