@@ -135,11 +135,11 @@ def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(
     else:
         again.runs.worn_out = {("lib", (2,)): "load"}
     found = again.compiled()
-    assert "measure other (3,)" in again.step.taken
+    assert again.best.settled is None and len(again.best.trace) > 1
     if changed == "wrong":
         assert found.plan == Whole("engine", profile="turbo")
     else:
-        assert found.plan.label == "mix" and again.best.settled is None
+        assert found.plan.label == "mix" and again.bench.raced > 0
 
 
 def key(each: Made, **changes: Any) -> str | None:
