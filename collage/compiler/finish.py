@@ -105,7 +105,7 @@ class Finish:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
                 gone = self._failed(error.failed)
-                left = [plan for plan in left if plan not in gone]
+                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
         return {}
 
     def _failed(self, failed: Failed) -> list[Plan]:
