@@ -259,7 +259,10 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     program = executable.program
     if len(times) != len(program.launches):
         return program, executable.predicted_us
-    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    found = {
+        region: replace(region, cost_us=us, noise_us=0.0)
+        for region, us in zip(program.launches, times, strict=True)
+    }
     timed = replace(
         program,
         regions=tuple(found.get(each, each) for each in program.regions),

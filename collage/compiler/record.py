@@ -61,7 +61,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         kernels=() if placed is None else tuple(map(_named, placed.placement.candidates)),
         suffix="" if placed is None else placed.suffix,
         streams=None if placed is None or placed.streams is None else _named_streams(placed.streams),
-        whole=(plan.engine, plan.form, plan.profile, plan.precision) if isinstance(plan, Whole) else None,
+        whole=_named_engine(plan) if isinstance(plan, Whole) else None,
         kernels_us=kernels_us,
         timings=selected.timings,
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
@@ -72,6 +72,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         notes=tuple(event.text for event in known.log if isinstance(event, Noted)),
         bounded=bounded[-1] if bounded else None,
         evolved=evolved[-1] if evolved else None,
+        engines=tuple((_named_engine(each), us) for each, us in known.engine_us.items()),
         suggested=tuple(
             (offer.request.nodes, offer.request.backend, offer.request.variant.precision, offer.pattern)
             for offer in known.offers
@@ -155,6 +156,10 @@ def _alone(launch: Launch, named: Named | float | None, alone: Mapping[Named, Ca
 
 def _named(candidate: Candidate) -> Named:
     return candidate.nodes, candidate.backend, repr(candidate.variant)
+
+
+def _named_engine(plan: Whole) -> tuple[str, str, str, str]:
+    return plan.engine, plan.form, plan.profile, plan.precision
 
 
 def _named_streams(streams: StreamPlan) -> NamedStreams:

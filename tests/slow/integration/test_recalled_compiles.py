@@ -18,6 +18,7 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import builtin_registry
 from collage.backends.view import View
 from collage.compiler import placing
+from collage.compiler.clock import Budget
 from collage.compiler.compile import compile_model
 from collage.compiler.finished import FINISHED
 from collage.compiler.options import CompileOptions
@@ -135,7 +136,7 @@ def test_a_compile_with_a_budget_recalls_a_finished_one(
     copy: Path, first: tuple[Path, collage.CompiledModule]
 ) -> None:
     with nothing_but_recalled():
-        module = compiled(conv_net(), copy, budget_s=60.0)
+        module = compiled(conv_net(), copy, budget=Budget.of(60.0))
     assert (module.report.ended, module.report.measurements_made) == ("finished", 0)
     same(first[1], module, conv_net())
 
