@@ -13,7 +13,6 @@ import pytest
 
 from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
-from collage.measure_db.busy import BUSY_VARIABLE
 from tests.helpers.cuda_processes import BUILT_VARIABLE
 
 # Measuring reads it when it is imported. Its name is that of collage.measure.timing.effort.EFFORT_VARIABLE.
@@ -33,10 +32,9 @@ os.environ["COLLAGE_EFFORT"] = json.dumps(
     }
 )
 
-# Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
-# What is about that sets its own values. Workers and commands that tests start inherit these.
+# Tests that run beside each other do not wait for each other's measurements. What is about that sets its own values.
+# Workers and commands that tests start inherit these.
 os.environ[LOCK_VARIABLE] = ""
-os.environ[BUSY_VARIABLE] = "1"
 
 # Commands and scripts that tests start import TVM without PyTorch.
 _STARTED = str(Path(__file__).parent / "helpers" / "started")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,18 @@ class OpenVino(OnnxEngine):
     """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout, unless bfloat16 is allowed.
 
     It turns 64-bit integers into 32-bit ones, float64 into float32, divides, compares and reduces 32-bit integers in
-    float32, and saturates those of 8 bits where ONNX wraps around.
+    float32, and saturates those of 8 bits where ONNX wraps around. Integers up to 2^24 are right.
     """
 
     name = "openvino"
     requirement = "'.[cpu]' in Collage's checkout"
-    narrow = True
     takes_apart = True
+
+    def faults(self, model: ModelProto) -> Mapping[int, str]:
+        """See ``engine_faults.openvino_faults``."""
+        from collage.backends.engine_faults.openvino_faults import faulty_nodes
+
+        return faulty_nodes(model)
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the operator is of the standard domain."""

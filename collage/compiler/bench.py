@@ -201,7 +201,9 @@ class Bench:
     def _tools_for(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
         task = self.task
         guards = fits_an_artifact(self.imported.original)
-        measured = MeasuredModel(model, as_loaded=self.imported.as_loaded, guards=guards)
+        measured = MeasuredModel(
+            model, as_loaded=self.imported.as_loaded, guards=guards, exact=task.options.exact
+        )
         settings = MeasureSettings(
             task.backends,
             task.keyed_versions,

@@ -130,6 +130,7 @@ def finished_key(bench: Bench) -> str | None:
         options.graph_level_s,
         options.strict,
         options.exact,
+        options.reassociate,
         options.tolerance,
         options.eight_bits,
         options.device,

@@ -24,7 +24,7 @@ from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
 from collage.measure.machine.launch_cost import LaunchCost
 from collage.measure.plan_kernels import PlanKernels
-from collage.measure.prior import Losses, known_losses
+from collage.measure.prior import REGION, Losses, class_of, known_losses
 from collage.measure.request_keys import RequestKeys
 from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough
@@ -46,7 +46,7 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
-_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
+_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("out_of_range_values", list, lambda found: (*map(int, found),))
 
 _CLEARLY = 1.1
 """A kernel that lost a race is raced again if its present rivals take so many times what its rival took."""
@@ -131,7 +131,7 @@ class Measurer:
 
     @property
     def extraordinary(self) -> Set[int]:
-        """Values that nothing can be guarded by (see ``MeasuredModel``)."""
+        """Values whose usual numbers a scan does not let through (see ``MeasuredModel``)."""
         return self.measured.extraordinary
 
     @property
@@ -151,8 +151,8 @@ class Measurer:
 
     @cached_property
     def _losses(self) -> Losses:
-        """Losses of races so far, of all models in the database."""
-        return known_losses(self._database, self.settings)
+        """Losses of races before this compile, of all models in the database and in the file of Collage."""
+        return known_losses(self._database, self.settings.hardware, self.settings.threads)
 
     def on_threads(self, threads: int) -> Measurer:
         """A measurer of the same model on that many threads. It shares the session, so it need not be closed."""
@@ -169,12 +169,12 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
-    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
-        """The requests of one region, the one that is expected to be the fastest first."""
-        return self._losses.in_order(requests, self._operators)
+    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
+        """The requests of one region that are expected to win, at most so many; one if it is clear which."""
+        return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
-        return self.measured.usable(request, outcome, self.settings.backends[request.backend])
+        return self.measured.usable(request, outcome)
 
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
@@ -211,8 +211,15 @@ class Measurer:
         """What ``finish`` gives, with the progress shown by ``progress``."""
         return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
 
-    def _operators(self, nodes: tuple[int, ...]) -> str:
-        return str(self.measured.subgraph(nodes))
+    def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
+        """Record the classes of regions that are raced, which the rows of kernels do not tell."""
+        subgraphs = (self.measured.subgraph(region[0].nodes) for region in regions)
+        found = {f"{each.digest} {self.model.name}": each for each in subgraphs}
+        new = found.keys() - REGION.known(self._database, found).keys()
+        if new:
+            with self._database.together():
+                for key in sorted(new):
+                    REGION.at(key).record(self._database, class_of(found[key]))
 
     def _outcomes(
         self,
@@ -236,7 +243,11 @@ class Measurer:
             ):
                 missing.setdefault(key, request)
         key_of = {request: key for key, request in missing.items()}
-        regions = [self._losses.in_order(region, self._operators) for region in _regions(key_of)]
+        regions = [
+            self._losses.in_order(region, self.measured.subgraph(region[0].nodes))
+            for region in _regions(key_of)
+        ]
+        self._describe(regions)
         done, show = 0, show or self._progress
         if missing:
             show(Progress("measure", 0, len(missing)))

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from collage.measure_db.busy import quietness
 from collage.measure_db.results import RejectionKind
 from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row
 
@@ -29,27 +28,19 @@ def certainty(row: Row) -> tuple[Any, ...]:
     """A value that is larger for a more certain row.
 
     Of kernels: the later edition of the numerics gate; then a kernel that was found wrong or broken, for it may be so
-    only now and then; then a measurement that no busy machine disturbed; then the one with less noise; then that of the
-    quieter machine; then a kernel that is only known to be slower than another. Of facts: one that no busy machine
-    disturbed; then the newer one. What is still equal is decided by the newer date, and at last by the values
-    themselves.
+    only now and then; then the measurement with less noise; then a kernel that is only known to be slower than another.
+    What is still equal is decided by the newer date, and at last by the values themselves.
     """
     last = (row["created"], tuple(map(str, row.values)))
     if row.table is KERNELS:
         if row.rejected:
-            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 3, False, 0.0, 0.0, *last)
+            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 3, 0.0, *last)
         if row.outrun:
-            undisturbed, quiet = quietness(row["busy"])
-            return (row["gate"], 1, undisturbed, float(row["repeats"]), quiet, *last)
-        return (row["gate"], 2, *_precision(row), *last)
+            return (row["gate"], 1, float(row["repeats"]), *last)
+        return (row["gate"], 2, -row.relative_noise, *last)
     if row.table is NETWORKS:
-        return (*_precision(row), *last)
-    return (quietness(row["busy"])[0], *last)
-
-
-def _precision(row: Row) -> tuple[bool, float, float]:
-    undisturbed, quiet = quietness(row["busy"])
-    return undisturbed, -row.relative_noise, quiet
+        return (-row.relative_noise, *last)
+    return last
 
 
 def race_of(row: Row) -> Race | None:

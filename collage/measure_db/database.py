@@ -166,15 +166,16 @@ class Database(DatabaseFile):
             found = (*found, outcome.kind.value, outcome.message, outcome.free_bytes)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
-    def times(self, hardware: str, threads: int, tvm_version: str) -> list[tuple[KernelKey, str, float]]:
-        """The keys, descriptions and microseconds of all kernels that were timed there, also of those that lost races.
+    def times(self) -> list[tuple[KernelKey, str, float]]:
+        """The keys, descriptions and microseconds of all kernels that were timed, also of those that lost races.
 
         The times of the latter are lower bounds.
         """
-        about = (hardware, threads, tvm_version, GATE, self._since)
-        rows = self._rows(_TIMES, about)
         try:
-            return [(KernelKey(*key), str(text), float(_numbers((us,))[0])) for *key, text, us in rows]
+            return [
+                (KernelKey(*key), str(text), float(_numbers((us,))[0]))
+                for *key, text, us in self._rows(_TIMES, (GATE, self._since))
+            ]
         except TypeError as error:
             raise self._damaged(str(error)) from error
 
@@ -213,6 +214,13 @@ class Database(DatabaseFile):
             except (TypeError, ValueError) as error:
                 raise self._damaged(f"{value!r:.80} is no value of {name}") from error
         return found
+
+    def facts_of(self, name: str) -> list[tuple[str, str]]:
+        """The keys of all values that are recorded under a name, and the values as JSON."""
+        return [
+            (str(key), str(value))
+            for key, value in self._rows("SELECT key, value FROM facts WHERE name = ? ORDER BY key", (name,))
+        ]
 
     def put_fact(self, name: str, key: str, value: Json, busy: float | None = None) -> None:
         """Record a small value, replacing an earlier one; ``busy`` is for one that was measured."""
@@ -266,8 +274,8 @@ _BEST_CLOCKS = (
     "max(json_extract(clocks, '$.memory_mhz')) FROM kernels WHERE json_valid(clocks) AND hardware = ? GROUP BY gpu"
 )
 _TIMES = (
-    f"SELECT {_KEY}, description, median_us FROM kernels WHERE hardware = ? AND threads = ? AND tvm_version = ? "
-    f"AND gate = ? AND created >= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
+    f"SELECT {_KEY}, description, median_us FROM kernels WHERE gate = ? AND created >= ? AND rejection IS NULL "
+    f"AND repeats > 0 ORDER BY {_KEY}"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"

@@ -22,9 +22,8 @@ IN_NETWORK = "in the network"
 class Timing:
     """The time of one call in microseconds, from ``repeats`` samples.
 
-    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` says how busy
-    the machine was (see ``collage.measure_db.busy``), or is None where that is not known. On a busy machine the median
-    is that of the ``undisturbed`` samples.
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` is
+    the share of the cores that others had meanwhile, from 0 to 1, or None if that is not known. It decides nothing.
     """
 
     median_us: float
@@ -55,9 +54,8 @@ class Measurement:
     reduced precision, the largest one of noise that has the power of its errors. ``tuning`` is the record of Tuner.tune
     that builds the kernel again, or "" where nothing was tuned. ``finite_only`` tells that its outputs differ from ONNX
     Runtime's where inputs hold NaN, infinities or large integers (see ``InputKind``), so that a module has to guard it.
-    ``busy`` says how busy the machine was (see ``collage.measure_db.busy``), or is None where that is not known.
-    ``clocks`` are those of the GPU at the end of the samples, or None for a kernel on the CPU, and where they are not
-    known.
+    ``busy`` is as in ``Timing``. ``clocks`` are those of the GPU at the end of the race, or None for a kernel on the
+    CPU, or if they are not known.
     """
 
     median_us: float
@@ -76,8 +74,8 @@ class Rejection:
     """A candidate that cannot be used, and why.
 
     ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there, or what the
-    worker could have of the host's. ``busy`` says how busy the machine was when a candidate had taken too long. Where
-    much more is free at another time, or the machine is quiet, the candidate is tried again.
+    worker could have of the host's. If much more is free at another time, the candidate is tried again. Rows of older
+    databases have ``busy``.
     """
 
     kind: RejectionKind

@@ -11,6 +11,8 @@ from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.compiler.verdict import Verdict
 from collage.errors import CollageError, ModelError
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import ALL_PLAIN
 from collage.measure.whole_trial import EngineTrial
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                 break
     bench.known.note(*found.notes)
     for plan in plans:
-        if plan.label in found.errors:
+        if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
 
 
@@ -89,5 +91,16 @@ def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
         log.info("%s", error)
         return
     for plan in plans:
-        if plan.label in found.errors:
+        if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
+
+
+def _is_allowed(bench: Bench, plan: Whole) -> bool:
+    """Whether the engine keeps NaN and reassociates nothing, if the compile asks for that."""
+    options, backend = bench.task.options, bench.task.backends[plan.engine]
+    if options.exact and (not backend.keeps_nan or plan.label in bench.whole.found.finite_only):
+        return False
+    if not (options.exact or not options.reassociate) or not bench.has_graph:
+        return True
+    everything = Subgraph(bench.model, tuple(range(len(bench.model.graph.nodes))))
+    return not backend.reassociates(everything, ALL_PLAIN)

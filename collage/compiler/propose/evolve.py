@@ -64,7 +64,9 @@ class _GraphLevel:
         self._bench, self._best = bench, best
         self._candidates_ = field_of(bench).candidates
         known = bench.known
-        offered = [o.request for o in known.offers if not isinstance(known.outcomes.get(o.request), Rejection)]
+        offered = [
+            o.request for o in known.offers if not isinstance(known.outcomes.get(o.request), Rejection)
+        ]
         able = {
             engine: {node for request in offered if request.backend == engine for node in request.nodes}
             for engine in sorted(bench.task.engines)

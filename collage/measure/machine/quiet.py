@@ -24,7 +24,7 @@ class Watch:
     """What is known of a piece of work that has ended."""
 
     busy: float | None = None
-    """How busy others kept the machine; see ``collage.measure_db.busy``."""
+    """The share of the cores that others had, as in ``Timing``."""
 
 
 class Machine:

@@ -14,7 +14,6 @@ from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
 from collage.check.stages import looks_like_memory, rejection_of
 from collage.core.nvml import Clocks
-from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt, GpuNow
 from collage.measure_db.results import Outcome, Rejection, RejectionKind, Slower, late
@@ -28,20 +27,11 @@ KEYS = [replace(KEY, digest=f"d{number}") for number in range(7)]
 NOTED = [FAST, SLOW, NEAR, COOL, CAPPED, OTHER]
 
 
-@pytest.fixture(autouse=True)
-def usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(BUSY_VARIABLE, raising=False)
-
-
-def never() -> bool:
-    raise AssertionError("no measurement was made on a busy machine")
-
-
 def known(path: Path, now: GpuNow, rows: dict[object, Outcome]) -> set[str]:
     """The digests that a compile knows which finds such a GPU."""
     filled(path, rows)
     with Database(path) as database:
-        database.doubt(Doubt(never, lambda: now, on_gpu=[KEY.backend]))
+        database.doubt(Doubt(lambda: now, on_gpu=[KEY.backend]))
         return {key.digest for key in database.get(KEYS)}
 
 
@@ -57,7 +47,7 @@ def test_what_was_measured_at_low_clocks_is_unknown_when_they_are_high(tmp_path:
 def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None:
     slow = replace(SURE, clocks=SLOW)
     with Database(filled(tmp_path / "db", {KEYS[0]: replace(SURE, clocks=FAST), KEYS[1]: slow})) as database:
-        database.doubt(Doubt(never, lambda: GpuNow(1 << 40, FAST), on_gpu=[KEY.backend]))
+        database.doubt(Doubt(lambda: GpuNow(1 << 40, FAST), on_gpu=[KEY.backend]))
         assert KEYS[1] not in database.get(KEYS)
         database.put(KEYS[1], slow)
         database.put(KEYS[2], SHORT)
@@ -82,28 +72,11 @@ def test_what_took_too_long_is_tried_again_with_a_higher_limit(
     slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
     rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(Doubt(never))
+        database.doubt(Doubt())
         assert (KEYS[0] not in database.get(KEYS, lambda _: limit_s)) is again
         assert KEYS[1] in database.get(KEYS, lambda _: limit_s)
         database.put(KEYS[0], slow)
         assert KEYS[0] in database.get(KEYS, lambda _: limit_s)
-
-
-@pytest.mark.parametrize(
-    ("busy", "quiet", "again"), [(0.5, True, True), (0.5, False, False), (0.01, True, False)]
-)
-def test_what_took_too_long_on_a_busy_machine_is_tried_again_on_a_quiet_one(
-    busy: float, quiet: bool, again: bool, tmp_path: Path
-) -> None:
-    hung = Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit", busy=busy)
-    rows = {KEYS[0]: replace(hung, message=late(60.0)), KEYS[1]: hung}
-    with Database(filled(tmp_path / "db", rows)) as database:
-        assert database.get(KEYS) == rows
-        database.doubt(Doubt(lambda: quiet))
-        assert database.get(KEYS, lambda _: 60.0) == ({} if again else rows)
-        database.put(KEYS[0], hung)
-        assert database.get(KEYS[:1]) == {KEYS[0]: hung}
-    assert len(merged(tmp_path, tmp_path / "db")) == 2
 
 
 @pytest.mark.parametrize(
@@ -115,7 +88,7 @@ def test_a_kernel_for_the_host_is_tried_again_where_more_of_its_memory_is_free(
     """That of a GPU does not count."""
     rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
     with Database(filled(tmp_path / "db", rows)) as database:
-        database.doubt(Doubt(never, lambda: GpuNow(1 << 40), lambda: now))
+        database.doubt(Doubt(lambda: GpuNow(1 << 40), lambda: now))
         assert {*database.get(KEYS)} == ({KEYS[1]} if again else {*rows})
 
 
@@ -167,8 +140,6 @@ def test_a_compile_with_such_outcomes_is_no_finished_one() -> None:
     def of_the_day(outcome: Outcome) -> bool:
         return _of_the_day(replace(compilation, outcomes={first: outcome}), best)
 
-    late_then = Rejection(RejectionKind.TIMEOUT, "x", busy=0.5)
-    assert of_the_day(late_then) and not of_the_day(replace(late_then, busy=0.01))
     assert of_the_day(SHORT) and of_the_day(replace(SURE, clocks=SLOW))
     assert not of_the_day(replace(SURE, clocks=CAPPED)) and not of_the_day(replace(SHORT, free_bytes=None))
     fast = dict.fromkeys(rest[:4], replace(SURE, clocks=FAST))

@@ -22,9 +22,7 @@ from collage.measure.machine.speeds import (
     write_speeds,
 )
 from collage.measure.worker.process import WorkerProcess, Workers
-from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
 from collage.native import core_problem
 from collage.native.speed import Sampled, can_measure
 
@@ -87,25 +85,6 @@ def test_a_machine_is_measured_once(database: Database, workers: Workers) -> Non
     other = replace(TARGET, threads=1)
     assert machine_speeds(other, database, NOBODY) == replace(WRITTEN_DOWN, threads=1)
     assert MACHINE_SPEEDS.known(database, [speeds_key(other).key]) == {}
-
-
-@needs_core
-def test_speeds_that_others_disturbed_are_measured_again(
-    database: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are marked, and the next compile doubts them on a quiet machine."""
-    monkeypatch.setenv(BUSY_VARIABLE, "0.1")
-    found = machine_speeds(TARGET, database, workers, 0.05)
-    ((busy,),) = database.run("SELECT busy FROM facts WHERE name = ?", (MACHINE_SPEEDS.name,))
-    assert busy is not None
-    database.run("UPDATE facts SET busy = 0.9")
-    database.doubt(Doubt(lambda: False))
-    assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
-    database.doubt(Doubt(lambda: True))
-    with pytest.raises(AssertionError, match="nothing should be measured"):
-        machine_speeds(TARGET, database, NOBODY, 0.05)
-    machine_speeds(TARGET, database, workers, 0.05)
-    assert machine_speeds(TARGET, database, NOBODY, 0.05).measured
 
 
 class Deadly(Workers):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,14 +18,9 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.whole_verdict import JUDGES, compared, forgiven
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
-from collage.measure import whole
 from collage.measure.timing.effort import QUICK
 from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
-from collage.measure_db.busy import BUSY_VARIABLE
-from collage.measure_db.database import Database
-from collage.measure_db.doubt import Doubt
-from collage.measure_db.keys import Fact
 from tests.helpers.backends_for_tests import onnx_model
 
 FLOATS = ((2, 3), TensorProto.FLOAT)
@@ -117,33 +110,6 @@ def test_without_any_engine_that_runs_it_only_the_reasons_are_known(workers: Wor
     found = trial(workers, Crashes())
     assert (found.timings, found.errors, found.loaded, found.notes) == ({}, {}, (), ())
     assert list(found.refused) == ["crashes"]
-
-
-class Hangs(Exact):
-    """Never loads a model."""
-
-    name: ClassVar[str] = "hangs"
-
-    def session(self, model: bytes, options: BuildOptions) -> Session:
-        time.sleep(600)
-        raise AssertionError
-
-
-def test_what_took_too_long_on_a_busy_machine_is_tried_again(
-    workers: Workers, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(BUSY_VARIABLE, raising=False)
-    monkeypatch.setattr(whole, "busy_now", lambda _: 0.6)
-    settings = WholeSettings(1, QUICK, 2.0)
-    with WholeMeasurer(tanh(), [X], {"hangs": Hangs()}, settings, workers) as measurer:
-        found = measurer.trial()
-    assert "took more than 2 s" in found.refused["hangs"]
-    assert found.busy() == 0.6 and EngineTrial.from_json(found.to_json()) == found
-    fact: Fact[EngineTrial] = Fact("trial", EngineTrial.to_json, EngineTrial.from_json, EngineTrial.busy)
-    fact.at("x").record(database, found)
-    fact.at("y").record(database, replace(found, late_busy=None))
-    database.doubt(Doubt(lambda: True))
-    assert fact.known(database, "xy").keys() == {"y"}
 
 
 def test_who_is_as_good_as_float_arithmetic_can_be_is_forgiven() -> None:
