@@ -75,10 +75,14 @@ class Finish:
         label = plan.label
         if label not in finished.timings:
             return None
-        if isinstance(plan, Whole):
-            selected = self._engine(plan, finished.timings[label], finished.errors)
-        else:
-            selected = self._placement(plan, finished.timings[label], finished.launches_us)
+        try:
+            if isinstance(plan, Whole):
+                selected = self._engine(plan, finished.timings[label], finished.errors)
+            else:
+                selected = self._placement(plan, finished.timings[label], finished.launches_us)
+        except RaceFailedError as error:
+            self._refuse(plan, error.failed.reason)
+            return None
         if selected is None:
             return None
         return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)

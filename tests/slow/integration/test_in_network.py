@@ -101,10 +101,10 @@ def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
 
 
 def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Path) -> None:
-    """It is found where the cost of switching between backends is measured."""
+    """It may be found in a race, where the cost of a switch is measured, or in the network."""
     module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "among others"), Slow())
     (reason,) = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
-    assert reason.startswith("crashed: beside kernels of other backends: SIGSEGV")
+    assert reason.startswith("crashed: ") and "SIGSEGV" in reason
 
 
 def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
