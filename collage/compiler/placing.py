@@ -10,6 +10,7 @@ from collage.backends.base import BUILT_IN
 from collage.compiler.bench import Bench
 from collage.compiler.events import Searched
 from collage.errors import NoPlacementError
+from collage.measure_db.results import Slower
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, possible_transforms
 from collage.search.dp import place as placed
@@ -93,6 +94,8 @@ def place(
         known.no_placement = None
         return placement
     except UncoveredError as error:
+        if field is None and _finish_lost(bench, error.nodes):
+            return place(bench, budget, finite_only=finite_only)
         raise NoPlacementError(why_uncovered(bench, error.nodes)) from error
     except NoPlacementError as error:
         if memory := known.lack_of_memory():
@@ -100,6 +103,21 @@ def place(
         raise
     finally:
         known.tell(Searched(time.perf_counter() - started))
+
+
+def _finish_lost(bench: Bench, nodes: Sequence[int]) -> bool:
+    """Measure kernels of these nodes to the end that have lost a race. False if there are none."""
+    known = bench.known
+    left_out = known.left_out | known.faulty()
+    lost = [
+        request
+        for request, outcome in known.outcomes.items()
+        if isinstance(outcome, Slower)
+        and request.backend not in left_out
+        and not (request.variant.precision or {*nodes}.isdisjoint(request.nodes))
+    ]
+    bench.finish_races(lost)
+    return any(not isinstance(known.outcomes[request], Slower) for request in lost)
 
 
 def least_us(bench: Bench, budget: ErrorBudget) -> float:
