@@ -34,22 +34,26 @@ class Field:
 
 
 def field_of(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> Field:
-    """What the search can choose from; kernels of reduced precision only with a budget.
+    """What the search can choose from, as in ``usable``. Conversions that are not known are measured."""
+    found = usable(bench, budget, finite_only=finite_only)
+    return Field(tuple(found), transform_costs_us(bench, found))
 
-    Conversions that are not known are measured. Without ``finite_only`` kernels that are right on finite numbers only
-    are left out.
+
+def usable(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> list[Candidate]:
+    """The candidates of a search; kernels of reduced precision only with a budget.
+
+    Without ``finite_only`` kernels that are right on finite numbers only are left out.
     """
-    task, known, model = bench.task, bench.known, bench.model
+    task, known = bench.task, bench.known
     outcomes = known.costs.expected(known.outcomes)
     errors = None if budget is None else budget.model
-    candidates = candidates_of(model, known.offers, known.views, outcomes, task.without_switch, errors)
+    candidates = candidates_of(bench.model, known.offers, known.views, outcomes, task.without_switch, errors)
     left_out = known.left_out | known.faulty()
-    usable = [
+    return [
         c
         for c in candidates
         if c.backend not in left_out and not c.outrun and (finite_only or not c.finite_only)
     ]
-    return Field(tuple(usable), transform_costs_us(bench, usable))
 
 
 def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[ValueTransform, float]:

@@ -11,7 +11,7 @@ from collage.compiler.bench import Bench
 from collage.compiler.events import Bounded, Evolved, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.finished import FINISHED, Finished, Named, NamedStreams, finished_key
-from collage.compiler.placing import field_of
+from collage.compiler.placing import transform_costs_us, usable
 from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
 from collage.compiler.propose.single_threaded import Launch, single_threaded_field
 from collage.compiler.referee import Referee
@@ -36,16 +36,15 @@ SUGGESTED = ("neighbours on one engine", "beside a kernel that another does fast
 
 def look_up(bench: Bench) -> Finished | None:
     """What an earlier compile of the same model has found."""
-    key = finished_key(bench)
+    bench.known.key = key = finished_key(bench)
     return None if key is None else FINISHED.at(key).look_up(bench.database)
 
 
 def record(bench: Bench, referee: Referee, selected: Selection, *, complete: bool) -> None:
     """Record what the compile has found; as not complete if memory was short, since another compile may find more."""
-    key = finished_key(bench)
-    if key is None or selected.unmeasured:
-        return
     known, plan = bench.known, selected.plan
+    if known.key is None or selected.unmeasured:
+        return
     kernels_us: tuple[float | None, ...] = ()
     if isinstance(plan, Placed):
         found = times_alone_us(bench, referee.executable(plan))
@@ -79,7 +78,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
             if offer.pattern in SUGGESTED
         ),
     )
-    FINISHED.at(key).record(bench.database, finished)
+    FINISHED.at(known.key).record(bench.database, finished)
 
 
 def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
@@ -119,11 +118,11 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
 
 def _placed(bench: Bench, finished: Finished) -> Placed:
     """The placement of these kernels, whose costs are known. Raises LookupError and ValueError."""
-    field = field_of(bench, ErrorBudget(math.inf) if finished.predicted_error else None)
-    candidates = {_named(each): each for each in field.candidates}
+    budget = ErrorBudget(math.inf) if finished.predicted_error else None
+    candidates = {_named(each): each for each in usable(bench, budget)}
     chosen = [candidates[name] for name in finished.kernels]
-    graph = bench.model.graph
-    placement = finish(graph, chosen, bench.known.epsilon_us, transforms_us=field.transforms_us)
+    costs = transform_costs_us(bench, chosen)
+    placement = finish(bench.model.graph, chosen, bench.known.epsilon_us, transforms_us=costs)
     plan = Placed(finished.label, placement, suffix=finished.suffix)
     if finished.streams is None:
         return plan
