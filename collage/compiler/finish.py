@@ -203,18 +203,21 @@ class Finish:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
         problem = bench.why_no_graph or bench.known.no_placement
-        reasons = "; ".join(self._reasons)
+        failures = [each.text for each in bench.runs.failures.told] if bench.is_matched else []
+        reasons = [*dict.fromkeys((*self._reasons, *failures))]
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem
-            raise NoPlacementError(f"no placement agrees with ONNX Runtime on the original model: {reasons}")
+            raise NoPlacementError(
+                f"no placement agrees with ONNX Runtime on the original model: {'; '.join(reasons)}"
+            )
         for label in bench.whole.found.loaded:
             plan = Whole(label.split(",")[0])
             selected = self._engine(plan, Timing(0.0, 0.0, 0.0, 0.0, 0))
             if selected is not None:
                 return replace(selected, unmeasured=_UNMEASURED)
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
-        text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
+        text = "; ".join([*reasons, *refused]) or "there is none among the backends"
         raise ModelError(
             f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
         )
@@ -268,7 +271,10 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     program = executable.program
     if len(times) != len(program.launches):
         return program, executable.predicted_us
-    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    found = {
+        region: replace(region, cost_us=us, noise_us=0.0)
+        for region, us in zip(program.launches, times, strict=True)
+    }
     timed = replace(
         program,
         regions=tuple(found.get(each, each) for each in program.regions),
