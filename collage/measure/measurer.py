@@ -30,6 +30,7 @@ from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.race import rivals_of
+from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
@@ -171,7 +172,7 @@ class Measurer:
 
     def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
         """The requests of one region, the one that is expected to be the fastest first."""
-        return self._losses.in_order(requests, self._operators)
+        return self._losses.in_order(requests, self.measured.subgraph(requests[0].nodes))
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
         return self.measured.usable(request, outcome, self.settings.backends[request.backend])
@@ -282,10 +283,9 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        ahead = self._ahead(left)
-        for number, region in enumerate(left):
-            worker = self.session if ahead is None else _Claiming(self.session, ahead, number)
-            yield from job(region).run(worker)
+        self._ahead.expect((request for region in left[1:] for request in region), first=True)
+        for region in left:
+            yield from job(region).run(_Claiming(self.session, self._ahead))
 
     def _best_known(
         self,
@@ -363,16 +363,22 @@ class Measurer:
         charge_us = switch_us if request.backend in self._engines else 0.0
         return Racer(request, self._keys.options(request), self._limit_s(request), charge_us)
 
-    def _ahead(self, regions: Sequence[Sequence[CandidateRequest]]) -> Ahead | None:
-        """What has candidates built ahead, where that is worth it."""
+    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
+        """Have these built on other cores, in this order, after those that are raced now: they are raced later."""
+        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        known = self.known(wanted)
+        self._ahead.expect((each for each in wanted if each not in known), first=False)
+
+    @cached_property
+    def _ahead(self) -> Ahead:
+        return Ahead(self._builder, self.backends, self._keys.options)
+
+    def _builder(self, wanted_s: float) -> Builder | None:
+        """What builds ahead, which is started if so many seconds of building are worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
-        wanted_s = sum(self.backends[request.backend].ahead_s for region in regions for request in region)
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        builder = self.session.builder(start=wanted_s >= worth_s)
-        if builder is None:
-            return None
-        return Ahead(builder, regions, self.backends, self._keys.options)
+        return self.session.builder(start=wanted_s >= worth_s)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
@@ -474,16 +480,15 @@ class Measurer:
 class _Claiming:
     """The session's worker, while others build ahead: what it comes to is not built there any more."""
 
-    def __init__(self, worker: WorkerSession, ahead: Ahead, region: int) -> None:
+    def __init__(self, worker: WorkerSession, ahead: Ahead) -> None:
         self._worker = worker
         self._ahead = ahead
-        self._region = region
         self.fatal_samples = worker.fatal_samples
 
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The worker's reply."""
         if isinstance(message, TryKernel):
-            self._ahead.come_to(self._region, message.request)
+            self._ahead.come_to(message.request)
         return self._worker.ask(message, what, threads)
 
 
