@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from types import TracebackType
@@ -22,19 +23,18 @@ from collage.measure.ahead import Ahead
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
-from collage.measure.machine.launch_cost import LaunchCost
 from collage.measure.plan_kernels import PlanKernels
 from collage.measure.prior import REGION, Losses, class_of, known_losses
 from collage.measure.request_keys import RequestKeys
 from collage.measure.rivals import NO_RIVALS, Rivals
-from collage.measure.timing.calls import Enough
+from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
-from collage.measure.timing.race import rivals_of
+from collage.measure.timing.race import rivals_of, time_alone
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
-from collage.measure_db.keys import Fact
+from collage.measure_db.keys import Fact, as_number
 from collage.measure_db.results import Measurement, Outcome, Slower
 
 
@@ -49,11 +49,14 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 _EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
 
+_LAUNCH_US: Fact[float] = Fact("launch_us", float, as_number)
+
 _CLEARLY = 1.1
 """A kernel that lost a race is raced again if its present rivals take so many times what its rival took."""
 _WHOLE_SHARE, _LEAST_PART = 0.01, 0.1
 """The candidates of a region with this share of the network's time have all the time of the effort; those with less
 have less in proportion, but this part of it."""
+_LAUNCH_S = 0.01
 _AHEAD_S, _BYTES_A_SECOND = 5.0, 40 << 20
 """Processes that build ahead are started for kernels that take so many seconds to build, and one more for each so many
 bytes of weights: their start takes some seconds of a core, and reads all weights."""
@@ -472,9 +475,12 @@ class Measurer:
             return evaluated().extraordinary
         return self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
 
-    def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
-        """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
-        return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
+    def epsilon_us(self, _: Sequence[CandidateRequest] = ()) -> float:
+        """Eq. 2.2's cost of one more kernel launch, in microseconds, measured once on a machine.
+
+        It is that of a launch that does nothing: what libraries do to each other is in the times of races.
+        """
+        return self._database.remember(_LAUNCH_US.at(self.settings.hardware), _empty_launch_us)
 
 
 class _Claiming:
@@ -490,6 +496,19 @@ class _Claiming:
         if isinstance(message, TryKernel):
             self._ahead.come_to(message.request)
         return self._worker.ask(message, what, threads)
+
+
+def _empty_launch_us() -> float:
+    """The cost of a launch that does nothing, in this process."""
+
+    def run(count: int) -> float:
+        return batch_ns([_nothing] * count, time.perf_counter_ns, 0) / count
+
+    return time_alone(run, _LAUNCH_S).us
+
+
+def _nothing() -> None:
+    """A kernel that does nothing."""
 
 
 def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest]]:

@@ -204,16 +204,6 @@ class MeasureTransform:
 
 
 @dataclass(frozen=True)
-class MeasureSwitch:
-    """Measure the cost of switching between kernels of these candidates. Reply: SwitchCost."""
-
-    requests: tuple[CandidateRequest, ...]
-    options: BuildOptions
-    limit_s: float
-    sample_s: float
-
-
-@dataclass(frozen=True)
 class MeasureSpeeds:
     """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MeasuredSpeeds."""
 
@@ -259,11 +249,3 @@ class Evaluated:
 
     wrong: Mapping[int, str]
     extraordinary: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class SwitchCost:
-    """Eq. 2.2's cost of one more launch, in microseconds, and how busy the machine was."""
-
-    us: float
-    busy: float | None = None

@@ -173,21 +173,27 @@ class Racing:
 
     def _turns(self, number: int, held: _Held) -> Callable[[int], float]:
         """Runs a turn: so many calls, whose instances take turns, too. It gives the nanoseconds of one call."""
-        overhead, own = clock_overhead(time.perf_counter_ns), _takes_its_time(held.kernel)
-        running = self._running
+        timed, running = turn_of(own=_takes_its_time(held.kernel)), self._running
 
         def run(count: int) -> float:
             running[0] = number
             begin = held.turn
             held.turn += count
-            calls = [held.calls[(begin + at) % len(held.calls)] for at in range(count)]
-            return _clocked_ns(calls) if own else batch_ns(calls, time.perf_counter_ns, overhead) / count
+            return timed([held.calls[(begin + at) % len(held.calls)] for at in range(count)])
 
         return run
 
 
 _FEW, _FIRST_ROUNDS, _ROUNDS = 3, 3, 1000
 """A race of more candidates begins with some rounds without copies of their weights, which take time to load."""
+
+
+def turn_of(*, own: bool) -> Callable[[Sequence[Callable[[], object]]], float]:
+    """Runs calls and gives the nanoseconds of one; calls with clocks of their ``own`` return them."""
+    if own:
+        return _clocked_ns
+    overhead = clock_overhead(time.perf_counter_ns)
+    return lambda calls: batch_ns(calls, time.perf_counter_ns, overhead) / len(calls)
 
 
 def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Clocked:
