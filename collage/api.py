@@ -83,6 +83,7 @@ def compile(
     strict: bool = False,
     remeasure: bool = False,
     exact: bool = False,
+    reassociate: bool = True,
     cluster: str | ClusterAddress | None = None,
     tolerance: float = 0.0,
     metric: str | Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
@@ -113,8 +114,10 @@ def compile(
     - ``strict``: raise an error where an operator cannot be converted and no library has a kernel for it, or where an
       engine has to run the whole model or its dynamic suffix.
     - ``remeasure``: measure again what ``db`` knows, for example when the machine was busy.
-    - ``exact``: leave out algorithms that reassociate (Winograd's). With these a large number takes digits from the
-      small ones beside it.
+    - ``exact``: use only kernels that were seen to keep NaN and infinities, from backends that declare it, and none
+      that reassociates.
+    - ``reassociate``: False leaves out algorithms that reassociate (Winograd's). With these a large number takes digits
+      from the small ones beside it.
     - ``cluster``: the address of a Ray cluster whose nodes measure instead of this machine, as far as they match it:
       "auto", "host:port", "ray://host:port", or "local" for one that is this machine alone.
     - ``tolerance``: the largest error of the outputs that you allow, on the ``inputs`` or on made-up ones: kernels may
@@ -194,6 +197,7 @@ def compile(
         strict=strict,
         since=time.time() if remeasure else 0.0,
         exact=exact,
+        reassociate=reassociate,
         cluster=None if cluster is None else as_address(cluster),
         tolerance=tolerance,
         metric=chosen_metric,

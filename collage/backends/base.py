@@ -31,8 +31,8 @@ LAYOUT = "layout"
 BUILT_IN = frozenset({VIEW, LAYOUT})
 """Backends that are always there, and that nobody names."""
 
-NOT_EXACT = "reassociates, and exact algorithms are asked for"
-"""The reason why there is no candidate for what ``BuildOptions.exact`` leaves out."""
+NOT_DIRECT = "reassociates, and direct algorithms are asked for"
+"""The reason why there is no candidate for what ``BuildOptions.direct`` leaves out."""
 
 
 class BackendKind(Enum):
@@ -127,7 +127,7 @@ class Backend(ABC):
 
         Such sums are of different rows, columns or pixels, or of their products, as in Winograd's
         algorithm; what is small loses digits then beside what is large. The same sum in another order is not
-        meant. The report marks such regions, and ``BuildOptions.exact`` leaves them out.
+        meant. The report marks such regions, and ``BuildOptions.direct`` leaves them out.
         """
         return False
 

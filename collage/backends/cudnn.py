@@ -118,6 +118,6 @@ class Cudnn(CudaLibrary):
                     for each in (format, task.output_format(format))
                 )
                 ends = (taken,) * len(subgraph.inputs), (given,)
-                name = _DIRECT if options.exact and task.transformed else _PLAN
+                name = _DIRECT if options.direct and task.transformed else _PLAN
                 for number in range(1, 1 + (_REDUCED_PLANS if precision else self.most_algorithms)):
                     yield Variant(*ends, f"{name}{number}", precision)

@@ -36,7 +36,7 @@ class Native(Backend):
         """The rule that finds operators with their epilogues."""
         from collage.backends.native_kernels.algorithms import NativeRule
 
-        return (NativeRule(exact=options.exact, precisions=options.precisions),)
+        return (NativeRule(direct=options.direct, precisions=options.precisions),)
 
     def on_team(self) -> bool:
         """Native kernels always run on the team."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.engine import Engine
@@ -27,8 +27,8 @@ EXACT_QUOTIENTS = "Round no quotients"
 
 def with_quotients_noted(model: ModelProto) -> ModelProto:
     """The model, or a copy of it with that note if it rounds or compares quotients."""
-    from collage.frontend.rewrite.bounds import Types
     from collage.frontend.rewrite.rounded_quotients import rounded_quotients
+    from collage.frontend.rewrite.value_types import Types
 
     if not rounded_quotients(model.graph, Types.of(model.graph)):
         return model
@@ -43,8 +43,6 @@ class OnnxEngine(Engine):
 
     requirement: str
     """What pip has to be told to install it."""
-    narrow: ClassVar[bool] = False
-    """Whether it computes integers in 32 bits or in float32. Then it gets only those that are known to be small."""
 
     def available(self) -> Availability:
         """Whether its package is installed. The package is not imported for that."""
@@ -55,18 +53,21 @@ class OnnxEngine(Engine):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Single operators, fused chains, whole ONNX nodes that it accepts, and windows."""
-        from collage.patterns.regions import EngineRule, NarrowRule, OnnxNodeRule, WindowRule
+        from collage.patterns.regions import EngineRule, FaultRule, OnnxNodeRule, WindowRule
 
         rules = (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
-        if not self.narrow:
-            return rules
-        from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes
-
-        return [NarrowRule(rule, self.name, narrowed_nodes) for rule in rules]
+        return [FaultRule(rule, self.name, self.faults) for rule in rules]
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the engine may be offered an ONNX operator, or why not."""
         return True
+
+    def faults(self, model: ModelProto) -> Mapping[int, str]:
+        """The model's nodes, by index, that the engine gets wrong on ordinary inputs, with the reasons.
+
+        It is for faults that samples may miss. Others are seen when kernels, engines and modules are checked.
+        """
+        return {}
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The artifact that ``compile_onnx`` makes of the subgraph.
@@ -75,11 +76,8 @@ class OnnxEngine(Engine):
         """
         from collage.frontend.export.to_onnx import ExportError
 
-        if self.narrow:
-            from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes
-
-            found = subgraph.model.analysed(narrowed_nodes)
-            self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
+        found = subgraph.model.analysed(self.faults)
+        _refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
         try:
             model = subgraph.to_onnx(apart=self.takes_apart)
         except ExportError as error:
@@ -89,38 +87,28 @@ class OnnxEngine(Engine):
         return self.compile_onnx(model, options)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The artifact that ``compile_onnx`` makes of the model.
-
-        Raises UnsupportedError also if the engine's arithmetic is too narrow for the model.
-        """
-        if self.narrow:
-            from collage.backends.engine_faults.narrow_arithmetic import whole_problem
-            from collage.frontend.rewrite.casts import casts_first
-
-            model = casts_first(model)
-            self._refuse(whole_problem(model))
+        """The artifact that ``compile_onnx`` makes of the model. Raises UnsupportedError also for ``faults``."""
+        OnnxEngine.check_proto(self, model)
         return self.compile_onnx(model, options)
 
     def check_model(self, model: bytes) -> None:
-        """Raises UnsupportedError if the engine's arithmetic is too narrow for the model."""
+        """Raises UnsupportedError if the engine gets the model wrong (see ``faults``)."""
         import onnx
 
         self.check_proto(onnx.load_model_from_string(model))
 
     def check_proto(self, model: ModelProto) -> None:
-        """Raises UnsupportedError if the engine's arithmetic is too narrow for the model."""
-        if self.narrow:
-            from collage.backends.engine_faults.narrow_arithmetic import whole_problem
-
-            self._refuse(whole_problem(model))
-
-    def _refuse(self, problem: str) -> None:
-        if problem:
-            raise UnsupportedError(f"too narrow arithmetic: {problem}")
+        """Raises UnsupportedError if the engine gets the model wrong (see ``faults``)."""
+        _refuse(next(iter(self.faults(model).values()), ""))
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The model as an artifact. Raises UnsupportedError when it is too large."""
         return serialised(model)
+
+
+def _refuse(fault: str) -> None:
+    if fault:
+        raise UnsupportedError(f"the engine would be wrong: {fault}")
 
 
 def serialised(model: ModelProto) -> bytes:

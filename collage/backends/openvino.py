@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,18 @@ class OpenVino(OnnxEngine):
     """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout, unless bfloat16 is allowed.
 
     It turns 64-bit integers into 32-bit ones, float64 into float32, divides, compares and reduces 32-bit integers in
-    float32, and saturates those of 8 bits where ONNX wraps around.
+    float32, and saturates those of 8 bits where ONNX wraps around. Integers up to 2^24 are right.
     """
 
     name = "openvino"
     requirement = "'.[cpu]' in Collage's checkout"
-    narrow = True
     takes_apart = True
+
+    def faults(self, model: ModelProto) -> Mapping[int, str]:
+        """See ``engine_faults.openvino_faults``."""
+        from collage.backends.engine_faults.openvino_faults import faulty_nodes
+
+        return faulty_nodes(model)
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the operator is of the standard domain."""
@@ -85,17 +90,16 @@ class OpenVino(OnnxEngine):
         compiled = self._compile(model, options)
         ports = [*compiled.inputs, *compiled.outputs]
         if not any(port.get_element_type().get_type_name() == "bf16" for port in ports):
-            return _ModelSession(compiled)
+            return _ModelSession(compiled, model)
         import onnx
 
         from collage.frontend.model_artifacts import in_one_piece
-        from collage.frontend.read.shapes import model_inputs
         from collage.frontend.read.unsupported_dtypes import plain_interface
 
-        found = onnx.load_from_string(in_one_piece(model_artifact(model)))
-        names = [info.name for info in model_inputs(found)]
-        plain = plain_interface(found)
-        session = _ModelSession(self._compile(plain.model.SerializeToString(), options))
+        names = _input_names(model)
+        plain = plain_interface(onnx.load_from_string(in_one_piece(model_artifact(model))))
+        data = plain.model.SerializeToString()
+        session = _ModelSession(self._compile(data, options), data)
         return ModelSession(names, partial(plain.run, lambda feeds: session.run([*feeds.values()])))
 
     def layer_times(
@@ -229,8 +233,9 @@ def _core() -> Any:
 class _ModelSession(Session):
     """A session that keeps buffers for inputs of fixed shapes: a new tensor for each call costs more than a copy."""
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, model: Artifact) -> None:
         self._compiled = compiled  # a request does not keep the model alive
+        self._model = model
         self._request = compiled.create_infer_request()
         self._outputs = compiled.outputs
         self._buffers: dict[int, Array] = {}
@@ -240,9 +245,20 @@ class _ModelSession(Session):
                 self._buffers[index] = buffer
                 self._request.set_input_tensor(index, _shared(buffer))
 
+    def _read(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The inputs that something reads: OpenVINO drops the others."""
+        if len(inputs) == len(self._compiled.inputs):
+            return inputs
+        return [inputs[at] for at in self._positions]
+
+    @cached_property
+    def _positions(self) -> list[int]:
+        names = _input_names(self._model)
+        return [names.index(*port.get_names().intersection(names)) for port in self._compiled.inputs]
+
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         others = {}
-        for index, value in enumerate(inputs):
+        for index, value in enumerate(self._read(inputs)):
             buffer = self._buffers.get(index)
             if buffer is not None and (value.dtype, value.shape) == (buffer.dtype, buffer.shape):
                 np.copyto(buffer, value)
@@ -258,7 +274,7 @@ class _ModelSession(Session):
     def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
         """A call without copies of the inputs, nor of the outputs whose shapes OpenVINO knows."""
         request = self._compiled.create_infer_request()
-        for index, (port, array) in enumerate(zip(self._compiled.inputs, inputs, strict=True)):
+        for index, (port, array) in enumerate(zip(self._compiled.inputs, self._read(inputs), strict=True)):
             _check_port("input", port, array)
             request.set_input_tensor(index, _shared(array))
         given = [_given_away(request, index, port) for index, port in enumerate(self._outputs)]
@@ -277,7 +293,17 @@ class _ModelSession(Session):
         return run
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        return _CompiledKernel(self._compiled).bind(inputs, outputs)
+        return _CompiledKernel(self._compiled).bind(self._read(inputs), outputs)
+
+
+def _input_names(model: Artifact) -> list[str]:
+    """The names of the model's inputs."""
+    import onnx
+
+    from collage.frontend.model_artifacts import in_one_piece
+    from collage.frontend.read.shapes import model_inputs
+
+    return [info.name for info in model_inputs(onnx.load_from_string(in_one_piece(model_artifact(model))))]
 
 
 def _buffer(port: Any) -> Array | None:

@@ -58,15 +58,13 @@ _NOT_INSTALLED = "not installed: pip install '.[tensorrt]' in Collage's checkout
 class TensorRt(CudaEngine, OnnxEngine):
     """Takes what TensorRT's ONNX parser takes, in the model's own precision: TF32 is off.
 
-    Inputs and outputs are in the GPU's memory. As its parser narrows 64-bit numbers, it gets integers only where they
-    are small, as OpenVINO does.
+    Inputs and outputs are in the GPU's memory. Its parser narrows 64-bit numbers.
     """
 
     name = "tensorrt"
     extra = "tensorrt"
     untried = NEVER_RUN
     requirement = "'.[tensorrt]' in Collage's checkout"
-    narrow = True
 
     def library(self) -> Availability:
         """The version of TensorRT, or what to install."""

@@ -138,16 +138,13 @@ class TorchCuda(CudaEngine):
 def _refuse_inexact(model: ModelProto) -> None:
     """Raises UnsupportedError for what PyTorch's compiler computes otherwise than its own kernels.
 
-    Its quotients are approximate on a GPU, and numbers that are rounded to 16 bits on the way stay as they were.
+    Its quotients are approximate on a GPU.
     """
-    from collage.backends.engine_faults.narrow_patterns import rewritten
-    from collage.backends.engine_faults.rounding_sums import rounding_sums
-    from collage.frontend.rewrite.bounds import Types
     from collage.frontend.rewrite.rounded_quotients import rounded_quotients
+    from collage.frontend.rewrite.value_types import Types
 
-    graph, types = model.graph, Types.of(model.graph)
-    found = {**rounded_quotients(graph, types), **rounding_sums(graph), **rewritten(graph, types)}
-    for index, reason in found.items():
+    graph = model.graph
+    for index, reason in rounded_quotients(graph, Types.of(graph)).items():
         raise UnsupportedError(
             f"PyTorch's compiler may change the last bit, and {graph.node[index].op_type} {reason}"
         )

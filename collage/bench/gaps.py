@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import timeit
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -57,9 +58,11 @@ def gaps_to_engine(
     """The JSON contract of ``collage show --gaps --json``; the largest loss comes first.
 
     The kernels are the module's. If that is an engine, they are the cheapest cover of all nodes by what was measured on
-    other backends, without layout transforms. ``engine`` defaults to the fastest one. Raises ModelError,
-    ModuleFileError and UsageError.
+    other backends, without layout transforms. Their times are the compile's, times what the module takes now over what
+    it took then. ``engine`` defaults to the fastest one. Raises ModelError, ModuleFileError and UsageError.
     """
+    from collage.api import default_registry, load
+
     report, program = closest(read_summary(file), shapes)
     open_shapes = {each.name: extents(each) for each in program.model_inputs}
     setup = prepare(model, threads=report.threads, shapes=shapes, open_shapes=open_shapes)
@@ -68,25 +71,41 @@ def gaps_to_engine(
     fix_shapes(proto, setup.shapes)
     simple = simplify(proto, declared=declared)
     simple.ir_version = max(simple.ir_version, _INITIALIZERS_ARE_NO_INPUTS)
-    size = len(report.nodes)
-    whole = any(each.original or 1 < len(each.nodes) == size for each in program.regions)
-    if whole and not any(_measured_part(each, report) for each in report.candidates):
+    registry, size = default_registry(), len(report.nodes)
+    engines = {
+        each: as_engine(registry[each]) for each in registry.names if isinstance(registry[each], Engine)
+    }
+    whole = any(each.backend in engines and len(each.nodes) in (0, size) for each in program.regions)
+    kernels = [
+        each
+        for each in report.candidates
+        if each.cost_us is not None and each.threads == report.threads and not each.precision
+        if each.backend not in engines or len(each.nodes) < size
+    ]
+    if whole and not kernels:
         raise UsageError(
             f"{file} is an engine, and its compile has measured no kernels. Give the compile more time."
         )
     names = {node.name for node in simple.graph.node}
     if strange := sorted({each.source for each in report.nodes} - names - {""}):
         raise UsageError(f"{file} is no module of {model}: that has no node {strange[0]}.")
-    engine_us, name, layers = _profiled(
-        engine, simple, [*setup.inputs.values()], BuildOptions(threads=report.threads, exclusive=True)
-    )
-    parts = cheapest_cover(report, name) if whole else _regions(program, report)
+    if engine is not None and engine not in engines:
+        raise unknown_names("engine", [engine], [*engines])
+    asked = engines if engine is None else {engine: engines[engine]}
+    options = BuildOptions(threads=report.threads, exclusive=True)
+    module_us = _median_us(partial(load(file).run, setup.inputs))  # no engine's idle threads spin beside it
+    engine_us, name, layers = _profiled(asked, simple, [*setup.inputs.values()], options)
+    others = [each for each in kernels if each.backend != name]
+    scale = module_us / report.measured_us if report.measured_us else 1.0
+    parts = cheapest_cover(report, others) if whole else _regions(program, report)
+    parts = [replace(each, us=each.us * scale) for each in parts]
     return {
         "model": model.name,
         "threads": report.threads,
         "engine": name,
         "engine_us": engine_us,
         "layers_us": sum(each.us for each in layers),
+        "module_us": module_us,
         "ours": "cheapest cover" if whole else "module",
         "ours_us": sum(each.us for each in parts),
         "gaps": compare(simple.graph, layers, parts),
@@ -183,18 +202,16 @@ def _regions(program: Program, report: Report) -> list[Part]:
     ]
 
 
-def cheapest_cover(report: Report, without: str) -> list[Part]:
-    """The cheapest kernels of parts of the network that cover each node once, as far as there are any.
+def cheapest_cover(report: Report, candidates: Sequence[CandidateReport]) -> list[Part]:
+    """The cheapest of the candidates that cover each node once, as far as there are any.
 
-    Those of the backend ``without`` are left out. Times alone are added up; what layout transforms between the kernels
-    would take is not known.
+    Times alone are added up; what layout transforms between the kernels would take is not known.
     """
     starts: dict[int, dict[frozenset[int], CandidateReport]] = defaultdict(dict)
-    for each in report.candidates:
-        if each.backend != without and _measured_part(each, report):
-            nodes = frozenset(each.nodes)
-            known = starts[min(nodes)]
-            known[nodes] = min(each, known.get(nodes, each), key=_cost)
+    for each in candidates:
+        nodes = frozenset(each.nodes)
+        known = starts[min(nodes)]
+        known[nodes] = min(each, known.get(nodes, each), key=_cost)
     # By what is covered of the nodes to come: nodes without a kernel, microseconds, and the kernels, last one first.
     states: dict[frozenset[int], tuple[int, float, Any]] = {frozenset(): (0, 0.0, None)}
     for node in range(len(report.nodes)):
@@ -221,12 +238,6 @@ def cheapest_cover(report: Report, without: str) -> list[Part]:
     return parts
 
 
-def _measured_part(each: CandidateReport, report: Report) -> bool:
-    """Whether the candidate is a kernel of some of the nodes that has a cost, in the model's own dtypes."""
-    usual = each.threads == report.threads and not each.precision
-    return usual and each.cost_us is not None and len(each.nodes) < len(report.nodes)
-
-
 def _cost(each: CandidateReport) -> float:
     return each.cost_us or 0.0
 
@@ -236,29 +247,26 @@ def _sources(report: Report, nodes: Sequence[int]) -> frozenset[str]:
 
 
 def _profiled(
-    wanted: str | None, model: onnx.ModelProto, inputs: Sequence[Array], options: BuildOptions
+    engines: Mapping[str, Engine], model: onnx.ModelProto, inputs: Sequence[Array], options: BuildOptions
 ) -> tuple[float, str, Sequence[Layer]]:
-    """The microseconds of a run, the name and the layers of the wanted engine, or of the fastest one.
+    """The microseconds of a run, the name and the layers of the fastest engine.
 
-    Raises UsageError if it is not there, or has no profile of the model.
+    Raises UsageError if none is there and has a profile of the model.
     """
-    from collage.api import default_registry
-
-    registry = default_registry()
-    engines = {name: registry[name] for name in registry.names if isinstance(registry[name], Engine)}
-    if wanted is not None and wanted not in engines:
-        raise unknown_names("engine", [wanted], [*engines])
     found: list[tuple[float, str, Sequence[Layer]]] = []
     failed = []
-    for name in engines if wanted is None else [wanted]:
-        engine = as_engine(engines[name])
+    for name, engine in engines.items():
         try:
             artifact = artifact_for(engine, model, options)
             layers = engine.layer_times(artifact, inputs, options)
             call = session_on(engine, artifact, options).bind_inputs(inputs)
-            found.append((median(timeit.repeat(call, number=1, repeat=_RUNS)) * 1e6, name, layers))
+            found.append((_median_us(call), name, layers))
         except Exception as error:  # whatever the engine does with a model that it cannot take
             failed.append(f"{name} has no profile of it: {library_text(error)}")
     if not found:
         raise UsageError("; ".join(failed))
     return min(found, key=itemgetter(0))
+
+
+def _median_us(call: Callable[[], Any]) -> float:
+    return median(timeit.repeat(call, number=1, repeat=_RUNS)) * 1e6

@@ -1,40 +1,51 @@
-"""Values that no guard lets through on the model's usual inputs, since they have NaN, infinities or huge numbers.
+"""Values that no scan lets through on the model's usual inputs: they have NaN, infinities or huge numbers.
 
-A mask of negative infinity is such a value, and so are the scores that it is put into. A kernel that is right on finite
-numbers only is of no use where it reads one, and a scan of one would find something in every call.
+A mask of negative infinity is such a value, and so are time stamps and hashed ids. A scan of one would find something
+in every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
+from collections.abc import Collection, Iterator, Sequence
 
 from collage.check.store import ValueStore
-from collage.graph.dataflow import Array, Graph
-from collage.graph.magnitudes import ROOM, is_scanned
+from collage.graph.dataflow import Graph
+from collage.graph.magnitudes import is_scanned
 from collage.native.scan import are_all_ordinary
 
 
 def extraordinary(graph: Graph, store: ValueStore) -> Iterator[int]:
-    """The values of which ``store`` has such arrays, ascending.
-
-    Numbers that a scan finds, and that are still within ``ROOM``, are not among them. What bounds a value may be known
-    without a scan.
-    """
+    """The values of which ``store`` has such arrays, ascending."""
     for value in graph.values:
         if graph.is_constant(value.id) or not is_scanned(value.type.dtype) or value.id not in store:
             continue
-        array = store.load(value.id, value.type)
-        if not are_all_ordinary([array]) and not _has_room(array):
+        if not are_all_ordinary([store.load(value.id, value.type)]):
             yield value.id
 
 
-def _has_room(array: Array) -> bool:
-    """Whether an array is of floats whose magnitudes are at most ``ROOM``."""
-    if array.dtype.kind in "iu":
-        return False
-    with np.errstate(invalid="ignore"):
-        wide: Any = array if array.dtype.kind == "c" else array.astype(np.float64)
-        return bool(np.abs(wide).max(initial=0.0) <= ROOM)
+def unguarded(graph: Graph, values: Collection[int]) -> frozenset[int]:
+    """Those of the extraordinary ``values`` that no scan of the model's inputs can guard.
+
+    They are inputs, or made of such inputs. What ordinary inputs lead to, as scores behind a mask that the model makes
+    itself, is as the samples have shown.
+    """
+    found = set(graph.inputs).intersection(values)
+    reached = set(found)
+    for node in graph.nodes:
+        if not reached.isdisjoint(node.inputs):
+            reached.update(node.outputs)
+    return frozenset(reached.intersection(values))
+
+
+def note(graph: Graph, names: Sequence[str], values: Collection[int]) -> str:
+    """A sentence about the inputs that are not scanned, for people, or "" if there is none.
+
+    ``names`` are those of the inputs, in order, and ``values`` the extraordinary ones.
+    """
+    found = [name for name, value in zip(names, graph.inputs, strict=True) if value in values]
+    if not found:
+        return ""
+    return (
+        f"NaN, infinities and huge numbers are not looked for in {', '.join(found)}, whose usual values have some: "
+        "only kernels that are right on these read it"
+    )

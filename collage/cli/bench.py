@@ -14,13 +14,16 @@ from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
     MODEL_ARGUMENT,
+    PATH,
     QUIET_OPTION,
     SEED_OPTION,
     SHAPES_OPTION,
     THREADS_OPTION,
     Count,
     Seconds,
+    flag,
     once_each,
+    option,
     parse_names,
     refuse_useless,
 )
@@ -28,7 +31,7 @@ from collage.cli.options import (
 
 @click.command()
 @MODEL_ARGUMENT
-@click.option(
+@option(
     "--engines",
     type=parse_names,
     metavar="A,B",
@@ -36,27 +39,26 @@ from collage.cli.options import (
 )
 @SHAPES_OPTION
 @THREADS_OPTION
-@click.option(
+@option(
     "--rounds",
     type=Count(min=1),
     default=30,
-    show_default=True,
     metavar="R",
     help="Rounds; in each, every contender gets a short burst of runs.",
 )
-@click.option(
+@option(
     "--module",
     metavar="OUT.collage",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Use this compiled module of the model instead of compiling it.",
 )
-@click.option(
+@option(
     "--budget",
     type=Seconds(),
     metavar="SECONDS",
     help="Time for the compile, as in `collage compile`. Default: as long as it takes, 10 with --quick.",
 )
-@click.option("--quick", is_flag=True, help="Compile with few candidates and few samples.")
+@flag("--quick", help="Compile with few candidates and few samples.")
 @DB_OPTION
 @SEED_OPTION
 @JSON_OPTION
@@ -90,10 +92,8 @@ def bench(
     """
     fixed = once_each("--shape", shapes)
     if module is not None:
-        for option in ("--db", "--budget", "--quick"):
-            refuse_useless(
-                option, "--module", "nothing is compiled, so that nothing is measured that is kept"
-            )
+        for name in ("--db", "--budget", "--quick"):
+            refuse_useless(name, "--module", "nothing is compiled, so that nothing is measured that is kept")
     with measurements_survive():
         from collage.bench.engines import Contest
         from collage.bench.engines import bench as compare

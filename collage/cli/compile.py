@@ -17,6 +17,7 @@ from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
     MODEL_ARGUMENT,
+    PATH,
     QUIET_OPTION,
     SEED_OPTION,
     SHAPE_SETS_OPTION,
@@ -24,7 +25,9 @@ from collage.cli.options import (
     Count,
     Number,
     Seconds,
+    flag,
     once_each,
+    option,
     parse_input,
     parse_names,
     refuse_unused,
@@ -138,15 +141,15 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
 
 @click.command()
 @MODEL_ARGUMENT
-@click.option(
+@option(
     "-o",
     "--output",
     required=True,
     metavar="OUT.collage",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The file to write; `collage run` and `collage.load` take it.",
 )
-@click.option(
+@option(
     "--backends",
     type=parse_names,
     metavar="A,B",
@@ -155,31 +158,28 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
 @SHAPE_SETS_OPTION
 @THREADS_OPTION
 @DB_OPTION
-@click.option(
+@option(
     "--tune-trials",
     type=Count(min=0),
     default=0,
-    show_default=True,
     metavar="N",
     help="Trials TVM may spend on tuning each kernel with a convolution or matrix product (0.5 s a trial).",
 )
-@click.option(
+@option(
     "--time-limit",
     "time_limit_s",
     type=Seconds(finite=True),
     default=60.0,
-    show_default=True,
     metavar="S",
     help="Seconds for building and timing one candidate; one that takes longer is rejected.",
 )
-@click.option(
+@option(
     "--level",
     type=click.Choice(["op", "graph"]),
     default="op",
-    show_default=True,
     help="graph: go on with a search that runs whole networks, in which an engine takes over more.",
 )
-@click.option(
+@option(
     "--budget",
     "budget_s",
     type=Seconds(),
@@ -187,7 +187,7 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
     help="Time for the whole compile; the best module by then is written. Default: as long as it takes "
     "(300 for the search of --level graph), 10 with --quick.",
 )
-@click.option(
+@option(
     "--input",
     "inputs",
     type=parse_input,
@@ -196,67 +196,65 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
     help="Measure and check with this array instead of random numbers; it fixes the input's shape, too. A file .npz, "
     "or a folder of them, holds samples of all inputs, on which errors are measured (--tolerance).",
 )
-@click.option(
+@flag(
     "--strict",
-    is_flag=True,
     help="Fail if a node cannot be converted and no library has a kernel for it, or if an engine has to run the whole "
     "model or its dynamic end.",
 )
-@click.option(
+@flag(
     "--quick",
-    is_flag=True,
     help="Try few candidates with few samples. It takes seconds instead of minutes, but the choice is not sure.",
 )
-@click.option(
+@option(
     "--effort",
     type=click.Choice(["usual", "exhaustive"]),
     default="usual",
-    show_default=True,
     help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
 )
-@click.option("--remeasure", is_flag=True, help="Measure everything again.")
-@click.option(
+@flag("--remeasure", help="Measure everything again.")
+@option(
     "--prior-without",
     metavar="MODEL",
     expose_value=False,
     callback=_prior_without,
     help="Leave out what this model has contributed to the kernel times that come with Collage. For benchmarks.",
 )
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Use direct algorithms only: not Winograd's, which forms sums that the model does not.",
+@flag(
+    "--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates."
 )
-@click.option(
+@option(
+    "--reassociate/--no-reassociate",
+    default=True,
+    help="Without it only direct algorithms are used: not Winograd's, which forms sums that the model does not.",
+)
+@option(
     "--tolerance",
     type=Number(min=0),
     default=0.0,
+    show_default=False,
     metavar="ERROR",
     help="Largest allowed error of the outputs, such as 1e-2: kernels may compute in bfloat16 or 8 bits if that is "
     "faster. Default: float32.",
 )
-@click.option(
+@option(
     "--metric",
     type=click.Choice(["max", "output", "top1", "cosine"]),
     default="max",
-    show_default=True,
     help="The error that --tolerance bounds. max: the largest difference over the scale of its channel, row or column. "
     "output: over the scale of the whole output. top1: the share of decisions that differ. cosine: 1 - the cosine.",
 )
-@click.option(
+@flag(
     "--pareto",
-    is_flag=True,
     help="Compile at several tolerances, a file each, and show time against error, with the engines beside. The extra "
     "`plots` draws a picture, OUT.pareto.svg.",
 )
-@click.option(
+@option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="cpu|cuda|auto",
     help="cpu: compute on the CPU alone. cuda: fail if no NVIDIA GPU can be used. auto: use whatever is fastest.",
 )
-@click.option(
+@option(
     "--cluster",
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
@@ -306,9 +304,9 @@ def compile(
     context = click.get_current_context()
     if files and sample_paths:
         raise click.UsageError("--input takes NAME=FILE.npy or samples (.npz), not both", context)
-    for option, given in (("--pareto", pareto), ("--input", inputs)):
+    for name, given in (("--pareto", pareto), ("--input", inputs)):
         if given and len(sets) > 1:
-            raise click.UsageError(f"{option} is for one set of shapes", context)
+            raise click.UsageError(f"{name} is for one set of shapes", context)
     if not (options["tolerance"] or pareto):
         refuse_unused("--metric", "--tolerance or --pareto")
     check_model_path(model)

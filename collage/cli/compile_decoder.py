@@ -14,10 +14,13 @@ from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
+    PATH,
     QUIET_OPTION,
     THREADS_OPTION,
     Count,
     Number,
+    flag,
+    option,
     refuse_unused,
 )
 from collage.core.lean_imports import lean_imports
@@ -35,30 +38,25 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 
 
 @click.command("compile-decoder")
-@click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="OUT.collage",
-    type=click.Path(path_type=Path),
-    help="The file to write, to be served.",
+@click.argument("model", metavar="MODEL", type=PATH)
+@option(
+    "-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write, to be served."
 )
-@click.option(
+@option(
     "--buckets",
     type=parse_buckets,
     metavar="1,8,64",
     help="Numbers of tokens of an iteration to compile for; others are padded to the next one, which takes as long. "
     "Default: 14 of them, from 1 to 256.",
 )
-@click.option(
+@option(
     "--max-length",
     type=Count(min=1),
     metavar="TOKENS",
     help="Longest sequence. Default: the length of the model's table of positions, or 4096 without one, and at most "
     "the number of positions in config.json.",
 )
-@click.option(
+@option(
     "--tensor-parallel",
     "processes",
     type=Count(min=1),
@@ -66,20 +64,20 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     metavar="N",
     help="Divide heads and products among N processes, to be served with --parallel tensor --processes N.",
 )
-@click.option(
+@option(
     "--tolerance",
     type=Number(min=0),
     default=0.0,
+    show_default=False,
     metavar="ERROR",
     help="Largest allowed error of a logit, as a share of the largest logit beside it, such as 2e-2: weights may be in "
     "bfloat16 or 8 bits if that is faster. Default: float32.",
 )
-@click.option("--no-8-bits", "no_8_bits", is_flag=True, help="Stay with bfloat16 within the tolerance.")
+@flag("--no-8-bits", "no_8_bits", help="Stay with bfloat16 within the tolerance.")
 @THREADS_OPTION
 @DB_OPTION
-@click.option(
+@flag(
     "--quick",
-    is_flag=True,
     help="Try few candidates with few samples. It takes much less time, but the choice is not sure.",
 )
 @JSON_OPTION

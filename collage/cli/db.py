@@ -13,7 +13,7 @@ import click
 
 from collage.cli.console import print_json, say
 from collage.cli.db_contents import existing, list_rows, stats, this_machine, why
-from collage.cli.options import DB_OPTION, JSON_OPTION, Number
+from collage.cli.options import DB_OPTION, JSON_OPTION, Number, flag, option
 from collage.errors import DatabaseError, to_paste
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ def db() -> None:
 @db.command("export")
 @click.argument("file", metavar="FILE", type=_FILE)
 @DB_OPTION
-@click.option(
-    "--usable", is_flag=True, help="Write only measurements that a compile on this machine would use today."
-)
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@flag("--usable", help="Write only measurements that a compile on this machine would use today.")
+@flag("--force", help="Replace FILE if it exists.")
 @JSON_OPTION
 def export_rows(file: Path, db: Path | None, usable: bool, force: bool, as_json: bool) -> None:
     """Write the database to FILE, to be given to others.
@@ -73,9 +71,7 @@ def export_rows(file: Path, db: Path | None, usable: bool, force: bool, as_json:
 @db.command("import")
 @click.argument("files", metavar="FILE...", type=_FILE, nargs=-1, required=True)
 @DB_OPTION
-@click.option(
-    "--all", "everything", is_flag=True, help="Take measurements of other machines and versions, too."
-)
+@flag("--all", "everything", help="Take measurements of other machines and versions, too.")
 @JSON_OPTION
 def import_rows(files: tuple[Path, ...], db: Path | None, everything: bool, as_json: bool) -> None:
     """Take measurements from FILEs that others made, as far as this machine can use them.
@@ -126,14 +122,10 @@ def merge(target: Path, files: tuple[Path, ...], as_json: bool) -> None:
 
 @db.command()
 @DB_OPTION
-@click.option("--older-than", type=Number(min=0), metavar="DAYS", help="Remove older measurements, too.")
-@click.option("--other-machines", is_flag=True, help="Remove measurements of other machines, too.")
-@click.option(
-    "--not-installed",
-    is_flag=True,
-    help="Remove measurements of library versions that are not installed, too.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@option("--older-than", type=Number(min=0), metavar="DAYS", help="Remove older measurements, too.")
+@flag("--other-machines", help="Remove measurements of other machines, too.")
+@flag("--not-installed", help="Remove measurements of library versions that are not installed, too.")
+@flag("--dry-run", help="Show what would be removed, and remove nothing.")
 @JSON_OPTION
 def prune(
     db: Path | None,

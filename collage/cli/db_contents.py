@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.cli.console import print_json, print_table, say
-from collage.cli.options import DB_OPTION, JSON_OPTION, Count
+from collage.cli.options import DB_OPTION, JSON_OPTION, Count, flag, option
 from collage.core.printable import printable
 from collage.errors import DatabaseError, unknown_names
 
@@ -24,10 +24,9 @@ _NUMBERS = ("us", "noise", "busy", "threads")
 _BACKEND_OPTION = click.option(
     "--backend", metavar="NAME", default="", help="Show only this backend's measurements."
 )
-_ALL_OPTION = click.option(
+_ALL_OPTION = flag(
     "--all",
     "everything",
-    is_flag=True,
     help="Show measurements of other machines and of earlier editions of the numerics gate, too.",
 )
 
@@ -72,9 +71,7 @@ def stats(db: Path | None, as_json: bool) -> None:
     default="",
     help="Show only rejected kernels, with the reasons.",
 )
-@click.option(
-    "--limit", type=Count(min=1), metavar="N", default=30, show_default=True, help="How many at most."
-)
+@option("--limit", type=Count(min=1), metavar="N", default=30, help="How many at most.")
 @_ALL_OPTION
 @JSON_OPTION
 def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:

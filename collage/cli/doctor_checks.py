@@ -32,6 +32,9 @@ class Status(Enum):
     FAIL = "fail"
 
 
+OK, WARN, FAIL = Status
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the database of measurements is, or the ``problem`` that leaves it without a place."""
@@ -115,15 +118,15 @@ def _requirement_checks() -> Sequence[Callable[[], Check]]:
 def not_installed_check() -> Check:
     """The check that replaces those of libraries where Collage runs from a folder."""
     detail = "not installed, so the versions of libraries are not checked"
-    return Check("collage", Status.WARN, detail, "pip install '.[cpu]' in the folder it runs from")
+    return Check("collage", WARN, detail, "pip install '.[cpu]' in the folder it runs from")
 
 
 def python_check(needed: SpecifierSet) -> Check:
     """Whether Collage was tested with this version of Python."""
     detail = f"{platform.python_version()} ({sys.executable})"
     if needed.contains(".".join(map(str, sys.version_info[:3]))):
-        return Check("Python", Status.OK, detail)
-    return Check("Python", Status.FAIL, detail, f"use Python {needed}")
+        return Check("Python", OK, detail)
+    return Check("Python", FAIL, detail, f"use Python {needed}")
 
 
 def library_check(needed: Requirement) -> Check:
@@ -134,14 +137,14 @@ def library_check(needed: Requirement) -> Check:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, Status.WARN if optional else Status.FAIL, "not installed", install)
+        return Check(name, WARN if optional else FAIL, "not installed", install)
     trouble = _import_trouble(_MODULES[name])
     if trouble:
-        return Check(name, Status.FAIL, f"{version} cannot be imported: {trouble}", install)
+        return Check(name, FAIL, f"{version} cannot be imported: {trouble}", install)
     if not needed.specifier.contains(version, prereleases=True):
         why = _WHY.get(name, "not tested")
-        return Check(name, Status.WARN, f"{version} is outside the tested range ({why})", install)
-    return Check(name, Status.OK, version)
+        return Check(name, WARN, f"{version} is outside the tested range ({why})", install)
+    return Check(name, OK, version)
 
 
 def _import_trouble(module: str) -> str:
@@ -171,8 +174,8 @@ def cpu_check() -> Check:
     if precisions := sorted(precisions_of(found)):
         detail += f"; reduced precisions: {', '.join(precisions)}"
     if found and not {"avx2", "asimd"} & found:
-        return Check("CPU", Status.WARN, detail, "a CPU with AVX2 or NEON is several times as fast")
-    return Check("CPU", Status.OK, detail)
+        return Check("CPU", WARN, detail, "a CPU with AVX2 or NEON is several times as fast")
+    return Check("CPU", OK, detail)
 
 
 def gpu_check() -> Check:
@@ -184,10 +187,10 @@ def gpu_check() -> Check:
         found = gpu()
     except NoGpuError as error:
         if error.fix:
-            return Check("GPU", Status.WARN, str(error), error.fix)
+            return Check("GPU", WARN, str(error), error.fix)
         detail = f"none ({error}), and none is needed: models run on the CPU. Kernels on a GPU would take {needed()}"
-        return Check("GPU", Status.OK, detail)
-    return Check("GPU", Status.OK, f"{found.name} ({found.architecture}), {size(found.memory_bytes)}")
+        return Check("GPU", OK, detail)
+    return Check("GPU", OK, f"{found.name} ({found.architecture}), {size(found.memory_bytes)}")
 
 
 def native_check() -> Check:
@@ -197,11 +200,11 @@ def native_check() -> Check:
 
     if problem := core_problem():
         detail, _, fix = problem.partition(". ")
-        return Check("native core", Status.WARN, detail, fix)
+        return Check("native core", WARN, detail, fix)
     if not can_walk():
         detail = "built, but not its search, so that placing a large model takes longer"
-        return Check("native core", Status.WARN, detail, "install Collage again, with a C++17 compiler")
-    return Check("native core", Status.OK, "built")
+        return Check("native core", WARN, detail, "install Collage again, with a C++17 compiler")
+    return Check("native core", OK, "built")
 
 
 def load_check(place: Place) -> Check:
@@ -213,26 +216,26 @@ def load_check(place: Place) -> Check:
     detail = f"{cores} usable cores of {os.cpu_count() or cores}, others take {busy:.0%} of them now"
     with suppress(OSError):
         detail += f", load average {os.getloadavg()[0]:.1f}"
-    return Check("load", Status.OK, detail)
+    return Check("load", OK, detail)
 
 
 def quota_check() -> Check:
     """The CPU time that a container leaves to this process, and what follows from it."""
     found = cores()
     if found.quota is None:
-        return Check("CPU quota", Status.OK, "none")
+        return Check("CPU quota", OK, "none")
     detail = f"{found.quota.cores:g} cores, by {found.quota.source}"
     if not found.shared:
-        return Check("CPU quota", Status.OK, f"{detail}: no less than the cores it may run on")
+        return Check("CPU quota", OK, f"{detail}: no less than the cores it may run on")
     threads = f"{found.usable} thread{'s' if found.usable != 1 else ''}"
     if found.quota.cores < found.usable:
         return Check(
             "CPU quota",
-            Status.WARN,
+            WARN,
             f"{detail}: even one thread is stopped for a part of each period",
             "give the container at least one core",
         )
-    return Check("CPU quota", Status.OK, f"{detail}: compiles use {threads} unless --threads says otherwise")
+    return Check("CPU quota", OK, f"{detail}: compiles use {threads} unless --threads says otherwise")
 
 
 def memory_check() -> Check:
@@ -242,24 +245,20 @@ def memory_check() -> Check:
 
     spare = spare_memory()
     if spare is None:
-        return Check("memory", Status.OK, "unknown on this system")
+        return Check("memory", OK, "unknown on this system")
     if spare < 2 << 30:
-        return Check(
-            "memory", Status.WARN, f"{size(spare)} to spare", "large models need a few GiB: free some"
-        )
-    return Check("memory", Status.OK, f"{size(spare)} to spare")
+        return Check("memory", WARN, f"{size(spare)} to spare", "large models need a few GiB: free some")
+    return Check("memory", OK, f"{size(spare)} to spare")
 
 
 def cache_check(place: Place) -> Check:
     """Whether the folder of the database can be written."""
     if place.path is None:
-        return Check("cache folder", Status.FAIL, place.problem, _NO_PLACE)
+        return Check("cache folder", FAIL, place.problem, _NO_PLACE)
     folder = place.path.parent
     if trouble := _folder_trouble(folder):
-        return Check(
-            "cache folder", Status.FAIL, f"{folder}: {trouble}", "make it writable, or use --db PATH"
-        )
-    return Check("cache folder", Status.OK, str(folder))
+        return Check("cache folder", FAIL, f"{folder}: {trouble}", "make it writable, or use --db PATH")
+    return Check("cache folder", OK, str(folder))
 
 
 def _folder_trouble(folder: Path) -> str:
@@ -278,28 +277,24 @@ def database_check(place: Place) -> Check:
     from collage.measure_db.database import Database
 
     if place.path is None:
-        return Check("database", Status.FAIL, place.problem, _NO_PLACE)
+        return Check("database", FAIL, place.problem, _NO_PLACE)
     path = place.path
     try:
         if trouble := _folder_trouble(path.parent):  # SQLite makes files beside it
-            return Check(
-                "database", Status.FAIL, f"{path}: it cannot be written ({trouble})", "use --db PATH"
-            )
+            return Check("database", FAIL, f"{path}: it cannot be written ({trouble})", "use --db PATH")
         if not path.exists():
-            return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
+            return Check("database", OK, f"none yet at {path}; the first compile makes it")
         with Database(path, busy_s=_LOCKED_S) as opened:
             stats = opened.stats()
     except DatabaseLockedError:
-        return Check(
-            "database", Status.WARN, f"{path}: another process holds it", "wait for that, or use --db PATH"
-        )
+        return Check("database", WARN, f"{path}: another process holds it", "wait for that, or use --db PATH")
     except CollageError as error:
-        return Check("database", Status.FAIL, str(error), f"move {path} away, or use --db PATH")
+        return Check("database", FAIL, str(error), f"move {path} away, or use --db PATH")
     except OSError as error:  # a folder that this user may not enter
         fix = "let yourself enter its folder, or use --db PATH"
-        return Check("database", Status.FAIL, f"{path}: {error.strerror}", fix)
+        return Check("database", FAIL, f"{path}: {error.strerror}", fix)
     count = sum(stats.measured.values())
-    return Check("database", Status.OK, f"{path}: {count} measurements")
+    return Check("database", OK, f"{path}: {count} measurements")
 
 
 def backends_check() -> Check:
@@ -310,7 +305,5 @@ def backends_check() -> Check:
     usable = [name for name, probe in registry.availability().items() if probe]
     if registry.problems:
         broken = "; ".join(f"{name}: {problem}" for name, problem in registry.problems.items())
-        return Check(
-            "backends", Status.WARN, f"cannot be loaded: {broken}", "upgrade or uninstall that package"
-        )
-    return Check("backends", Status.OK, f"{', '.join(usable)} (`collage backends` tells more)")
+        return Check("backends", WARN, f"cannot be loaded: {broken}", "upgrade or uninstall that package")
+    return Check("backends", OK, f"{', '.join(usable)} (`collage backends` tells more)")

@@ -38,16 +38,5 @@ def main() -> None:
     """
 
 
-for _command in (
-    compile,
-    compile_decoder,
-    run,
-    serve,
-    show,
-    bench,
-    verify,
-    backends,
-    db,
-    doctor,
-):
+for _command in (compile, compile_decoder, run, serve, show, bench, verify, backends, db, doctor):
     main.add_command(_command)

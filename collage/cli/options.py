@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,11 @@ from click.core import ParameterSource
 from collage.errors import UsageError
 
 Value = TypeVar("Value")
+
+PATH = click.Path(path_type=Path)
+option = partial(click.option, show_default=True)
+"""An option, whose help tells a default that is not None."""
+flag = partial(click.option, is_flag=True)
 
 
 class Count(click.IntRange):
@@ -122,8 +128,8 @@ def _given(name: str) -> bool:
     return parameter is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
-MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
-FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=click.Path(path_type=Path))
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=PATH)
+FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH)
 _SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
 _FIX = "Fix an input's symbolic dimensions; once for each such input."
 SHAPES_OPTION = click.option("--shape", "shapes", **_SHAPES, help=_FIX)
@@ -141,10 +147,7 @@ THREADS_OPTION = click.option(
     help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
 )
 DB_OPTION = click.option(
-    "--db",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Measurement database. Default: in your cache folder.",
+    "--db", type=PATH, metavar="PATH", help="Measurement database. Default: in your cache folder."
 )
 SEED_OPTION = click.option(
     "--seed", type=Count(min=0), metavar="N", default=0, show_default=True, help="Seed of the random inputs."

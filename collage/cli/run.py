@@ -9,13 +9,22 @@ import click
 
 from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable, make_folder, refuse_same
-from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
+from collage.cli.options import (
+    FILE_ARGUMENT,
+    JSON_OPTION,
+    PATH,
+    SEED_OPTION,
+    flag,
+    once_each,
+    option,
+    parse_file_of,
+)
 from collage.core.new_file import new_file
 
 
 @click.command()
 @FILE_ARGUMENT
-@click.option(
+@option(
     "--input",
     "inputs",
     type=parse_file_of,
@@ -23,20 +32,19 @@ from collage.core.new_file import new_file
     multiple=True,
     help="An input's array; once for each input.",
 )
-@click.option("--random", is_flag=True, help="Fill inputs that are not given with seeded random data.")
+@flag("--random", help="Fill inputs that are not given with seeded random data.")
 @SEED_OPTION
-@click.option(
-    "--output-dir", metavar="DIR", type=click.Path(path_type=Path), help="Save each output there as NAME.npy."
-)
-@click.option(
+@option("--output-dir", metavar="DIR", type=PATH, help="Save each output there as NAME.npy.")
+@option(
     "--trace",
     metavar="FILE.json",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write a time line of a warm run there, a row for each thread; open it at ui.perfetto.dev.",
 )
-@click.option(
+@option(
     "--verify/--no-verify",
     default=True,
+    show_default=False,
     help="Compare the whole file with its digests before it is loaded, or only the parts that may be code. "
     "Default: the whole file.",
 )

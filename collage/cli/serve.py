@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from collage.cli.console import say
-from collage.cli.options import Count, Number, Seconds, refuse_unused
+from collage.cli.options import PATH, Count, Number, Seconds, option, refuse_unused
 
 
 def parse_origin(text: str) -> str:
@@ -22,17 +23,10 @@ def parse_origin(text: str) -> str:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=Count(0, 65535),
-    metavar="N",
-    default=8000,
-    show_default=True,
-    help="Port; 0 takes any free one.",
-)
-@click.option(
+@click.argument("model", metavar="MODEL", type=PATH)
+@option("--host", default="127.0.0.1", help="Address to listen on.")
+@option("--port", type=Count(0, 65535), metavar="N", default=8000, help="Port; 0 takes any free one.")
+@option(
     "--allow-origin",
     "allow_origins",
     type=parse_origin,
@@ -41,108 +35,91 @@ def parse_origin(text: str) -> str:
     help="Let pages from there use the server in a browser (CORS), such as http://localhost:3000; * for all pages. "
     "Repeatable. Default: none.",
 )
-@click.option("--name", metavar="NAME", help="What clients call the model. Default: the file's name.")
-@click.option(
+@option("--name", metavar="NAME", help="What clients call the model. Default: the file's name.")
+@option(
     "--tokenizer",
     metavar="DIR",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with tokenizer.json, and the chat template if there is one. Default: the model's.",
 )
-@click.option(
+@option(
     "--policy",
     type=click.Choice(["chunked", "orca"]),
     default="chunked",
-    show_default=True,
     help="chunked: streams first, prompts in chunks. orca: Algorithm 1 of the paper.",
 )
-@click.option(
+@option(
     "--max-running",
     type=Count(min=1),
     metavar="N",
     help="Most sequences in an iteration. Default: 32, or up to 64 if measured times show that this is faster.",
 )
-@click.option(
+@option(
     "--max-waiting",
     type=Count(min=1),
     default=256,
-    show_default=True,
     metavar="N",
     help="Most sequences that wait; more get 429.",
 )
-@click.option(
+@option(
     "--itl-target",
     type=Number(min=0, min_open=True),
     metavar="MS",
     help="Longest time between two tokens of a stream while prompts are computed. "
     "Default: twice the time without prompts, unless many requests wait.",
 )
-@click.option(
+@option(
     "--cache-blocks",
+    "block_count",
     type=Count(min=1),
     metavar="N",
     help="Blocks of the cache of keys and values. Default: as many as make sense in the free memory.",
 )
-@click.option(
+@option(
     "--cache",
     type=click.Choice(["float32", "bfloat16", "int8"]),
     default="float32",
-    show_default=True,
     help="Type of the cache's elements. bfloat16 takes half the memory, int8 little more than a quarter; both "
     "round keys and values.",
 )
-@click.option(
+@option(
     "--drain-seconds",
+    "drain_s",
     type=Seconds(finite=True, zero=True),
     default=30.0,
-    show_default=True,
     metavar="S",
     help="Time that open requests get after SIGTERM.",
 )
-@click.option(
+@option(
     "--parallel",
     type=click.Choice(["cache", "tensor", "pipeline"]),
     help="Use several processes. cache: each holds a share of every sequence's cache. tensor: each has some heads and "
     "columns of each layer. pipeline: each has some layers.",
 )
-@click.option(
-    "--processes",
-    type=Count(min=2),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Processes of --parallel.",
-)
-@click.option(
+@option("--processes", type=Count(min=2), default=2, metavar="N", help="Processes of --parallel.")
+@option(
     "--replicas",
     type=Count(min=1),
     metavar="N",
     help="Serve with so many copies behind one address, by Ray Serve.",
 )
-@click.option(
+@option(
     "--cluster",
     metavar="ADDRESS",
     default="local",
-    show_default=True,
     help="The Ray cluster of --replicas: auto, HOST:PORT, or local for this machine alone.",
 )
 def serve(
     model: Path,
-    host: str,
-    port: int,
-    allow_origins: tuple[str, ...],
-    name: str | None,
-    tokenizer: Path | None,
     policy: str,
     max_running: int | None,
     max_waiting: int,
     itl_target: float | None,
-    cache_blocks: int | None,
-    cache: str,
-    drain_seconds: float,
     parallel: str | None,
     processes: int,
     replicas: int | None,
     cluster: str,
+    **options: Any,
 ) -> None:
     """Serve a compiled decoder to many clients at a time, by OpenAI's API.
 
@@ -173,29 +150,13 @@ def serve(
         refuse_unused("--processes", "--parallel")
     if replicas is None:
         refuse_unused("--cluster", "--replicas")
-    engine = EngineOptions(
-        policy=policy,
-        max_running=max_running,
-        max_waiting=max_waiting,
-        itl_target_ms=itl_target,
-    )
-    options = ServerOptions(
-        model,
-        engine,
-        host,
-        port,
-        name,
-        tokenizer,
-        cache_blocks,
-        cache,
-        drain_seconds,
-        None if parallel is None else Parallelism(parallel, processes),
-        allow_origins,
-    )
+    engine = EngineOptions(policy, max_running, max_waiting, itl_target)
+    parallelism = None if parallel is None else Parallelism(parallel, processes)
+    server = ServerOptions(model, engine, parallelism=parallelism, **options)
     if replicas is None:
-        run_server(options, lambda text: say(text, err=True))
+        run_server(server, lambda text: say(text, err=True))
         return
     from collage.cluster.address import ClusterAddress
     from collage.serve.replicas.command import run_replicas
 
-    run_replicas(options, replicas, ClusterAddress(cluster), lambda text: say(text, err=True))
+    run_replicas(server, replicas, ClusterAddress(cluster), lambda text: say(text, err=True))

@@ -14,7 +14,9 @@ from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     FILE_ARGUMENT,
     JSON_OPTION,
+    PATH,
     once_each,
+    option,
     parse_shape,
     refuse_unused,
     refuse_useless,
@@ -63,13 +65,8 @@ _ALL = ""
 @click.command()
 @FILE_ARGUMENT
 @JSON_OPTION
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write a page with a picture of the launches.",
-)
-@click.option(
+@option("--html", metavar="FILE", type=PATH, help="Write a page with a picture of the launches.")
+@option(
     "--explain",
     metavar="[NODE]",
     is_flag=False,
@@ -77,15 +74,15 @@ _ALL = ""
     help="List the candidates of each node with their costs, or the reasons why they were not chosen. NODE, which is "
     "a part of an operator's or ONNX name, or a number, selects nodes. Give it after the file.",
 )
-@click.option(
+@option(
     "--gaps",
     "model",
     metavar="MODEL.onnx",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Run an engine on the model, and show its time by layers beside the kernels for the same nodes.",
 )
-@click.option("--engine", metavar="NAME", help="The engine for --gaps. Default: the fastest on this model.")
-@click.option(
+@option("--engine", metavar="NAME", help="The engine for --gaps. Default: the fastest on this model.")
+@option(
     "--shape",
     "shapes",
     type=parse_shape,
@@ -130,8 +127,8 @@ def show(
     if model is None:
         refuse_unused("--engine", "--gaps")
     else:
-        for option in ("--html", "--explain"):
-            refuse_useless(option, "--gaps", "it shows other things")
+        for name in ("--html", "--explain"):
+            refuse_useless(name, "--gaps", "it shows other things")
         _show_gaps(file, model, engine, once_each("--shape", shapes), as_json)
         return
     summary = read_summary(file)
@@ -187,11 +184,9 @@ def _show_gaps(
         print_json(found)
         return
     engine = found["engine"]
-    ours = "the module" if found["ours"] == "module" else "the best other kernels together"
-    say(
-        f"{engine} takes {duration(found['engine_us'])}, its layers {duration(found['layers_us'])}; {ours} "
-        f"{duration(found['ours_us'])}"
-    )
+    ours = "its kernels" if found["ours"] == "module" else "the best other kernels"
+    took = [duration(found[each]) for each in ("engine_us", "layers_us", "module_us", "ours_us")]
+    say("{}: {}, its layers {}; the module: {}, {} {}".format(engine, *took[:3], ours, took[3]))
     lost = [each for each in found["gaps"] if (each["loss_us"] or 0) > 0]
     print_table(
         (engine, "us", "Collage", "us", "loss", "share", "operators", "nodes"),

@@ -57,15 +57,16 @@ class Assembler:
     ) -> Executable:
         """Lay out the plan's launch list and memory. ``parts`` collects its kernels later.
 
-        ``tunings`` holds the records of ``Tuner.tune``. With ``guard_inputs`` the model's inputs are scanned,
-        whatever the kernels are right on.
+        ``tunings`` holds the records of ``Tuner.tune``. The model's inputs are scanned if a kernel is right on finite
+        numbers only, and with ``guard_inputs``.
         """
         buffers = Buffers(self.model.graph)
         pieces = self._pieces(plan, tunings, buffers)
         if plan.streams is not None:
             pieces = self._on_streams(pieces, plan.streams, buffers)
         limits = limits_of(pieces, buffers, self.ranges)
-        pieces = self._scans.guarded(pieces, buffers, limits)
+        pieces = self._scans.of_steps(pieces, limits)
+        guard_inputs = guard_inputs or any(piece.region.finite_only for piece in pieces)
         if guard_inputs:
             pieces = self._scans.of_inputs(pieces, buffers)
         if self.guards_halves:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
+import onnx
+
 from collage.backends.base import VIEW
 from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.assemble import Assembler
@@ -36,6 +38,7 @@ from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
+from collage.report.report import NodeReport
 from collage.search.candidates import Offer, offers_of
 
 log = logging.getLogger(__name__)
@@ -122,10 +125,37 @@ class Bench:
         self.known.note(*found.notes)
         return found
 
+    def add_folded(self) -> bool:
+        """Let plans name the simplified model. False if engines cannot be given that in the place of the model."""
+        imported = self.imported
+        if imported.folded is None or imported.suffix is not None or imported.model.assumed:
+            return False
+        self.whole.add_folded(imported.folded)
+        return True
+
     @property
     def model(self) -> Model:
         """The graph, in which ONNX nodes that are converted wrongly are opaque."""
         return self.measurer.model
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether the graph was made and matched, and has operators."""
+        return self._tools is not None and bool(self.model.graph.nodes)
+
+    @property
+    def nodes(self) -> list[NodeReport]:
+        """The operators of the graph, then the ONNX nodes of its suffix; those of the model if there is no graph."""
+        found: list[NodeReport] = []
+        on_engine: onnx.ModelProto | None = self.whole.form.original
+        if self.is_matched:
+            nodes, on_engine = self.model.onnx.graph.node, self.imported.suffix
+            for each in self.model.graph.nodes:
+                source = nodes[each.source] if each.source >= 0 else onnx.NodeProto()
+                found.append(NodeReport(each.op, source.name, source.op_type))
+        for node in () if on_engine is None else on_engine.graph.node:
+            found.append(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type))
+        return found
 
     @property
     def measurer(self) -> Measurer:
@@ -171,7 +201,9 @@ class Bench:
     def _tools_for(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
         task = self.task
         guards = fits_an_artifact(self.imported.original)
-        measured = MeasuredModel(model, as_loaded=self.imported.as_loaded, guards=guards)
+        measured = MeasuredModel(
+            model, as_loaded=self.imported.as_loaded, guards=guards, exact=task.options.exact
+        )
         settings = MeasureSettings(
             task.backends,
             task.keyed_versions,

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import onnx
-
 from collage.compiler.accuracy import Asked
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
@@ -30,7 +28,7 @@ from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
-from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
+from collage.report.report import CandidateReport, ErrorReport, Report, figures
 
 _ENDED = {
     BUDGET: "the budget was over before a placement was known to be faster.",
@@ -68,14 +66,14 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         epsilon_us=known.epsilon_us,
         versions=dict(task.versions),
         finalists=figures(selected.timings),
-        opaque=_opaque(bench, plan),
+        opaque=_opaque(bench),
         notes=(
             *_about_fixed(fixed),
             *_why_whole(bench, best, plan),
             *(event.text for event in log if isinstance(event, (Noted, Failed))),
         ),
-        nodes=tuple(_nodes(bench, plan)),
-        candidates=tuple(_candidates(bench, plan)),
+        nodes=tuple(bench.nodes),
+        candidates=tuple(_candidates(bench)),
         arena_bytes=program.memory.nbytes,
         arena_lower_bound_bytes=program.memory.lower_bound,
         value_bytes=program.value_bytes,
@@ -137,39 +135,21 @@ def _spent(log: Sequence[Event]) -> dict[str, float]:
     return {what: round(seconds, 3) for what, seconds in found.most_common()}
 
 
-def _opaque(bench: Bench, plan: Plan) -> dict[str, str]:
-    if isinstance(plan, Whole):
+def _opaque(bench: Bench) -> dict[str, str]:
+    if not bench.is_matched:
         return {}
     nodes = bench.model.onnx.graph.node
     return {nodes[i].name: f"{nodes[i].op_type}: {why}" for i, why in bench.model.opaque.items()}
 
 
-def _nodes(bench: Bench, plan: Plan) -> Iterator[NodeReport]:
-    """The operators of the graph, then the ONNX nodes that an engine runs after them; or all of these."""
-    on_engine = bench.whole.form.original
-    if isinstance(plan, Placed):
-        nodes = bench.model.onnx.graph.node
-        for each in bench.model.graph.nodes:
-            known = each.source >= 0
-            source = nodes[each.source] if known else onnx.NodeProto()
-            yield NodeReport(each.op, source.name, source.op_type)
-        if not plan.suffix:
-            return
-        suffix = bench.imported.suffix
-        assert suffix is not None
-        on_engine = suffix
-    for node in on_engine.graph.node:
-        yield NodeReport(f"onnx.{node.op_type}", node.name, node.op_type)
-
-
-def _candidates(bench: Bench, plan: Plan) -> Iterator[CandidateReport]:
+def _candidates(bench: Bench) -> Iterator[CandidateReport]:
     """All candidates: views, measured offers, rejected matches, those that were tried in addition, and engines.
 
-    All of them are built for the compile's threads, except for single-threaded ones. Nodes are those of the graph; if
-    an engine runs the whole model, they are the model's, and only engines are told of.
+    All of them are built for the compile's threads, except for single-threaded ones. Without a graph, only engines are
+    told of.
     """
     threads, known = bench.task.target.threads, bench.known
-    if isinstance(plan, Placed):
+    if bench.is_matched:
         for view in known.views:
             yield CandidateReport(
                 view.nodes, view.backend, view.pattern, cost_us=0.0, noise_us=0.0, threads=threads
@@ -190,19 +170,17 @@ def _candidates(bench: Bench, plan: Plan) -> Iterator[CandidateReport]:
         for last in considered.values():
             found = _candidate(last.request, last.purpose, last.outcome)
             yield replace(found, threads=1 if last.single_threaded else threads)
-    count = (
-        len(bench.model.graph.nodes)
-        if isinstance(plan, Placed)
-        else len(bench.whole.form.original.graph.node)
-    )
-    nodes = tuple(range(count))
+    nodes = tuple(range(len(bench.nodes)))
     for label, why in bench.whole.found.refused.items():
-        engine, form, *profile = label.split(", ", 2)
-        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads)
-        yield replace(about, original=form == "as written", profile="".join(profile))
-    for tried, us in known.engine_us.items():
-        about = CandidateReport(nodes, tried.engine, "whole model", cost_us=us, noise_us=0.0, threads=threads)
-        yield replace(about, original=tried.form == WRITTEN, profile=tried.profile, precision=tried.precision)
+        engine, how = label.split(", ", 1)
+        form, _, profile = how.partition(", ")
+        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads, profile=profile)
+        written = form == "as written"
+        yield replace(about, original=written, split="" if written else how)
+    for plan, us in known.engine_us.items():
+        about = CandidateReport(nodes, plan.engine, "whole model", split=plan.split, cost_us=us, noise_us=0.0)
+        about = replace(about, threads=threads, original=plan.form == WRITTEN)
+        yield replace(about, profile=plan.profile, precision=plan.precision)
 
 
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:

@@ -162,7 +162,7 @@ def compiled(bench: Bench, best: Best) -> Selection:
             )
         run_stages(stages, bench, referee, best, until_first=True)
     selected = _at_the_end(finish.select, bench, finish)
-    if clock.ended != FAILURE:
+    if clock.ended != FAILURE and (clock.ended == FINISHED or bench.is_matched):
         try:
             record(bench, referee, selected, complete=clock.ended == FINISHED)
         except (BudgetOverError, KeyboardInterrupt, CollageError, OSError) as error:

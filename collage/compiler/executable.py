@@ -26,8 +26,8 @@ class Executable:
     """A plan with its program. ``launches`` and ``kernels`` tell, for each of ``program.launches``, what it runs.
 
     ``digests`` identify the regions across models and processes. ``versions`` are the library versions of the backends
-    that are used. ``stored`` has the value and the storage of each buffer that is no plain value. ``guarded`` tells
-    that the model's inputs are scanned, whatever the kernels are right on.
+    that are used. ``stored`` has the value and the storage of each buffer that is no plain value. If it is
+    ``guarded``, the model's inputs are scanned.
     """
 
     plan: Placed

@@ -76,7 +76,7 @@ class Finish:
         if label not in finished.timings:
             return None
         if isinstance(plan, Whole):
-            selected = self._engine(plan, finished.timings[label])
+            selected = self._engine(plan, finished.timings[label], finished.errors)
         else:
             selected = self._placement(plan, finished.timings[label], finished.launches_us)
         if selected is None:
@@ -134,18 +134,23 @@ class Finish:
             return ()
         return self._bench.runs.launch_times_us(self._referee.executable(plan))
 
-    def _engine(self, plan: Whole, timing: Timing) -> Selection | None:
-        """The engine, loaded in this process; None if that fails."""
-        whole = self._bench.whole
-        parts = whole.parts(plan, timing.median_us)
+    def _engine(
+        self, plan: Whole, timing: Timing, errors: tuple[float, float, float | None] | None = None
+    ) -> Selection | None:
+        """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
+        whole, us = self._bench.whole, timing.median_us
+        parts = whole.parts(plan, us, self._bench.nodes)
         try:
             executor = load_parts(parts, self._bench.task.backends)
         except CollageError as error:
             self._refuse(plan, str(error))
             return None
-        absolute, relative = whole.found.errors.get(plan.label, (math.inf, math.inf))
-        us = timing.median_us
-        return Selection(plan, parts, executor, {}, us, us, absolute, relative)
+        if errors is None and plan.precision:
+            errors = self._referee.engine_errors(plan)
+        if errors is None:
+            errors = *whole.found.errors.get(plan.label, (math.inf, math.inf)), None
+        absolute, relative, on_samples = errors
+        return Selection(plan, parts, executor, {}, us, us, absolute, relative, error=on_samples)
 
     def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
         """The placement, checked with ONNX Runtime and loaded; None if it is wrong. Raises RaceFailedError."""
@@ -202,7 +207,7 @@ class Finish:
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
         text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
         raise ModelError(
-            f"{problem or 'The model has no placement.'} And no engine can run the model whole: {text}"
+            f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
         )
 
 

@@ -52,6 +52,7 @@ class Finished:
     - ``kernels_us``: the times of the launches' kernels by themselves; None for a view.
     - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
+    - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
     - ``suggested``: offers that no pattern has made, with their purpose.
     """
 
@@ -66,6 +67,7 @@ class Finished:
     launches_us: tuple[float, ...]
     predicted_us: float
     predicted_error: float
+    errors: tuple[float, float, float | None]
     epsilon_us: float
     notes: tuple[str, ...]
     bounded: Bounded | None
@@ -126,6 +128,7 @@ def finished_key(bench: Bench) -> str | None:
         options.graph_level_s,
         options.strict,
         options.exact,
+        options.reassociate,
         options.tolerance,
         options.eight_bits,
         options.device,

@@ -43,6 +43,8 @@ class CompileOptions:
     since: float = 0.0
     """A ``time.time()``. Measurements that are older are made again."""
     exact: bool = False
+    """Whether only kernels that keep NaN and infinities may be used, and none that reassociates."""
+    reassociate: bool = True
     cluster: ClusterAddress | None = None
     tolerance: float = 0.0
     """The largest error of the outputs, by the metric; with 0 kernels compute in the model's own dtypes."""

@@ -12,7 +12,7 @@ from collage.compiler.events import Bounded, Evolved, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.finished import FINISHED, Finished, Named, NamedStreams, finished_key
 from collage.compiler.placing import field_of
-from collage.compiler.plan import Placed, Plan, StreamPlan, Whole
+from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
 from collage.compiler.propose.single_threaded import Launch, single_threaded_field
 from collage.compiler.referee import Referee
 from collage.compiler.selection import Selection
@@ -67,6 +67,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
         predicted_us=selected.predicted_us,
         predicted_error=selected.predicted_error,
+        errors=(selected.max_abs_error, selected.relative_error, selected.error),
         epsilon_us=known.epsilon_us,
         notes=tuple(event.text for event in known.log if isinstance(event, Noted)),
         bounded=bounded[-1] if bounded else None,
@@ -85,15 +86,22 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
 
     The ledger learns what that compile has measured.
     """
-    if finished.whole is not None:
-        return Whole(*finished.whole)
     known = bench.known
-    known.epsilon_us = finished.epsilon_us
-    known.offer(
-        Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
-        for nodes, backend, precision, why in finished.suggested
-    )
-    bench.recall([offer.request for offer in known.offers])
+    if bench.is_matched:
+        known.epsilon_us = finished.epsilon_us
+        known.offer(
+            Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
+            for nodes, backend, precision, why in finished.suggested
+        )
+        bench.recall([offer.request for offer in known.offers])
+    if finished.whole is not None:
+        whole = Whole(*finished.whole)
+        if whole.form == FOLDED and not bench.add_folded():
+            return None
+        tried = bench.whole.found.errors
+        if not whole.precision and whole.label not in tried and not bench.whole.trial([whole]).errors:
+            return None
+        return whole
     try:
         plan = _placed(bench, finished)
         executable = referee.executable(plan)

@@ -6,11 +6,14 @@ Everything is remembered in the database, so a question that was asked before co
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from collage.check.compare import difference
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
 from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
@@ -33,7 +36,11 @@ log = logging.getLogger(__name__)
 
 DUEL = Pace(rounds=12, least=FEWEST, limit_s=2.0)
 LAST = Pace(rounds=30, least=SURE, limit_s=8.0)
-_SETTLE_S, _TURN_S = 0.03, 0.02
+_SETTLE_S = 0.03
+_LAST_S, _OPENINGS = 2.5, 3.0
+"""The end of a compile takes some seconds, and as long as opening a plan so many times."""
+_CALLS, _LEAST_TURN_S, _MOST_TURN_S = 8, 0.005, 0.02
+"""A turn has so many calls of the network, within these seconds."""
 _NOTED_S = 0.1
 
 
@@ -45,11 +52,12 @@ class _Engine:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class RaceFailedError(Exception):
     """A plan of a race has failed."""
 
-    failed: Failed
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.reason)
+        self.failed = failed
 
 
 class Referee:
@@ -58,6 +66,7 @@ class Referee:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._executables: dict[Placed, Executable] = {}
+        self._turn_s = _MOST_TURN_S
         self.suffixes = Suffixes(bench)
 
     def challenge(self, best: Plan | None, plan: Plan) -> Verdict:
@@ -109,6 +118,8 @@ class Referee:
             self.open(plan)
             turns[str(number)] = partial(self._guarded, plan, partial(self._turn, plan, plans))
         found = race_by_turns(turns, pace)
+        shortest_s = min(timing.median_us for timing in found.values()) / 1e6
+        self._turn_s = min(_MOST_TURN_S, max(_LEAST_TURN_S, _CALLS * shortest_s))
         self._bench.raced += 1
         return {name: Raced(timing) for name, timing in found.items()}
 
@@ -124,15 +135,17 @@ class Referee:
         elif plan.suffix:
             self.suffixes.open(plan, self.executable(plan))
         else:
+            started = time.perf_counter()
             self._bench.runs.open(self.executable(plan))
+            self._bench.clock.keep(_LAST_S + _OPENINGS * (time.perf_counter() - started))
 
     def _turn(self, plan: Plan, plans: Sequence[Plan]) -> Sequence[float]:
         settle_s = _SETTLE_S if any(each != plan and _spins(each) for each in plans) else 0.0
         if isinstance(plan, Whole):
-            return self._bench.whole.engines.turn(plan.label, settle_s, _TURN_S)
+            return self._bench.whole.engines.turn(plan.label, settle_s, self._turn_s)
         if plan.suffix:
-            return self.suffixes.turn(plan, settle_s, _TURN_S)
-        return self._bench.runs.turn(self.executable(plan), settle_s, _TURN_S)
+            return self.suffixes.turn(plan, settle_s, self._turn_s)
+        return self._bench.runs.turn(self.executable(plan), settle_s, self._turn_s)
 
     def _guarded(self, plan: Plan, work: Callable[[], T]) -> T:
         """What the work on a plan gives. Raises RaceFailedError for its failures."""
@@ -198,6 +211,17 @@ class Referee:
         self.open(plan)
         errors = accuracy.errors(partial(self._engine_outputs, plan))
         return accuracy.asked.metric.of_all(errors), accuracy.asked.metric.foreseen(errors)
+
+    def engine_errors(self, plan: Whole) -> tuple[float, float, float | None]:
+        """The largest absolute and relative error of a reduced engine's outputs, and its error on samples."""
+        engines = self._bench.whole.engines
+        found, expected = engines.open(plan).outputs, engines.expected().outputs
+        if found is None or expected is None:
+            return math.inf, math.inf, None
+        try:
+            return *difference([*found], [*expected]), self._errors(plan)[0]
+        except (MetricError, ModelError):
+            return *difference([*found], [*expected]), None
 
     def _engine_outputs(self, plan: Whole, inputs: Sequence[Any]) -> Sequence[Any]:
         bench = self._bench

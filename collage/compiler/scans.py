@@ -1,4 +1,8 @@
-"""Scans of a plan's values, which guard kernels that are right on finite numbers only (see ``schedule.guards``)."""
+"""Scans of a plan's values, which guard kernels that are right on ordinary numbers only.
+
+The model's inputs are scanned, each once a call. Values that become steps of 8 bits by ranges of samples are scanned,
+too, since no other numbers than these ranges hold can be stored so.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,9 @@ from collage.backends.base import VIEW
 from collage.compiler.pieces import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.magnitudes import (
-    LIMIT,
-    Magnitudes,
-    can_be_limited,
-    can_be_scanned,
-    hides_infinity,
-    is_scanned,
-)
+from collage.graph.magnitudes import LIMIT, can_be_limited, can_be_scanned, hides_infinity, is_scanned
 from collage.graph.ranges import Range
 from collage.graph.storage import CUDA, PLAIN, steps_of
-from collage.schedule.guards import Flow, guarded
 from collage.search.transforms import PlacedTransform
 
 
@@ -30,35 +26,35 @@ class Scans:
         """``extraordinary`` are values that are never scanned (see ``MeasuredModel``)."""
         self._model = model
         self._extraordinary = extraordinary
-        self._magnitudes = Magnitudes(model.graph)
-
-    def guarded(self, pieces: Sequence[Piece], buffers: Buffers, limits: Mapping[int, float]) -> list[Piece]:
-        """The pieces, with a scan before each one that needs it by what its kernel is right on, and by ``limits``."""
-        regions = [piece.region for piece in pieces]
-        types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
-        flows = [_within_steps(self._flow(piece), piece, buffers) for piece in pieces]
-        stored = buffers.other_storages
-        extraordinary = {v for v in types if (stored[v][0] if v in stored else v) in self._extraordinary}
-        found = guarded(regions, flows, types, limits, extraordinary)
-        return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
 
     def of_inputs(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
         """The pieces, with a scan of each of the model's inputs before the first launch that reads it."""
         found = list(pieces)
         for value in self._model.graph.inputs:
-            if not is_scanned(buffers.type_of(value).dtype):
+            scanned = any(value in piece.region.scans for piece in pieces)
+            if scanned or value in self._extraordinary or not is_scanned(buffers.type_of(value).dtype):
                 continue
             names = {value}  # the input and its views
             for number, piece in enumerate(found):
                 region = piece.region
-                if not names.intersection(region.inputs):
+                if names.isdisjoint(region.inputs):
                     continue
                 if region.backend == VIEW and len(region.inputs) == 1:
                     names.update(region.outputs)
                     continue
-                scans = (*region.scans, *(v for v in region.inputs if v in names and v not in region.scans))
-                found[number] = replace(piece, region=replace(region, scans=scans))
+                found[number] = _with_scans(piece, [v for v in region.inputs if v in names][:1])
                 break
+        return found
+
+    def of_steps(self, pieces: Sequence[Piece], limits: Mapping[int, float]) -> list[Piece]:
+        """The pieces, with a scan of each value in ``limits`` before the first launch that makes steps of it."""
+        scanned: set[int] = set()
+        found = []
+        for piece in pieces:
+            made = piece.region.finite_only
+            new = [v for v in dict.fromkeys(piece.region.inputs) if made and v in limits and v not in scanned]
+            scanned.update(new)
+            found.append(_with_scans(piece, new))
         return found
 
     def of_halves(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
@@ -81,12 +77,7 @@ class Scans:
             copy = _copy_to_host(value, pieces)
             if copy is not None and can_be_scanned(buffers.type_of(value).dtype):
                 scans[copy] += pieces[copy].region.inputs
-        return [
-            replace(piece, region=replace(piece.region, scans=tuple(sorted({*piece.region.scans, *more}))))
-            if more
-            else piece
-            for piece, more in zip(pieces, scans, strict=True)
-        ]
+        return [_with_scans(piece, more) for piece, more in zip(pieces, scans, strict=True)]
 
     def _hidden(self, piece: Piece) -> Iterator[int]:
         """The buffers that the piece reads of which an operator makes numbers, also where they are infinite."""
@@ -99,19 +90,10 @@ class Scans:
                 if value in read and hides_infinity(node, position, self._model.graph):
                     yield read[value]
 
-    def _flow(self, piece: Piece) -> Flow:
-        """A function that follows magnitudes through the piece."""
-        if isinstance(piece.what, PlacedTransform):
-            return lambda magnitudes: (magnitudes[0], magnitudes)
-        subgraph = Subgraph(self._model, piece.what.nodes)
 
-        def flow(magnitudes: Sequence[float]) -> tuple[float, Sequence[float]]:
-            found = self._magnitudes.through(
-                subgraph.operators, dict(zip(subgraph.inputs, magnitudes, strict=True))
-            )
-            return max(found.values()), [found[value] for value in subgraph.outputs]
-
-        return flow
+def _with_scans(piece: Piece, values: Collection[int]) -> Piece:
+    scans = tuple(sorted({*piece.region.scans, *values}))
+    return replace(piece, region=replace(piece.region, scans=scans)) if values else piece
 
 
 def _copy_to_host(value: int, pieces: Sequence[Piece]) -> int | None:
@@ -144,16 +126,3 @@ def limits_of(pieces: Sequence[Piece], buffers: Buffers, ranges: Mapping[int, Ra
             if value in ranges and can_be_limited(buffers.type_of(buffer).dtype):
                 found[buffer] = min(ranges[value].limit, LIMIT)
     return found
-
-
-def _within_steps(flow: Flow, piece: Piece, buffers: Buffers) -> Flow:
-    """The flow, where values that the piece reads in steps of 8 bits are no larger than these allow."""
-    stored = buffers.other_storages
-    steps = [steps_of(stored[v][1]) if v in stored else None for v in piece.region.inputs]
-    if not any(steps):
-        return flow
-
-    def cut(magnitudes: Sequence[float]) -> tuple[float, Sequence[float]]:
-        return flow([m if s is None else s.largest for m, s in zip(magnitudes, steps, strict=True)])
-
-    return cut

@@ -80,6 +80,7 @@ class Task:
             self.target.threads,
             self.options.tune_trials,
             exact=self.options.exact,
+            reassociate=self.options.reassociate,
             precisions=self.options.precisions,
             speeds=self.speeds,
         )

@@ -26,8 +26,9 @@ from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
 from collage.measure.worker.whole_worker import whole_options
 from collage.measure_db.database import Database
-from collage.measure_db.keys import Fact
+from collage.measure_db.keys import Fact, FactKey
 from collage.measure_db.results import GATE
+from collage.report.report import NodeReport
 from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region
@@ -112,6 +113,8 @@ class WholeBench:
 
     def add_folded(self, model: onnx.ModelProto) -> None:
         """Let plans name the simplified model, whose inputs and outputs are those of the model."""
+        if self._folded is not None:
+            return
         self._folded = WholeForm(model, self.form.example_inputs, "", self.form.seed)
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
@@ -119,13 +122,15 @@ class WholeBench:
     def trial(self, plans: Sequence[Whole]) -> EngineTrial:
         """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does."""
         labels = ", ".join(plan.label for plan in plans)
-        key = _TRIAL.at(self.mark(labels, *sorted({self._form(p.form).digest for p in plans})))
+        key = self._trial_key(plans)
         found = key.look_up(self._database)
         if found is None:
             self._show(Progress("measure", 0, 1, f"the whole model on {labels}"))
             found = self.engines.trial(plans)
             self.made += len(plans)
             key.record(self._database, found)
+            for plan in plans if len(plans) > 1 else ():
+                self._trial_key([plan]).record(self._database, found.of(plan.label))
         notes = [note for note in found.notes if note not in self.found.notes]
         self.found = EngineTrial(
             {**self.found.errors, **found.errors},
@@ -135,6 +140,10 @@ class WholeBench:
             (*self.found.finite_only, *found.finite_only),
         )
         return found
+
+    def _trial_key(self, plans: Sequence[Whole]) -> FactKey[EngineTrial]:
+        labels = ", ".join(plan.label for plan in plans)
+        return _TRIAL.at(self.mark(labels, *sorted({self._form(p.form).digest for p in plans})))
 
     def mark(self, *about: str) -> str:
         """A database key for a fact about the model on the engines; ``about`` is what else it depends on."""
@@ -149,26 +158,27 @@ class WholeBench:
         """What identifies the plan in keys of races."""
         return f"{plan.label} {self._form(plan.form).digest}"
 
-    def parts(self, plan: Whole, us: float) -> Parts:
-        """The parts of the plan's module, whose call takes so many microseconds.
+    def parts(self, plan: Whole, us: float, nodes: Sequence[NodeReport] = ()) -> Parts:
+        """The parts of the plan's module, whose call takes so many microseconds. ``nodes`` are those of the report.
 
         Indices that the model's inputs give are checked before each run: not every engine does that itself.
         """
         form = self._form(plan.form)
-        nodes = form.original.graph.node
+        alike = {plan.label, Whole(plan.engine, plan.form).label}
         region = Region(
             backend=plan.engine,
-            ops=tuple(f"onnx.{node.op_type}" for node in nodes),
+            ops=tuple(node.op for node in nodes),
             nodes=tuple(range(len(nodes))),
-            sources=tuple(node.name for node in nodes),
+            sources=tuple(node.source for node in nodes),
             inputs=(),
             outputs=(),
+            split=plan.split,
             threads=self.task.target.threads,
             cost_us=us,
             exclusive=True,
             profile=plan.profile,
             original=plan.form == WRITTEN,
-            finite_only=plan.label in self.found.finite_only,
+            finite_only=not alike.isdisjoint(self.found.finite_only),
             precision=plan.precision,
         )
         inputs, outputs = form.ports

@@ -6,7 +6,7 @@ reciprocals. Sums beside them keep their order, and two constants are added, or 
 A large constant that is added and taken away again rounds: ``x + 12582912 - 12582912`` is the whole number next to a
 float32 ``x``, since float32 has no other numbers that large. Who adds the two constants first makes ``x`` of it.
 
-``frontend.rounded_quotients`` and ``engine_faults.rounding_sums`` find the same among ONNX nodes, for engines.
+``frontend.rewrite.rounded_quotients`` finds quotients among ONNX nodes, for engines.
 """
 
 from __future__ import annotations

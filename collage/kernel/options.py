@@ -65,9 +65,10 @@ class BuildOptions:
     ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
     ``Engine.profiles``.
 
-    ``exact`` asks for direct algorithms only. What reassociates (``Backend.reassociates``) is then not measured; a
-    backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It
-    is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
+    If ``reassociate`` is False, only ``direct`` algorithms are asked for. What reassociates (``Backend.reassociates``)
+    is then not measured; a backend that has a direct kernel for such a subgraph, but does not offer it otherwise,
+    offers it in its place. ``exact`` implies that, and takes kernels only of backends that keep NaN. Both are no part
+    of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
 
     ``precisions`` are the reduced precisions that kernels may compute in. A backend offers a variant of another
     precision than "" only if that is among them and this machine has instructions for it. It is no part of a
@@ -84,5 +85,11 @@ class BuildOptions:
     variant: Variant = ALL_PLAIN
     profile: str = ""
     exact: bool = False
+    reassociate: bool = True
     precisions: frozenset[str] = frozenset()
     speeds: MachineSpeeds = WRITTEN_DOWN
+
+    @property
+    def direct(self) -> bool:
+        """Whether no algorithm may reassociate."""
+        return self.exact or not self.reassociate

@@ -7,17 +7,15 @@ from functools import cached_property
 
 import onnx
 
-from collage.backends.base import Backend
+from collage.check.extraordinary import unguarded
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Node
-from collage.graph.domains import Domains
-from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
+from collage.graph.magnitudes import can_be_infinite, can_be_scanned
 from collage.graph.storage import steps_of
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
-from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8
+from collage.kernel.options import ALL_PLAIN
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
@@ -28,21 +26,19 @@ class MeasuredModel:
     """A model, and the forms of it that engines and guards need.
 
     ``original`` is the model as its author wrote it (see ``as_region``); without it no engine is measured on it.
-    ``as_loaded`` is the model that answers inputs which guarded kernels are not right on. Where ``guards`` is False,
-    kernels that are right on finite numbers only cannot be guarded, and are of no use. ``extraordinary`` are values
-    that nothing can be guarded by, since a scan of them would find something in every call; ``Measurer.verify`` adds
-    them.
+    ``as_loaded`` is the model that answers inputs which guarded kernels are not right on. If ``guards`` is False,
+    kernels that are right on finite numbers only cannot be guarded, and are of no use. If the compile is ``exact``,
+    they are of no use either. ``extraordinary`` are values whose usual numbers a scan does not let through;
+    ``Measurer.verify`` adds them.
     """
 
     model: Model
     original: onnx.ModelProto | None = None
     as_loaded: AsLoaded | None = None
     guards: bool = True
+    exact: bool = False
     extraordinary: set[int] = field(default_factory=set, init=False)
     _subgraphs: dict[tuple[int, ...], Subgraph] = field(default_factory=dict, init=False, repr=False)
-    _lost: dict[tuple[tuple[int, ...], bool], Node | None] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
     def subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
         """The subgraph of these nodes. It is made once, since it keeps its digest."""
@@ -75,46 +71,27 @@ class MeasuredModel:
         text = str(self.subgraph(request.nodes))
         return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
 
-    def usable(self, request: CandidateRequest, outcome: Outcome, backend: Backend) -> Outcome:
-        """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here.
-
-        ``backend`` is that of the request.
-        """
+    def usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
+        """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here."""
         if not isinstance(outcome, Measurement):
             return outcome
-        subgraph = self.subgraph(request.nodes)
-        if outcome.finite_only and (why := self._why_not_guarded(subgraph)):
-            return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
-        steps = request.variant.precision == DYNAMIC_INT8 or any(map(steps_of, request.variant.outputs))
-        if outcome.finite_only or steps or not backend.keeps_nan:
-            about = request.nodes, steps
-            if about not in self._lost:  # outcomes are looked up many times
-                self._lost[about] = self._domains.lost(subgraph.operators, in_steps=steps)
-            if (node := self._lost[about]) is not None:
-                return Rejection(
-                    RejectionKind.INACCURATE,
-                    f"its {node.op} may make NaN of finite numbers, which it may lose",
-                )
+        if self.exact and any(map(steps_of, request.variant.outputs)):
+            return Rejection(RejectionKind.INACCURATE, "stores 8 bits, which hold no NaN or infinities")
+        if outcome.finite_only and (why := self._why_not_guarded(request)):
+            return Rejection(RejectionKind.INACCURATE, f"wrong on NaN, infinities or huge numbers, and {why}")
         return outcome
 
-    def _why_not_guarded(self, subgraph: Subgraph) -> str:
-        """The reason why no guard can be put before the subgraph, or "" where one can."""
-        types = {kind.dtype for kind in subgraph.input_types}
-        unknown = sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t))
+    def _why_not_guarded(self, request: CandidateRequest) -> str:
+        """The reason why a scan of the model's inputs cannot guard the kernel, or "" if it can."""
+        if self.exact:
+            return "the compile has to be exact"
         if not self.guards:
             return "the model's constants have 2 GiB or more, too much to be kept for these"
-        if unknown:
+        graph = self.model.graph
+        types = {graph.type_of(value).dtype for value in graph.inputs}
+        if unknown := sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t)):
             return f"nothing scans {', '.join(unknown)} for these"
-        if not self.extraordinary.isdisjoint(subgraph.inputs):
-            return "it reads some, or huge numbers, in the model's usual values"
-        if self._magnitudes.overflows(subgraph.operators):
-            return "its weights are so large that finite numbers may become infinite inside"
+        inputs = self.subgraph(request.nodes).inputs
+        if not request.original and not unguarded(graph, self.extraordinary).isdisjoint(inputs):
+            return "it reads some in the model's usual inputs"
         return ""
-
-    @cached_property
-    def _magnitudes(self) -> Magnitudes:
-        return Magnitudes(self.model.graph)
-
-    @cached_property
-    def _domains(self) -> Domains:
-        return Domains(self.model.graph, self.model.inner_operators)

@@ -47,7 +47,7 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
-_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("extraordinary_values", list, lambda found: (*map(int, found),))
+_EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("out_of_range_values", list, lambda found: (*map(int, found),))
 
 _LAUNCH_US: Fact[float] = Fact("launch_us", float, as_number)
 
@@ -135,7 +135,7 @@ class Measurer:
 
     @property
     def extraordinary(self) -> Set[int]:
-        """Values that nothing can be guarded by (see ``MeasuredModel``)."""
+        """Values whose usual numbers a scan does not let through (see ``MeasuredModel``)."""
         return self.measured.extraordinary
 
     @property
@@ -173,12 +173,12 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
-    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
-        """The requests of one region, the one that is expected to be the fastest first."""
-        return self._losses.in_order(requests, self.measured.subgraph(requests[0].nodes))
+    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
+        """The requests of one region that are expected to win, at most so many; one if it is clear which."""
+        return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
     def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
-        return self.measured.usable(request, outcome, self.settings.backends[request.backend])
+        return self.measured.usable(request, outcome)
 
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""

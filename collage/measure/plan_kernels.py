@@ -54,7 +54,7 @@ class PlanKernels:
         return {
             kernel: found[key]
             if isinstance(kernel.what, LayoutTransform)
-            else self._measured.usable(kernel.what, found[key], self._settings.backends[kernel.what.backend])
+            else self._measured.usable(kernel.what, found[key])
             for kernel, key in keys.items()
             if key in found
         }

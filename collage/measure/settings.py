@@ -62,6 +62,10 @@ class MeasureSettings:
         return replace(
             self,
             build=replace(
-                BuildOptions(threads), exact=build.exact, precisions=build.precisions, speeds=build.speeds
+                BuildOptions(threads),
+                exact=build.exact,
+                reassociate=build.reassociate,
+                precisions=build.precisions,
+                speeds=build.speeds,
             ),
         )

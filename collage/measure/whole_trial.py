@@ -21,6 +21,16 @@ class EngineTrial:
     notes: tuple[str, ...] = ()
     finite_only: tuple[str, ...] = ()
 
+    def of(self, label: str) -> EngineTrial:
+        """What was found of one plan."""
+        return EngineTrial(
+            {name: each for name, each in self.errors.items() if name == label},
+            {name: each for name, each in self.refused.items() if name == label},
+            tuple({label}.intersection(self.loaded)),
+            self.notes,
+            tuple({label}.intersection(self.finite_only)),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for the database."""
         return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}

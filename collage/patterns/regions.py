@@ -77,8 +77,8 @@ class OnnxNodeRule:
 
 
 @dataclass(frozen=True)
-class NarrowRule:
-    """The subgraphs of another rule, without those that an engine's narrow arithmetic may get wrong.
+class FaultRule:
+    """The subgraphs of another rule, without those that an engine gets wrong.
 
     ``faults`` finds such ONNX nodes, by index, with the reasons.
     """
@@ -89,10 +89,10 @@ class NarrowRule:
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """Find what the other rule finds; a subgraph with such an operator gets the reason."""
-        narrowed, nodes = context.model.analysed(self.faults), context.graph.nodes
+        faulty, nodes = context.model.analysed(self.faults), context.graph.nodes
         for found in self.rule.find(context):
-            why = next((narrowed[s] for n in found.nodes if (s := nodes[n].source) in narrowed), "")
-            reason = f"{self.engine} has too narrow arithmetic: {why}"
+            why = next((faulty[s] for n in found.nodes if (s := nodes[n].source) in faulty), "")
+            reason = f"{self.engine} would be wrong: {why}"
             yield found if found.reason or not why else Found(found.nodes, found.pattern, reason)
 
 

@@ -110,7 +110,7 @@ def marked(program: Program) -> str:
     if not count:
         return ""
     what = "1 region reassociates" if count == 1 else f"{count} regions reassociate"
-    return f"{MARK} {what} (Winograd's algorithm; `--exact` does without: docs/numerics.md)"
+    return f"{MARK} {what} (Winograd's algorithm; `--no-reassociate` does without: docs/numerics.md)"
 
 
 def free_views(program: Program) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
+from collage.backends.base import NOT_DIRECT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph, edges
 from collage.graph.ranges import Range
@@ -43,9 +43,10 @@ def offers_of(
 ) -> tuple[list[Offer], list[RejectedMatch]]:
     """An offer for each variant of each match, and the matches for which the backend offers no variant.
 
-    With ``build.exact`` there is no variant whose algorithm reassociates, even where its backend offers one. Views are
-    left out, because they run nothing that could be measured, and so is reduced precision that gains nothing where it
-    stands (see ``search.connected``). Backends learn the ``ranges`` of values on samples.
+    With ``build.direct`` there is no variant whose algorithm reassociates, even if its backend offers one, and with
+    ``build.exact`` none of a backend that does not declare ``keeps_nan``. Views are left out, because they run nothing
+    that could be measured, and so is reduced precision that gains nothing where it stands (see ``search.connected``).
+    Backends learn the ``ranges`` of values on samples.
     """
     found: list[Offer] = []
     refused: list[RejectedMatch] = []
@@ -56,9 +57,11 @@ def offers_of(
         try:
             backend, subgraph = backends[match.backend], Subgraph(model, match.nodes, ranges or {})
             variants = backend.variants(subgraph, build)
-            if build.exact and any(backend.reassociates(subgraph, each) for each in variants):
+            if build.exact and not backend.keeps_nan:
+                variants, reason = (), "its backend does not keep NaN, and exact kernels are asked for"
+            elif build.direct and any(backend.reassociates(subgraph, each) for each in variants):
                 variants = [each for each in variants if not backend.reassociates(subgraph, each)]
-                reason = NOT_EXACT
+                reason = NOT_DIRECT
         except UnsupportedError as error:
             variants, reason = (), str(error)
         except Exception as error:  # a third party's code

@@ -44,10 +44,6 @@ class NetworkCosts:
     transforms: Mapping[ValueTransform, InNetwork] = field(default_factory=dict)
     effect: NetworkEffect = NO_EFFECT
 
-    def measured(self, outcomes: Mapping[CandidateRequest, Outcome]) -> dict[CandidateRequest, Outcome]:
-        """The outcomes, with the times inside the network where they were measured."""
-        return _with_times(outcomes, {request: timed.us for request, timed in self.kernels.items()})
-
     def expected(self, outcomes: Mapping[CandidateRequest, Outcome]) -> dict[CandidateRequest, Outcome]:
         """The outcomes, with the times that are expected inside the network.
 

@@ -18,7 +18,7 @@ from collage.backends.base import BackendKind, UnsupportedError
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.kernel.kernel import Call, Kernel
+from collage.kernel.kernel import Call, Kernel, Session
 from collage.kernel.options import BuildOptions
 from tests.helpers.backends_for_tests import NumpyBackend
 
@@ -133,6 +133,9 @@ class Slow(OnnxRuntime):
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         return _Slowed(super().load(artifact, options))
 
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        return _SlowedSession(super().session(model, options))
+
 
 _SLOW_S = 200e-6
 """Many times what the other kernels take, also where the machine is slow just then."""
@@ -147,11 +150,25 @@ class _Slowed(Kernel):
 
         def run() -> None:
             call()
-            end = time.perf_counter() + _SLOW_S
-            while time.perf_counter() < end:
-                pass
+            _dawdle()
 
         return run
+
+
+class _SlowedSession(Session):
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        outputs = self.session.run(inputs)
+        _dawdle()
+        return outputs
+
+
+def _dawdle() -> None:
+    end = time.perf_counter() + _SLOW_S
+    while time.perf_counter() < end:
+        pass
 
 
 class _Misbehaving(Kernel):

@@ -39,8 +39,9 @@ def forget_finished(database: Path) -> None:
 def nothing_but_recalled() -> Iterator[None]:
     """A compile in here fails where it starts a worker, or searches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
-        patch.setattr(Workers, "lend", lambda *_: pytest.fail("a worker was asked"))
+        patch.setattr(WorkerProcess, "__init__", lambda *_, **__: pytest.fail("a worker was started"))
+        patch.setattr(Workers, "lend", lambda *_, **__: pytest.fail("a worker was asked"))
+        patch.setattr(Workers, "prefetch", lambda *_: None)
         for search in SEARCHES:
             patch.setattr(search, lambda *_, **__: pytest.fail("the model was placed"))
         yield

@@ -12,7 +12,7 @@ import onnx
 
 from collage.frontend.read.scopes import bodies
 from collage.frontend.read.shapes import inferred, model_inputs
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 
 _RECURRENT = ("LSTM", "GRU")
 

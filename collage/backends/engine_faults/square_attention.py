@@ -12,7 +12,7 @@ from itertools import combinations
 
 import onnx
 
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 
 _REASON = "exchanges equal extents beside attention, where the engine overwrites what it still reads"
 _PRODUCTS = frozenset("Attention Einsum Gemm MatMul".split())

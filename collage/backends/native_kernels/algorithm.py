@@ -54,7 +54,7 @@ class Algorithm(ABC, Generic[T]):
         return subgraph.parsed(self.read)
 
     def direct_variants(self, task: T, build: BuildOptions) -> Sequence[Variant]:
-        """The variants for ``BuildOptions.exact``: those that do not reassociate. There may be none."""
+        """The variants for ``BuildOptions.direct``: those that do not reassociate. There may be none."""
         return [each for each in self.variants(task, build) if not self.reassociates(each)]
 
     @abstractmethod

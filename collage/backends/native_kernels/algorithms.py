@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from collage.backends.base import NOT_EXACT, UnsupportedError
+from collage.backends.base import NOT_DIRECT, UnsupportedError
 from collage.backends.chains.product_rule import grown
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import Bf16DirectConv, DirectConv
@@ -45,7 +45,7 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = (
 
 
 def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[Any]]:
-    """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
+    """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.direct``.
 
     Those of reduced precisions are there only if ``build`` allows the precision, or names such a variant.
 
@@ -60,9 +60,9 @@ def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[A
             continue
         task = algorithm.task(subgraph)
         try:
-            variants = (algorithm.direct_variants if build.exact else algorithm.variants)(task, build)
+            variants = (algorithm.direct_variants if build.direct else algorithm.variants)(task, build)
             if not variants:
-                why = NOT_EXACT if build.exact else "another algorithm has this work"
+                why = NOT_DIRECT if build.direct else "another algorithm has this work"
                 reasons.append(f"{algorithm.name}: {why}")
             for variant in variants:
                 if found.setdefault(variant, algorithm) is not algorithm:
@@ -99,14 +99,14 @@ class NativeRule:
     """Finds conv, conv + bias, conv + bias + relu, ... over post-dominators, if an algorithm takes them."""
 
     max_nodes: int = 12
-    exact: bool = False
+    direct: bool = False
     """Whether to find only what a direct algorithm takes."""
     precisions: frozenset[str] = frozenset()
     """Reduced precisions whose algorithms count, too."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
-        build = BuildOptions(exact=self.exact, precisions=self.precisions)
+        build = BuildOptions(reassociate=not self.direct, precisions=self.precisions)
         for seed in range(len(context.graph.nodes)):
             for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"

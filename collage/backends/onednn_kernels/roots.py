@@ -25,7 +25,6 @@ from collage.backends.onednn_kernels import (
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends, narrow_variants
 from collage.graph.dataflow import Graph, Node
-from collage.graph.magnitudes import CONVOLUTIONS
 from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 
@@ -66,6 +65,7 @@ def _alone(subgraph: Subgraph) -> Chain:
     return chain
 
 
+_CONVOLUTIONS = [f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")]
 _CONV = Root(
     conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA), narrow_plain=False
 )
@@ -84,7 +84,7 @@ _FUNCTION = Root(
 
 ROOTS: Mapping[str, Root[Any]] = {
     **dict.fromkeys((*FUNCTIONS, *BINARY, "nn.batch_norm"), _FUNCTION),
-    **dict.fromkeys(CONVOLUTIONS, _CONV),
+    **dict.fromkeys(_CONVOLUTIONS, _CONV),
     **dict.fromkeys(POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
     "concat": Root(concat.concat_problem, _alone, concat.variants, concat.plan),

@@ -11,6 +11,9 @@ from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.compiler.verdict import Verdict
 from collage.errors import CollageError, ModelError
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import ALL_PLAIN
+from collage.measure.whole_trial import EngineTrial
 
 log = logging.getLogger(__name__)
 
@@ -31,28 +34,25 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         for other in bench.whole.others():
             try:
                 again = other.trial(plans)
-            except (ModelError, CollageError) as error:
+            except CollageError as error:
                 log.info("engines on another form: %s", error)
-                continue
+                again = EngineTrial()
             if again.errors or (again.loaded and not found.loaded):
-                bench.whole.close()
                 other.made += bench.whole.made
-                bench.whole, found = other, again
-                if again.errors:
-                    break
+                bench.whole, found, other = other, again, bench.whole
+            other.close()
+            if found.errors:
+                break
     bench.known.note(*found.notes)
     for plan in plans:
-        if plan.label in found.errors:
+        if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
 
 
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """The engines on the simplified model, whose shapes are fixed and whose constants are folded."""
-    imported = bench.imported
-    if imported.folded is None or imported.suffix is not None or imported.model.assumed:
-        return
-    bench.whole.add_folded(imported.folded)
-    yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
+    if bench.add_folded():
+        yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
 
 
 def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -91,5 +91,16 @@ def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
         log.info("%s", error)
         return
     for plan in plans:
-        if plan.label in found.errors:
+        if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
+
+
+def _is_allowed(bench: Bench, plan: Whole) -> bool:
+    """Whether the engine keeps NaN and reassociates nothing, if the compile asks for that."""
+    options, backend = bench.task.options, bench.task.backends[plan.engine]
+    if options.exact and (not backend.keeps_nan or plan.label in bench.whole.found.finite_only):
+        return False
+    if not (options.exact or not options.reassociate) or not bench.has_graph:
+        return True
+    everything = Subgraph(bench.model, tuple(range(len(bench.model.graph.nodes))))
+    return not backend.reassociates(everything, ALL_PLAIN)

@@ -24,6 +24,7 @@ from collage.compiler.verdict import Verdict
 from collage.core.deadline import BudgetOverError
 from collage.core.progress import Progress
 from collage.frontend.subgraph import Subgraph
+from collage.measure_db.results import Rejection
 from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
 from collage.search.evolution import Cost, EvolutionResult, SearchLimits, State
@@ -62,8 +63,12 @@ class _GraphLevel:
     def __init__(self, bench: Bench, best: Best, mix: Placed) -> None:
         self._bench, self._best = bench, best
         self._candidates_ = field_of(bench).candidates
+        known = bench.known
+        offered = [
+            o.request for o in known.offers if not isinstance(known.outcomes.get(o.request), Rejection)
+        ]
         able = {
-            engine: {n for c in self._candidates(engine) for n in c.nodes}
+            engine: {node for request in offered if request.backend == engine for node in request.nodes}
             for engine in sorted(bench.task.engines)
         }
         graph = bench.model.graph

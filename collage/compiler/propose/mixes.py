@@ -215,9 +215,8 @@ def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[Candid
     found: list[CandidateRequest] = []
     backends = bench.task.backends
     for requests in regions.values():
-        ordered = bench.measurer.in_order(requests)
-        at_once = [each for each in ordered if backends[each.backend].kind is not BackendKind.COMPILER]
-        found += at_once[:most] or ordered[:1]
+        at_once = [each for each in requests if backends[each.backend].kind is not BackendKind.COMPILER]
+        found += bench.measurer.likely(at_once, most) if at_once else bench.measurer.likely(requests, 1)
     return found
 
 

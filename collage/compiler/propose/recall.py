@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
+from collage.compiler.events import Evolved
 from collage.compiler.plan import Plan
 from collage.compiler.record import look_up, plan_of
 from collage.compiler.referee import Referee
@@ -24,6 +25,11 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if plan is None:
         return
     if finished.complete:
+        bench.known.note(*finished.notes)
+        if finished.bounded is not None:
+            bench.known.tell(finished.bounded)
+        if finished.evolved is not None:
+            bench.known.tell(Evolved(finished.evolved))
         best.settle(plan, finished)
     else:
         yield plan

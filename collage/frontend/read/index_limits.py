@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from collage.frontend.read.scopes import STANDARD, integer
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 
 Rows: TypeAlias = "int | tuple[int, ...]"
 """A number of rows, or one for each column of the input's last axis where the columns index different axes."""

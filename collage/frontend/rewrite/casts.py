@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from collage.frontend.read.scopes import integer, reads, set_all
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 
 _MOVES = frozenset("Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
 _WIDE = (TensorProto.INT64, TensorProto.UINT64)

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from collage.core.library_text import library_text
 from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, reads, set_all
 from collage.frontend.read.shapes import infer_types
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 from collage.frontend.session import Reference, unoptimised_session
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes, integer, opset_of, set_all
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.read.weights import array_of
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 from collage.graph.dataflow import Array
 
 RECURRENT: Mapping[str, tuple[str, ...]] = {

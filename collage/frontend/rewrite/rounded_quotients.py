@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from collage.frontend.read.scopes import constants_of, integer
 from collage.frontend.read.weights import array_of, is_apart, is_external, small_array
-from collage.frontend.rewrite.bounds import INTEGERS, MOVES, Types
+from collage.frontend.rewrite.value_types import INTEGERS, MOVES, Types
 from collage.graph.decisions import are_powers_of_two
 
 _KEEPING = MOVES | frozenset("Add Sub Mul Sum Neg Abs Relu Clip Min Max Where Identity".split())

@@ -16,7 +16,6 @@ from collage.frontend.read.apart import adopted, save_model, weight_files
 from collage.frontend.read.randomness import Randomness, without_idle_dropout
 from collage.frontend.read.scopes import STANDARD, all_nodes, set_all
 from collage.frontend.read.shapes import infer_types, model_inputs
-from collage.frontend.rewrite.bounds import Types
 from collage.frontend.rewrite.casts import casts_first
 from collage.frontend.rewrite.expand import expand
 from collage.frontend.rewrite.halves import folded_in_float16
@@ -24,6 +23,7 @@ from collage.frontend.rewrite.ort_shapes import settle
 from collage.frontend.rewrite.quantised import spelt_out, views_first
 from collage.frontend.rewrite.recurrent import steps_spelt_out
 from collage.frontend.rewrite.rounded_quotients import rounded_quotients
+from collage.frontend.rewrite.value_types import Types
 
 log = logging.getLogger(__name__)
 

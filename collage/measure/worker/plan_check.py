@@ -21,9 +21,6 @@ from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.runtime.executor import Executor
 
-_RUNS = 3
-"""Each launch runs this many times, so that a kernel which fails in its third call is found."""
-
 _KEPT_BYTES = 256 << 20
 """At most this many bytes of reference values are kept from one run to the next."""
 
@@ -39,10 +36,10 @@ class PlanCheck:
         self._references: dict[int, Array | None] = {}
         self._kept_bytes = 0
 
-    def run(self, kernels: Sequence[Kernel], place: WorkerPosition) -> None:
-        """Run all launches a few times. Raises RejectedError; ``place`` then tells which launch is wrong."""
+    def run(self, kernels: Sequence[Kernel], place: WorkerPosition, runs: int) -> None:
+        """Run all launches so many times. Raises RejectedError; ``place`` then tells which launch is wrong."""
         launches = [_Launch(self, number, kernel) for number, kernel in enumerate(kernels)]
-        for run in range(_RUNS):
+        for run in range(runs):
             for number, launch in enumerate(launches):
                 place.enter(Stage.CHECK, launch=number)
                 launch.run(run + 1)

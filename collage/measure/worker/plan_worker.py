@@ -46,6 +46,8 @@ from collage.runtime.executor import Executor
 from collage.runtime.parts import Backends, Loaded, load_kernels
 
 _NOTED_RUNS = 4
+_CHECKED_ALONE = 3
+"""Each launch of a plan that may be handed over is checked so many times: a kernel may fail in its third call."""
 _PLAIN_RUNS = 3
 """A plan that may be handed over runs so many times without notes. A kernel may fail in its second call."""
 
@@ -140,7 +142,8 @@ class PlanWorker:
             executor = Executor(plan.program, kernels, constants, careful=self._careful(plan))
             inputs = [np.array(self._samples.store.load(v, graph.type_of(v))) for v in graph.inputs]
             noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
-        PlanCheck(plan, executor, self._model, self._samples).run(kernels, place)
+        runs = _CHECKED_ALONE if message.alone else 1
+        PlanCheck(plan, executor, self._model, self._samples).run(kernels, place, runs)
         opened = _Open(plan, executor, noted, inputs, any(id(kernel) in before for kernel in kernels))
         call = self._noted(0, opened)
         for _ in range(_NOTED_RUNS):

@@ -28,6 +28,11 @@ class Whole:
         form = "folded" if self.form == FOLDED else "as written"
         return ", ".join(filter(None, (self.engine, form, self.profile, self.precision)))
 
+    @property
+    def split(self) -> str:
+        """The form and the profile in reports, where both follow from others if the model is run as written."""
+        return ", ".join(filter(None, ("folded", self.profile))) if self.form == FOLDED else ""
+
 
 @dataclass(frozen=True)
 class InitWhole:

@@ -185,7 +185,7 @@ def _segments_of(
         effort=QUICK if options.quick else FULL,
         streams=False,
         strict=True,
-        exact=True,
+        reassociate=False,
         tolerance=options.tolerance,
         eight_bits=options.eight_bits,
     )

@@ -229,4 +229,7 @@ def ms(timing: Mapping[str, Any] | None) -> str:
 
 def failures(result: Mapping[str, Any]) -> list[str]:
     """A line for each contender that failed."""
-    return [f"{result['model']}: {name} failed: {why}" for name, why in result["failed"].items()]
+    return [
+        f"{result['model']}: {name} failed: {' '.join(why.split())[:300]}"
+        for name, why in result["failed"].items()
+    ]

@@ -106,7 +106,7 @@ def _label(report: Mapping[str, Any]) -> str:
     measured = report["measured_us"] or 0.0
     finalists = {name: abs(each["median_us"] - measured) for name, each in report["finalists"].items()}
     course = [each["label"] for each in report["best_so_far"]]
-    return min(finalists, key=finalists.__getitem__) if finalists else (course or ["-"])[-1]
+    return str(min(finalists, key=finalists.__getitem__) if finalists else (course or ["-"])[-1])
 
 
 def _raced(

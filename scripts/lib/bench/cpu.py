@@ -15,19 +15,17 @@ import click
 
 from collage.bench.engines import OURS, choose_engines
 from collage.cli.options import parse_names
-from collage.core.new_file import new_file
 from collage.errors import CollageError, UsageError
 from scripts.lib import ROOT, say
 from scripts.lib.bench import common
 from scripts.lib.bench.common import Options
 from scripts.lib.bench.compare import Study, compare, is_engine, seconds_text
 from scripts.lib.bench.ratios import ALONE, BESIDE_BUSY, Limits, Ratios
-from scripts.lib.json_text import json_text
+from scripts.lib.json_file import write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BEST = "best"
 _TORCH = ("pytorch", "inductor")
 """Functions of ``scripts.lib.workloads.torch_contenders``."""
 _NO_TORCH = "torch is not installed; pip install '.[models]'"
@@ -145,19 +143,17 @@ def command(
     done = {each["model"] for each in earlier}
 
     def complete(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {**about, **found, "geometric_mean": _geometric_means(found["models"])}
-
-    def save(found: Mapping[str, Any]) -> None:
+        whole = {**about, **found, "geometric_mean": _geometric_means(found["models"])}
         if target:
-            with new_file(target) as stream:
-                stream.write(json_text(complete(found), indent=2).encode() + b"\n")
+            write_json(target, whole)
+        return whole
 
     with _busy() if beside_busy else nullcontext():
         status, results = common.each(
             {name: (name, network) for name, network in networks.items() if name not in done},
             lambda item, show: compare(*item, study, show),
             models=earlier,
-            save=save,
+            save=complete,
         )
     found = complete(results)
     common.show_results(found, _view(found) if results["models"] else (), as_json=file == "-")
@@ -209,7 +205,7 @@ def _geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     every: dict[str, list[float]] = {}
     for result in results:
         found = {name: each["median"] for name, each in result["ratios"].items()}
-        best = {_BEST: result["speedup_vs_best_engine"]} if result["best_engine"] else {}
+        best = {"best": result["speedup_vs_best_engine"]} if result["best_engine"] else {}
         for name, ratio in {**found, **best}.items():
             every.setdefault(name, []).append(ratio)
     return {name: round(geometric_mean(ratios), 4) for name, ratios in every.items()}
@@ -222,7 +218,7 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     every = dict.fromkeys(name for result in results for name in result["engines"] if name != OURS)
     names = [*every, OURS]
     titles = [f"{name} ms" for name in names]
-    titles += ["first module", "first mix", "compiled", "handed over", "best other / collage", "90 %", ""]
+    titles += ["first module", "first mix", "compiled", "handed over", "best / collage", "90 %", ""]
     rows = [
         (
             result["model"].removesuffix(".onnx"),

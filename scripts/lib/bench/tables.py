@@ -21,6 +21,7 @@ take turns. [notes/benchmarks.md](notes/benchmarks.md) has older studies on othe
 """
 _TITLES = {
     "cpu": "Whole models in float32, milliseconds",
+    "real": "Real networks, milliseconds",
     "precision": "Whole models within a tolerance, milliseconds and the largest error on 20 inputs",
     "serve": "Served decoders: Orca's trace, all requests at once and one at a time",
 }
@@ -28,10 +29,12 @@ _TITLES = {
 
 def written() -> tuple[str, str]:
     """The page, and the README with its table, as the figures have them."""
-    rows = {"cpu": _cpu, "precision": _precision, "serve": _serve}
+    rows = {"cpu": _cpu, "real": _cpu, "precision": _precision, "serve": _serve}
     sections = {}
     for name, make in rows.items():
-        found = json.loads((PAGE.parent / "figures" / f"{name}.json").read_text())
+        if not (file := PAGE.parent / "figures" / f"{name}.json").exists():
+            continue
+        found = json.loads(file.read_text())
         titles, *body = make(found)
         table = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *body)]
         means = [
@@ -54,10 +57,12 @@ def command() -> None:
 
 def _cpu(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     names = dict.fromkeys(name for model in found["models"] for name in model["engines"] if name != "collage")
-    yield ["model", *names, "collage", "best other / collage"]
+    yield ["model", *names, "collage", "best other / collage", "interval"]
     for model in found["models"]:
         times = (ms(model["engines"].get(name)) for name in (*names, "collage"))
-        yield [model["model"].removesuffix(".onnx"), *times, f"{model['speedup_vs_best_engine']:.2f}"]
+        best = model["ratios"][model["best_engine"]]
+        ratio, interval = f"{best['median']:.2f}", f"{best['low']:.2f} to {best['high']:.2f}"
+        yield [model["model"].removesuffix(".onnx"), *times, ratio, interval]
 
 
 def _precision(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.json_text import json_text
+from scripts.lib.json_file import write_json
 
 
 @dataclass
@@ -39,10 +38,3 @@ class Fragment:
 
     def _write(self) -> None:
         write_json(self.path, {**self.found, "seconds": self._seconds})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file beside the path, and rename it, so that nobody finds half of it."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text(json_text(value, indent=1))
-    os.replace(scratch, path)

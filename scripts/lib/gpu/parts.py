@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.gpu.fragment import write_json
 from scripts.lib.gpu.task import Task
+from scripts.lib.json_file import write_json
 
 ROOT = Path(__file__).resolve().parents[3]
 _TAIL = 3000

@@ -92,8 +92,7 @@ class Task:
             return Workload(model, ("x",), ("y",), gaussian_inputs(self.batch, 256))
         from scripts.lib.workloads.catalogue import ENTRIES
 
-        found = ENTRIES[self.workload].build(batch=self.batch, small=self.small)
-        return found
+        return ENTRIES[self.workload].build(batch=self.batch, small=self.small)
 
     def export(self, workload: Workload) -> Path:
         """Write the ONNX file, in the task's precision, and give its path."""

@@ -1,4 +1,4 @@
-"""Real inputs: text rendered to pictures, the bytes of files, and generated sound."""
+"""Real inputs: text rendered to pictures, the bytes of files, and generated sound; so many of a seed for a model."""
 
 from __future__ import annotations
 
@@ -22,22 +22,31 @@ _FILES = 300
 Inputs = Sequence[Mapping[str, Any]]
 
 
-def pages(count: int, seed: int) -> Inputs:
+def pages(_: Path, count: int, seed: int) -> Inputs:
     """Pages of text."""
     first = 1000 * (seed + 1)
     return [{"x": pictures.page(320, 320, number)} for number in range(first, first + count)]
 
 
-def lines(count: int, seed: int, width: int, *, turned: bool) -> Inputs:
-    """Lines of text, every second one upside down if they are ``turned``."""
+def lines(_: Path, count: int, seed: int) -> Inputs:
+    """Lines of text."""
+    return _lines(count, seed, 320, 1)
+
+
+def turned_lines(_: Path, count: int, seed: int) -> Inputs:
+    """Short lines of text, every second one upside down."""
+    return _lines(count, seed, 192, 2)
+
+
+def _lines(count: int, seed: int, width: int, ways: int) -> Inputs:
     rng = np.random.default_rng([0xD0, seed])
     return [
-        {"x": pictures.line(48, width, pictures.sentence(rng), upside_down=turned and n % 2 == 1)[None]}
+        {"x": pictures.line(48, width, pictures.sentence(rng), upside_down=n % ways == 1)[None]}
         for n in range(count)
     ]
 
 
-def files(count: int, seed: int) -> Inputs:
+def files(_: Path, count: int, seed: int) -> Inputs:
     """Files of this repository, in the form that magika takes."""
     rows = [text.features(each, 1024, 1024) for each in text.repository_files(ROOT, _FILES)]
     return [{"bytes": row[None]} for row in rows[seed::2][:count]]

@@ -54,14 +54,7 @@ class Course:
         return max(4, self.requests // 4)
 
 
-QUICK = Course(
-    rounds=1,
-    requests=12,
-    seconds=2.0,
-    rates=(0.5,),
-    running=8,
-    lengths=Lengths((8, 64), (2, 16)),
-)
+QUICK = Course(rounds=1, requests=12, seconds=2.0, rates=(0.5,), running=8, lengths=Lengths((8, 64), (2, 16)))
 """What is run of tiny models, to see that everything works."""
 
 

@@ -164,8 +164,10 @@ def test_gaps(module: Path, network: Path, tmp_path: Path) -> None:
     assert {name for each in found["gaps"] for name in each["nodes"]} >= {
         each.source for each in report.nodes
     }
-    ours = math.fsum(each["ours_us"] for each in found["gaps"])
-    assert ours == pytest.approx(math.fsum(each.cost_us for each in program.regions))
+    assert math.fsum(each["ours_us"] for each in found["gaps"]) == pytest.approx(found["ours_us"])
+    kernels = math.fsum(each.cost_us for each in program.regions)
+    scale = found["module_us"] / report.measured_us
+    assert found["ours"] != "module" or found["ours_us"] == pytest.approx(kernels * scale)
     assert found["engine"] in ("onnxruntime", "openvino") and found["engine_us"] > 0
     assert "loss" in succeeds("show", module, "--gaps", network, "--engine", "onnxruntime")
     other = tmp_path / "other.onnx"
@@ -177,18 +179,14 @@ def test_gaps(module: Path, network: Path, tmp_path: Path) -> None:
 
 def test_the_cheapest_cover(report: Report) -> None:
     candidates = [
-        CandidateReport((0, 1, 2), "all", "p", cost_us=1.0),
+        CandidateReport((0, 1, 2), "all", "p", cost_us=7.0),
         CandidateReport((0, 1), "one", "p", cost_us=5.0),
         CandidateReport((0,), "one", "p", cost_us=2.0),
         CandidateReport((0,), "two", "p", cost_us=3.0),
         CandidateReport((1, 2), "two", "p", cost_us=4.0),
-        CandidateReport((1, 2), "engine", "p", cost_us=1.0),
-        CandidateReport((2,), "one", "p", cost_us=0.5, precision="bf16"),
-        CandidateReport((2,), "two", "p", reason="crashed: it"),
     ]
     nodes = [NodeReport("relu", name, "Relu") for name in "abc"]
-    usual = [replace(each, threads=2) for each in candidates]
-    found = cheapest_cover(replace(report, nodes=nodes, candidates=usual), "engine")
+    found = cheapest_cover(replace(report, nodes=nodes), candidates)
     assert {(each.us, each.backend, *sorted(each.nodes)) for each in found} == {
         (2.0, "one", "a"),
         (4.0, "two", "b", "c"),

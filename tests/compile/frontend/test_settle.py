@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from collage.frontend.model import import_model
 from collage.frontend.read.shapes import infer_types
 from collage.frontend.relax.importer import DataDependentError
-from collage.frontend.rewrite.bounds import Types
 from collage.frontend.rewrite.ort_shapes import settle
+from collage.frontend.rewrite.value_types import Types
 
 ML, MICROSOFT = helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("com.microsoft", 1)
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
-from collage.backends.engine_faults.narrow_arithmetic import narrowed_nodes, whole_problem
+from collage.backends.engine_faults.openvino_faults import faulty_nodes
 from collage.backends.engine_faults.square_attention import square_attention
 from collage.backends.openvino import OpenVino
 from collage.frontend.model import import_model
-from collage.frontend.rewrite.bounds import Types
+from collage.frontend.rewrite.value_types import Types
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
@@ -103,12 +103,12 @@ def test_equal_extents_beside_attention(name: str) -> None:
     for heads, tokens, head in ((4, 4, HEAD), (4, 4, 4)):
         square = model(nodes, heads, tokens, head)
         assert named(square) == where
-        assert set(narrowed_nodes(square)) == set(square_attention(square.graph, Types.of(square.graph)))
-        assert "equal extents beside attention" in whole_problem(square)
+        assert set(faulty_nodes(square)) == set(square_attention(square.graph, Types.of(square.graph)))
+        assert "equal extents beside attention" in str(faulty_nodes(square))
         for node in (each for each in square.graph.node if each.name in where):
-            assert node.name in whole_problem(square)
+            assert node.name in str(faulty_nodes(square))
     for heads, tokens, head in ((4, 5, HEAD), (4, 16, 16), (4, 5, 4), (4, 1, HEAD), (1, 4, HEAD), (1, 1, 1)):
-        assert whole_problem(model(nodes, heads, tokens, head)) == ""
+        assert not faulty_nodes(model(nodes, heads, tokens, head))
 
 
 def test_other_transposes_are_not_refused() -> None:

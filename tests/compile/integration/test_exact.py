@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.backends.base import NOT_EXACT
+from collage.backends.base import NOT_DIRECT
 from collage.core.progress import Progress
 from collage.kernel.options import BuildOptions
 from tests.compile.backends.test_native_winograd import conv_model
@@ -52,16 +52,16 @@ def _splits(module: collage.CompiledModule) -> str:
     return "; ".join(each.split for each in module.report.candidates)
 
 
-def test_exact_offers_no_algorithm_that_reassociates(folder: Path) -> None:
+def test_no_algorithm_that_reassociates_is_offered(folder: Path) -> None:
     model, names, db = two_convolutions(), ["native", "onnxruntime"], folder / "both.sqlite"
     both = collage.compile(model, backends=names, db=db, progress=False)
     assert "winograd" in _splits(both)
     events: list[Progress] = []
-    exact = collage.compile(model, backends=names, db=db, progress=events.append, exact=True)
+    exact = collage.compile(model, backends=names, db=db, progress=events.append, reassociate=False)
     assert "winograd" not in _splits(exact)
     assert not any(region.reassociates for region in exact.program.regions)
     reasons = {each.reason for each in exact.report.candidates if each.backend == "native"}
-    assert any(NOT_EXACT in reason for reason in reasons)
+    assert any(NOT_DIRECT in reason for reason in reasons)
     # What is the same kernel either way is not measured again, but for what has lost a race against one that is not.
     assert not [each for each in events if each.stage == "measure" and each.text.startswith("native: ")]
     x = np.zeros((1, 16, 28, 28), np.float32)
@@ -74,7 +74,7 @@ def test_exact_offers_no_algorithm_that_reassociates(folder: Path) -> None:
 def test_a_convolution_of_few_channels_has_a_direct_kernel_in_its_place() -> None:
     chain = subgraphs_of(conv_model((3, 16), [8, 12, 12], [3, 3, 3], pads=[1] * 6))[-1]
     usual = BACKEND.variants(chain, BuildOptions(threads=2))
-    exact = BACKEND.variants(chain, BuildOptions(threads=2, exact=True))
+    exact = BACKEND.variants(chain, BuildOptions(threads=2, reassociate=False))
     assert all("winograd over planes" in each.split for each in usual)
     assert len(exact) == len(usual)
     assert not any("winograd" in each.split for each in exact)
@@ -85,5 +85,5 @@ def test_a_convolution_of_few_channels_has_a_direct_kernel_in_its_place() -> Non
     (wanted,) = evaluate(chain, [data])
     plane = np.abs(wanted).max((0, 1, 3, 4), keepdims=True)
     for variant in exact:  # planes that do not see the large one are right beside it
-        (found,) = run_variant(chain, variant, 2, [data], exact=True)
+        (found,) = run_variant(chain, variant, 2, [data], direct=True)
         assert (np.abs(found - wanted) / plane).max() < 2e-6

@@ -41,10 +41,10 @@ def refusals_of(proto: onnx.ModelProto, backend: Backend = BACKEND) -> list[str]
 
 
 def kernel_of(
-    subgraph: Subgraph, variant: Variant, threads: int, backend: Backend = BACKEND, *, exact: bool = False
+    subgraph: Subgraph, variant: Variant, threads: int, backend: Backend = BACKEND, *, direct: bool = False
 ) -> NativeKernel:
     """Compiled and loaded."""
-    options = BuildOptions(threads=threads, variant=variant, exact=exact)
+    options = BuildOptions(threads=threads, variant=variant, reassociate=not direct)
     kernel = backend.load(backend.codegen(subgraph, options), options)
     assert isinstance(kernel, NativeKernel)
     return kernel
@@ -83,7 +83,7 @@ def run_variant(
     inputs: Sequence[np.ndarray],
     backend: Backend = BACKEND,
     *,
-    exact: bool = False,
+    direct: bool = False,
 ) -> list[np.ndarray]:
     """Plain outputs of one variant, computed into buffers of NaN or of odd integers; inputs have NaN around them."""
     taken = variant.inputs or (PLAIN,) * len(inputs)
@@ -92,7 +92,7 @@ def run_variant(
     before = [each.copy() for each in sources]
     types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
     targets = [filled(poison(kind)) for kind in types]
-    call = kernel_of(subgraph, variant, threads, backend, exact=exact).bind(sources, targets)
+    call = kernel_of(subgraph, variant, threads, backend, direct=direct).bind(sources, targets)
     call()
     call()
     for source, copy in zip(sources, before, strict=True):

@@ -394,5 +394,5 @@ def test_without_an_engine_that_takes_it(database: Path) -> None:
     nodes = [helper.make_node("Magic", ["x"], ["y"], domain="nobody.knows")]
     model = make_model(nodes, {"x": [3]}, {"y": [3]})
     model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
-    with pytest.raises(ModelError, match=r"onnxruntime: .*Magic.*openvino: .*Magic"):
+    with pytest.raises(ModelError, match=r"onnxruntime, as written: .*Magic.*openvino, as written: .*Magic"):
         compiled(model, database)

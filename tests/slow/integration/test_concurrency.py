@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from onnx import helper
 import collage
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
-from collage.compiler import finish
-from collage.compiler.best import Best
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Placed
 from collage.compiler.propose import streams
-from collage.measure_db.results import Timing
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from tests.helpers.finished import forget_finished, nothing_but_recalled
 from tests.helpers.models import make_model
+from tests.helpers.preferred import preferred
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 NAMES = ["onednn", "tvm", *(["native"] if Native().available() else [])]
@@ -64,7 +61,7 @@ def module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> collage.CompiledModule:
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
-    propose, ranked = streams._proposals, finish._ranked
+    propose = streams._proposals
 
     def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> TimedSchedule:
         able = frozenset(v for v, us in enumerate(costs.single_threaded_us) if us is not None)
@@ -73,18 +70,14 @@ def module(
     def chosen(*args: Any) -> list[tuple[str, TimedSchedule]]:
         return [each for each in propose(*args) if each[0] == request.param]
 
-    def streams_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
-        return sorted(ranked(timings), key=lambda plan: not (isinstance(plan, Placed) and plan.streams))
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dag, "beside_others", property(lambda dag: frozenset(range(len(dag)))))
         patch.setattr(streams, "schedule_inter_op", all_alone)
         patch.setattr(streams, "_proposals", chosen)
-        patch.setattr(finish, "_ranked", streams_first)
-        patch.setattr(Best, "finalists", Best.everything)
         db = tmp_path_factory.getbasetemp() / "side_by_side.sqlite"
         forget_finished(db)  # the other algorithms, which are no options, have left theirs
-        module = collage.compile(branches(), backends=NAMES, threads=2, db=db, progress=False)
+        with preferred(lambda plan: isinstance(plan, Placed) and plan.streams is not None):
+            module = collage.compile(branches(), backends=NAMES, threads=2, db=db, progress=False)
     assert module.summary()["schedule"] == request.param
     return module
 

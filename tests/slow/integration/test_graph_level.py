@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,6 @@ import pytest
 
 import collage
 from collage.backends.openvino import OpenVino
-from collage.compiler import finish
-from collage.compiler.best import Best
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Placed, Plan
@@ -23,9 +21,9 @@ from collage.compiler.propose import offload_judge
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
-from collage.measure_db.results import Timing
 from collage.search.evolution import Cost
 from tests.helpers.models import conv_net, elementwise_net
+from tests.helpers.preferred import preferred
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
 
@@ -124,14 +122,9 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         us = {plan: 50.0 if on_ort(plan) == 2 else 100.0 + len(plan.placement.candidates) for plan in plans}
         return {plan: Cost(us[plan] / us[plans[0]], 0.0) for plan in plans}
 
-    def two_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
-        return sorted(ranked(timings), key=lambda plan: on_ort(plan) != 2)
-
-    ranked = finish._ranked
     monkeypatch.setattr(offload_judge.OffloadJudge, "_costs", costs)
-    monkeypatch.setattr(finish, "_ranked", two_first)
-    monkeypatch.setattr(Best, "finalists", Best.everything)
-    module = compiled(like, search_s=60.0, backends=["tvm", "onednn", "onnxruntime"])
+    with preferred(lambda plan: on_ort(plan) == 2):
+        module = compiled(like, search_s=60.0, backends=["tvm", "onednn", "onnxruntime"])
     assert [r.backend for r in module.program.launches].count("onnxruntime") == 2
     assert module.report.graph_level is not None and module.report.graph_level.times < 0.6
     session = ort.InferenceSession(conv_net().SerializeToString(), providers=["CPUExecutionProvider"])

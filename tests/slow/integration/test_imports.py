@@ -19,6 +19,7 @@ from collage.backends.openvino import OpenVino
 from collage.frontend.model import import_model
 from collage.frontend.relax.importer import DataDependentError
 from tests.helpers.models import make_model
+from tests.helpers.preferred import preferred
 
 N = helper.make_node
 RNG = np.random.default_rng(0)
@@ -31,7 +32,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(model: onnx.ModelProto, database: Path, **options: Any) -> collage.CompiledModule:
-    return collage.compile(model, db=database, progress=False, quick=True, budget_s=math.inf, **options)
+    """The model as a mix if there is one, however fast engines are on it."""
+    with preferred():
+        return collage.compile(
+            model, db=database, progress=False, **{"quick": True, "budget_s": math.inf, **options}
+        )
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -374,8 +379,7 @@ DRAWING: dict[str, Callable[[], onnx.ModelProto]] = {
 )
 def test_random_numbers_are_drawn_in_each_call(name: str, quick: bool, database: Path) -> None:
     model = DRAWING[name]()
-    options: dict[str, Any] = {"quick": True, "budget_s": math.inf} if quick else {}
-    module = collage.compile(model, db=database, progress=False, **options)
+    module = compiled(model, database, quick=quick)
     assert is_placed(module)
     inputs = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
     if "train" in module.inputs:

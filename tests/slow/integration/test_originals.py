@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,14 +23,12 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
-from collage.compiler import finish
-from collage.compiler.best import Best
-from collage.compiler.plan import Plan, Whole
+from collage.compiler.plan import Whole
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db.results import Timing
 from tests.helpers.backends_for_tests import NumpyBackend
 from tests.helpers.models import elementwise_net, make_model
+from tests.helpers.preferred import preferred
 
 ENGINES = [
     OnnxRuntime(),
@@ -118,21 +116,15 @@ def test_engines_are_compared_where_an_input_is_not_read(name: str, tmp_path: Pa
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_every_profile_gives_the_right_numbers_from_a_module_file(
-    engine: OnnxRuntime | OpenVino, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: OnnxRuntime | OpenVino, position: int, tmp_path: Path
 ) -> None:
     profile = engine.profiles(BuildOptions(threads=2))[position]
-    ranked = finish._ranked
-
-    def wanted_first(timings: Mapping[Plan, Timing]) -> list[Plan]:
-        return sorted(ranked(timings), key=lambda plan: plan != Whole(engine.name, profile=profile))
-
-    monkeypatch.setattr(finish, "_ranked", wanted_first)
-    monkeypatch.setattr(Best, "finalists", Best.everything)
-    module = collage.compile(
-        awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
-    )
-    (region,) = module.program.launches
-    assert (region.profile, region.original, region.split) == (profile, True, "")
+    with preferred(lambda plan: isinstance(plan, Whole) and plan.profile == profile):
+        module = collage.compile(
+            awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
+        )
+    (region,) = module.program.executed
+    assert region.profile == profile
     for node in module.summary()["nodes"]:
         assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
     module.save(tmp_path / "net.collage")
@@ -202,7 +194,7 @@ def test_an_engine_that_crashes_on_the_original_costs_itself_only(tmp_path: Path
         for each in module.summary()["nodes"][0]["candidates"]
         if each["backend"] == "crashing" and each["pattern"] == "whole model"
     }
-    assert verdicts.keys() == {"as written", "as written, worse"}
+    assert verdicts.keys() == {"as written", "folded"}
     assert all("crashed" in verdict and "SIGABRT" in verdict for verdict in verdicts.values())
 
 

@@ -186,7 +186,7 @@ def test_inputs_of_the_rest_alone_are_bound_too(tmp_path: Path) -> None:
 def test_an_engine_that_is_faster_keeps_the_whole(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", SlowAtTheRest())
     assert not module.program.launches
-    assert "onnxruntime, as written" in module.report.finalists
+    assert any(label.startswith("onnxruntime, as written") for label in module.report.finalists)
     check(module, 2)
 
 
