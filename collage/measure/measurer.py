@@ -315,7 +315,8 @@ class Measurer:
     ) -> RegionJob:
         """The race of a region with the incumbent's kernels, if all of these are known, else with the best known."""
         nodes, effort = region[0].nodes, self.settings.effort
-        cover, known_us = (), math.inf
+        cover: tuple[CandidateRequest, ...] = ()
+        known_us = math.inf
         for kernels in (rivals.cover.get(nodes, ()), best):
             if math.isinf(known_us) and region[0] not in kernels:
                 cover, known_us = kernels, self._known_us(kernels)
@@ -415,10 +416,6 @@ class Measurer:
             self._progress(Progress("measure", len(missing), len(missing)))
         return _costs_us(keys, known)
 
-    def known_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
-        """Look up the costs that ``measure_transforms`` would not measure."""
-        return _costs_us(*self._look_up(transforms))
-
     def _look_up(
         self, transforms: Collection[LayoutTransform]
     ) -> tuple[dict[LayoutTransform, KernelKey], dict[KernelKey, Outcome]]:
@@ -436,7 +433,7 @@ class Measurer:
             TransformJob(
                 MeasureTransform(
                     *(transform, key.backend, settings.build),
-                    *(settings.limits.time_s, settings.effort.transform_s),
+                    *(settings.limits.time_s, settings.effort.kernel_s),
                 ),
                 settings.threads,
             )

@@ -11,7 +11,6 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
-from collage.kernel.kernel import Call
 from collage.measure_db.results import Timing
 
 Clock = Callable[[], int]
@@ -94,7 +93,7 @@ def _rank(count: int) -> int:
     return 0
 
 
-def batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
+def batch_ns(batch: Sequence[Callable[[], object]], clock: Clock, overhead: int) -> float:
     """Nanoseconds of the calls, without the ``overhead`` of reading the clock."""
     start = clock()
     for call in batch:

@@ -55,7 +55,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Raced:
+class LaneTime:
     """What a race shows of a candidate; times are in microseconds of the kernel alone.
 
     ``least_us`` is the lower end of its time's 95 % confidence interval. ``relative`` is its time as a multiple of its
@@ -128,7 +128,7 @@ def race(
     return turns
 
 
-def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: float = 0.0) -> list[Raced]:
+def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: float = 0.0) -> list[LaneTime]:
     """What the turns show of each lane; the incumbent takes ``known_us`` microseconds alone.
 
     Without an incumbent the fastest one's median is its time. All others' times are the medians of their ratios,
@@ -147,7 +147,7 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
         width = noise(turns[at]) / 1e3 if at == fastest else (high - low) / 2 * anchor_us
         least_us = min(ratio * anchor_us, min(turns[at]) / 1e3)
         found.append(
-            Raced(
+            LaneTime(
                 *(ratio * anchor_us, width, low * anchor_us, least_us),
                 *(len(ratios), charged.relative(at)),
             )
@@ -155,7 +155,7 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
     return found
 
 
-def time_alone(run: Callable[[int], float], budget_s: float) -> Raced:
+def time_alone(run: Callable[[int], float], budget_s: float) -> LaneTime:
     """The time of a kernel that races against nobody; see ``race``."""
     lanes = [Lane(run)]
     return results(lanes, race(lanes, budget_s))[0]

@@ -26,7 +26,7 @@ from collage.measure.machine.memory import last_level_cache
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.cache_state import MOST_BYTES, instance_count, weight_bytes, weights_among
 from collage.measure.timing.calls import Clocked, batch_ns, clock_overhead
-from collage.measure.timing.race import CLOSE, Lane, Raced, race, results
+from collage.measure.timing.race import CLOSE, Lane, LaneTime, race, results
 from collage.measure.worker.protocol import (
     CandidateRequest,
     CheckDone,
@@ -126,7 +126,7 @@ class Racing:
         asked = len(held) - len(message.incumbent)
         limit_s = asked * message.candidate_s
 
-        def raced(at: Sequence[int], rounds: int) -> dict[int, Raced]:
+        def raced(at: Sequence[int], rounds: int) -> dict[int, LaneTime]:
             some, share_s = [lanes[each] for each in at], limit_s / max(1, len(at) - len(message.incumbent))
             with spent(RACE):
                 turns = race(some, share_s, enough=message.enough, rounds=rounds)
@@ -137,7 +137,7 @@ class Racing:
             for each in held:
                 each.calls, each.others = [_call(each.kernel)], []
             left = list(range(len(held)))
-            found: dict[int, Raced] = {}
+            found: dict[int, LaneTime] = {}
             with quiet_machine(alone=alone) as watch:
                 if any(map(_rotates, held)):
                     if asked > _FEW:
