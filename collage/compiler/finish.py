@@ -14,6 +14,7 @@ from collage.compiler.finished import Finished
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.referee import LAST, RaceFailedError, Referee
 from collage.compiler.selection import Selection
+from collage.compiler.verdict import Failed
 from collage.core.progress import Progress
 from collage.errors import CollageError, ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -56,7 +57,7 @@ class Finish:
         timings = self._raced(plans)
         tried: set[Plan] = set()
         for plan in (*_ranked(timings), *self._allowed(self._best.everything())):
-            if plan in tried:
+            if plan in tried or plan not in self._best.everything():
                 continue
             tried.add(plan)
             selected = self._handed_over(plan, timings)
@@ -75,10 +76,14 @@ class Finish:
         label = plan.label
         if label not in finished.timings:
             return None
-        if isinstance(plan, Whole):
-            selected = self._engine(plan, finished.timings[label], finished.errors)
-        else:
-            selected = self._placement(plan, finished.timings[label], finished.launches_us)
+        try:
+            if isinstance(plan, Whole):
+                selected = self._engine(plan, finished.timings[label], finished.errors)
+            else:
+                selected = self._placement(plan, finished.timings[label], finished.launches_us)
+        except RaceFailedError as error:
+            self._failed(error.failed)
+            return None
         if selected is None:
             return None
         return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)
@@ -99,9 +104,17 @@ class Finish:
             try:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
-                self._refuse(error.failed.plan, error.failed.reason)
-                left = [plan for plan in left if plan != error.failed.plan]
+                gone = self._failed(error.failed)
+                left = [plan for plan in left if plan not in gone]
         return {}
+
+    def _failed(self, failed: Failed) -> list[Plan]:
+        """Refuse the plan, and drop all that run the kernel to blame; these plans."""
+        self._refuse(failed.plan, failed.reason)
+        gone = self._referee.sharing([failed.plan, *self._best.everything()], failed)
+        for plan in gone:
+            self._best.drop(plan)
+        return gone
 
     def _refuse(self, plan: Plan, reason: str) -> None:
         text = f"{plan.label}: {reason}; not used"
@@ -120,19 +133,15 @@ class Finish:
             if isinstance(plan, Whole):
                 selected = self._engine(plan, timing)
             else:
-                selected = self._placement(plan, timing, self._launches(plan))
+                launches = self._referee.launches(plan) if plan.placement.candidates else ()
+                selected = self._placement(plan, timing, launches)
         except RaceFailedError as error:
-            self._refuse(plan, error.failed.reason)
+            self._failed(error.failed)
             return None
         if selected is None:
             return None
         self._bench.show(Progress("check", 1, 1, plan.label))
         return replace(selected, timings=_by_label(plan, timings))
-
-    def _launches(self, plan: Placed) -> tuple[float, ...]:
-        if not plan.placement.candidates:
-            return ()
-        return self._bench.runs.launch_times_us(self._referee.executable(plan))
 
     def _engine(
         self, plan: Whole, timing: Timing, errors: tuple[float, float, float | None] | None = None

@@ -83,7 +83,7 @@ class Referee:
             plans = [plan] if best is None or best == plan else [best, plan]
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
             timings = self.race(plans, pace)
-            launches = self._launches(plan)
+            launches = self.launches(plan)
         except RaceFailedError as error_:
             return error_.failed
         except (MetricError, ModelError) as error_:
@@ -164,6 +164,15 @@ class Referee:
             self._bench.known.note(f"{plan.label}: {error}; not used")
             raise RaceFailedError(Failed(plan, str(error))) from error
 
+    def sharing(self, plans: Sequence[Plan], failed: Failed) -> list[Plan]:
+        """Those of the plans that run the kernel to blame, or are the failed one."""
+        return [
+            plan
+            for plan in plans
+            if plan == failed.plan
+            or (isinstance(plan, Placed) and failed.kernel in self.executable(plan).kernels)
+        ]
+
     def executable(self, plan: Placed) -> Executable:
         """The plan, ready to be run."""
         if plan not in self._executables:
@@ -186,7 +195,8 @@ class Referee:
             return graph_digest(self._bench.model)
         return self._bench.whole.form.digest
 
-    def _launches(self, plan: Plan) -> tuple[float, ...]:
+    def launches(self, plan: Plan) -> tuple[float, ...]:
+        """The microseconds of the plan's launches in their places. Raises RaceFailedError."""
         if isinstance(plan, Whole):
             return ()
         launch_times = partial(self._bench.runs.launch_times_us, self.executable(plan))

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
+from collage.compiler.placing import uncovered
 from collage.compiler.plan import Placed, Plan
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
@@ -20,7 +21,7 @@ from collage.compiler.propose.recall import recall
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import streams
-from collage.compiler.referee import Referee
+from collage.compiler.referee import RaceFailedError, Referee
 from collage.compiler.verdict import Beyond, Failed, Verdict
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -48,12 +49,16 @@ def _graph(bench: Bench, _: Best) -> bool:
     return bench.has_graph
 
 
+def _covered(bench: Bench, _: Best) -> bool:
+    return bench.has_graph and not uncovered(bench)
+
+
 def _tolerance(bench: Bench, best: Best) -> bool:
-    return bool(bench.task.options.tolerance) and _graph(bench, best)
+    return bool(bench.task.options.tolerance) and _covered(bench, best)
 
 
 def _reduced_engines(bench: Bench, best: Best) -> bool:
-    return _has_engines(bench, best) and _tolerance(bench, best)
+    return _has_engines(bench, best) and bool(bench.task.options.tolerance) and _graph(bench, best)
 
 
 def _folded(bench: Bench, best: Best) -> bool:
@@ -61,11 +66,11 @@ def _folded(bench: Bench, best: Best) -> bool:
 
 
 def _streams(bench: Bench, best: Best) -> bool:
-    return bench.task.options.streams and _graph(bench, best)
+    return bench.task.options.streams and _covered(bench, best)
 
 
 def _graph_level(bench: Bench, best: Best) -> bool:
-    return bench.task.options.graph_level_s is not None and _graph(bench, best)
+    return bench.task.options.graph_level_s is not None and _covered(bench, best)
 
 
 def _always(_: Bench, __: Best) -> bool:
@@ -78,19 +83,19 @@ USUAL: tuple[Stage, ...] = (
     Stage("engines in reduced precision", engines_reduced, _reduced_engines),
     Stage("first mix", first_mix, _graph),
     Stage("slowest kernels in reduced precision", early_reduced, _tolerance),
-    Stage("promising", promising, _graph),
+    Stage("promising", promising, _covered),
     Stage("streams", streams, _streams),
     Stage("streams of a GPU", gpu_streams, _streams),
     Stage("folded engines", engines_folded, _folded),
-    Stage("other variants", other_variants, _graph),
-    Stage("everything", everything, _graph),
+    Stage("other variants", other_variants, _covered),
+    Stage("everything", everything, _covered),
     Stage("reduced precision", reduced, _tolerance),
     Stage("streams of the best", streams, _streams),
     Stage("streams of a GPU of the best", gpu_streams, _streams),
     Stage("profiles of engines", profiles, _has_engines),
-    Stage("merges and splits", regions, _graph),
-    Stage("calibrated", calibrated, _graph),
-    Stage("lost early", doubtful, _graph),
+    Stage("merges and splits", regions, _covered),
+    Stage("calibrated", calibrated, _covered),
+    Stage("lost early", doubtful, _covered),
     Stage("graph level", evolve, _graph_level),
 )
 
@@ -114,7 +119,8 @@ def run_stages(
 ) -> None:
     """Run the rows until they end, or with ``until_first`` until there is a plan.
 
-    Raises what a proposer raises, such as BudgetOverError and MeasurementError, but NoPlacementError, which ends a row.
+    Raises what a proposer raises, such as BudgetOverError and MeasurementError, but NoPlacementError and
+    RaceFailedError, which end a row.
     """
     for stage in stages:
         bench.clock.deadline.check()
@@ -151,10 +157,21 @@ def _run(stage: Stage, bench: Bench, referee: Referee, best: Best) -> int:
     except NoPlacementError as error:
         bench.known.no_placement = error
         log.info("%s: %s", stage.name, error)
+    except RaceFailedError as error:  # a plan of a race that the proposer has run itself
+        _drop(bench, referee, best, error.failed)
     finally:
         proposer.close()
         best.expected_us = None
     return tried
+
+
+def _drop(bench: Bench, referee: Referee, best: Best, failed: Failed) -> None:
+    """Drop the plans that run what has failed. The next kernel of the region takes the place of the one to blame."""
+    log.warning("%s: %s", failed.plan.label, failed.reason)
+    for plan in referee.sharing(best.everything(), failed):
+        best.drop(plan)
+    if failed.kernel is not None:
+        bench.race_without(failed.kernel)
 
 
 def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
@@ -162,10 +179,14 @@ def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
     while True:
         verdict = referee.challenge(best.plan, plan)
         best.take(verdict)
-        if not isinstance(verdict, Failed) or verdict.plan == plan:
+        if not isinstance(verdict, Failed):
             break
-        log.warning("%s: %s", verdict.plan.label, verdict.reason)
-    if isinstance(verdict, (Failed, Beyond)):
+        _drop(bench, referee, best, verdict)
+        if verdict.plan == plan:
+            break
+    if isinstance(verdict, Failed):
+        return verdict
+    if isinstance(verdict, Beyond):
         log.info("%s: %s", plan.label, verdict.reason)
         return verdict
     log.info(

@@ -93,7 +93,7 @@ def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if mix is None:
         return
     field = field_of(bench)
-    other = _others(mix.placement, field)
+    other = _others(bench.known.timed(mix).placement, field)
     if other is None:
         return
     graph = bench.model.graph
@@ -156,12 +156,9 @@ def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 
 def refuse(bench: Bench) -> None:
-    """Raise an error if nothing runs a node: NoPlacementError for a family, and ModelError for a strict compile."""
+    """Raise NoPlacementError if nothing runs a node, and ModelError if only engines do in a strict compile."""
     task, model = bench.task, bench.model
-    if task.source.family and (left := uncovered(bench)):
-        raise NoPlacementError(why_uncovered(bench, [*left]))
-    if not task.options.strict or not model.opaque:
-        return
+    strict = task.options.strict and not task.source.family
     taken = {
         model.graph.nodes[node].source
         for offer in bench.known.offers
@@ -169,11 +166,13 @@ def refuse(bench: Bench) -> None:
         for node in offer.request.nodes
     }
     nodes = model.onnx.graph.node
-    if left_ := {i: why for i, why in model.opaque.items() if i not in taken}:
-        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in left_.items())
+    if strict and (opaque := {i: why for i, why in model.opaque.items() if i not in taken}):
+        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in opaque.items())
         raise ModelError(
-            f"strict: {len(left_)} ONNX nodes are not converted, and only engines run them: {listing}"
+            f"strict: {len(opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
         )
+    if left := uncovered(bench):
+        raise NoPlacementError(why_uncovered(bench, [*left]))
 
 
 def promising_of(

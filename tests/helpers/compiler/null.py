@@ -51,6 +51,7 @@ from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.patterns.match import Match
 from collage.runtime.parts import Parts
+from collage.schedule.schedule import makespan_us
 from collage.search.candidates import Offer
 from tests.helpers.backends_for_tests import NumpyBackend, onnx_model
 
@@ -162,19 +163,22 @@ class NullMeasurer:
     def close(self) -> None:
         self.closed += 1
 
-    def in_order(self, requests: Sequence[CandidateRequest]) -> list[CandidateRequest]:
-        return [*requests]
+    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
+        return [*requests[:most]]
 
     def race(self, requests: Sequence[CandidateRequest], *_: Any) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
         return {r: self.outrun.get((r.backend, r.nodes), outcome) for r, outcome in known.items()}
 
+    def finish(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
+        return self.measure(requests)
+
     def measure(
         self, requests: Iterable[CandidateRequest], progress: Any = None
     ) -> dict[CandidateRequest, Outcome]:
         for request in requests:
-            self.step(f"measure {request.backend} {request.nodes}")
             if request not in self.asked:
+                self.step(f"measure {request.backend} {request.nodes}")
                 self.asked.append(request)
                 self.made_in_all += 1
         return {request: self.outcome(request) for request in requests}
@@ -264,7 +268,8 @@ class NullRuns:
 
     def turn(self, executable: Executable, settle_s: float, turn_s: float) -> list[float]:
         self._step("turn", executable)
-        return [1e3 * sum(self._times(executable))]
+        about = executable.program.ordered
+        return [1e3 * makespan_us(about.dag, about.schedule, self._times(executable))]
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         self._step("times", executable)
