@@ -195,13 +195,12 @@ def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
 
 
 def _times(row: Row) -> tuple[str, ...]:
-    from collage.measure_db.busy import is_busy
 
     settings, threads = str(row["settings"]), str(row["threads"])
     if row.rejected:
         free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
         return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
-    busy = "" if row["busy"] is None else f"{row['busy']:.0%}{'!' if is_busy(row['busy']) else ''}"
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
     if row.outrun:
         return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
     return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy

@@ -77,6 +77,12 @@ class Clock:
                 self.budget.seconds - min(self._reserve_s, _MOST_SHARE * self.budget.seconds)
             )
 
+    def finish(self) -> None:
+        """The search has ended by itself. The end has the rest of the budget."""
+        self._ending = True
+        if self.budget is not None:
+            self.deadline.end_after(self.budget.seconds)
+
     def stop(self, reason: str) -> None:
         """The search has ended for this reason. The end has the rest of the budget, and some seconds at least."""
         self.ended, self._ending = reason, True
