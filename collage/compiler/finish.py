@@ -149,6 +149,9 @@ class Finish:
     ) -> Selection | None:
         """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
         whole, us = self._bench.whole, timing.median_us
+        if wrong := self._wrong_engine(plan):
+            self._refuse(plan, wrong)
+            return None
         try:
             parts = whole.parts(plan, us, self._bench.nodes)
             executor = load_parts(parts, self._bench.task.backends)
@@ -161,6 +164,17 @@ class Finish:
             errors = *whole.found.errors.get(plan.label, (math.inf, math.inf)), None
         absolute, relative, on_samples = errors
         return Selection(plan, parts, executor, {}, us, us, absolute, relative, error=on_samples)
+
+    def _wrong_engine(self, plan: Whole) -> str:
+        """What is wrong with an engine on inputs of other kinds; "" if nothing is, or if all others are wrong, too."""
+        whole = self._bench.whole
+        if plan.label not in whole.found.errors and not plan.precision:
+            return ""  # it was not tried on inputs: nobody can make them up
+        wrong = whole.on_hostile(plan)[0]
+        others = [
+            each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
+        ]
+        return "" if all(whole.on_hostile(each)[0] for each in others) else wrong
 
     def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
         """The placement, checked with ONNX Runtime and loaded; None if it is wrong. Raises RaceFailedError."""
@@ -176,6 +190,8 @@ class Finish:
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)
+        if executable.guarded and referee.unscanned:
+            bench.known.note(referee.unscanned)
         parts, executor = referee.load(executable)
         absolute, relative = finding.absolute, finding.relative
         program, predicted_us = _with_times(executable, launches_us)

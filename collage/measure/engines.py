@@ -123,10 +123,7 @@ class Engines:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
-        finite_only, wrong = self._on_changed(verdict.errors)
-        errors = {name: error for name, error in verdict.errors.items() if name not in wrong}
-        notes = (*verdict.notes, *notes)
-        return EngineTrial(errors, {**refused, **verdict.wrong, **wrong}, (), notes, finite_only)
+        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), (*verdict.notes, *notes))
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
@@ -172,41 +169,37 @@ class Engines:
         found: Opened = self._ask(ReferWhole(False, self._limit_s))
         return found
 
-    def _on_changed(self, engines: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The engines that differ from ONNX Runtime on NaN or infinities, and those that make some of ordinary numbers.
+    def on_hostile(self, plan: Whole) -> tuple[str, bool]:
+        """Run the plan on inputs of other kinds: what is wrong with it, or "", and if it is right on finite ones only.
 
-        Finite errors on ordinary numbers are none here: a network may decide otherwise for a few roundings.
+        It is wrong if it makes NaN or infinities of ordinary numbers. Finite errors on these are none here: a network
+        may decide otherwise for a few roundings.
         """
         arrays = [
             each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
             for each in self.inputs
         ]
-        finite_only: dict[str, None] = {}
-        wrong: dict[str, str] = {}
+        finite_only = False
         rng = np.random.default_rng(0)
         drawn = self._randomness.outputs
         for kind in KINDS:
             changed = kind.inputs(arrays, [False] * len(arrays), rng)
-            if changed is None:
+            if changed is None or (finite_only and not kind.ordinary):
                 continue
             inputs = tuple(
                 new if old.size else each for each, old, new in zip(self.inputs, arrays, changed, strict=True)
             )
             expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
-            for name in engines if expected is not None else ():
-                if name in (wrong if kind.ordinary else finite_only):
-                    continue
-                if name not in self._open:
-                    self._opened(name, self._openings[name])
-                outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
-                if kind.ordinary:
-                    if outputs is not None and _makes_infinite(outputs, expected):
-                        wrong[name] = f"it makes NaN or infinities of numbers ({kind.name} in its inputs)"
-                    continue
-                error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
-                if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
-                    finite_only[name] = None
-        return tuple(finite_only), wrong if len(wrong) < len([*engines]) else {}
+            if expected is None:
+                continue
+            outputs = self.outputs(plan, inputs).outputs
+            if kind.ordinary:
+                if outputs is not None and _makes_infinite(outputs, expected):
+                    return f"it makes NaN or infinities of numbers ({kind.name} in its inputs)", finite_only
+                continue
+            error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
+            finite_only = not error <= region_tolerance(dtypes_of([*inputs, *expected]))
+        return "", finite_only
 
     def _last_resort(
         self, narrow: Iterable[Whole], outputs: dict[str, Sequence[Any]], refused: dict[str, str]

@@ -107,7 +107,7 @@ def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
 def _is_allowed(bench: Bench, plan: Whole) -> bool:
     """Whether the engine keeps NaN and reassociates nothing, if the compile asks for that."""
     options, backend = bench.task.options, bench.task.backends[plan.engine]
-    if options.exact and (not backend.keeps_nan or plan.label in bench.whole.found.finite_only):
+    if options.exact and (not backend.keeps_nan or bench.whole.on_hostile(plan)[1]):
         return False
     if not (options.exact or not options.reassociate) or not bench.has_graph:
         return True
