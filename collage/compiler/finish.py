@@ -106,7 +106,7 @@ class Finish:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
                 gone = self._failed(error.failed)
-                left = [plan for plan in left if plan not in gone]
+                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
         return {}
 
     def _failed(self, failed: Failed) -> list[Plan]:
@@ -149,6 +149,9 @@ class Finish:
     ) -> Selection | None:
         """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
         whole, us = self._bench.whole, timing.median_us
+        if wrong := self._wrong_engine(plan):
+            self._refuse(plan, wrong)
+            return None
         try:
             parts = whole.parts(plan, us, self._bench.nodes)
             executor = load_parts(parts, self._bench.task.backends)
@@ -161,6 +164,17 @@ class Finish:
             errors = *whole.found.errors.get(plan.label, (math.inf, math.inf)), None
         absolute, relative, on_samples = errors
         return Selection(plan, parts, executor, {}, us, us, absolute, relative, error=on_samples)
+
+    def _wrong_engine(self, plan: Whole) -> str:
+        """What is wrong with an engine on inputs of other kinds; "" if nothing is, or if all others are wrong, too."""
+        whole = self._bench.whole
+        if plan.label not in whole.found.errors and not plan.precision:
+            return ""  # it was not tried on inputs: nobody can make them up
+        wrong = whole.on_hostile(plan)[0]
+        others = [
+            each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
+        ]
+        return "" if all(whole.on_hostile(each)[0] for each in others) else wrong
 
     def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
         """The placement, checked with ONNX Runtime and loaded; None if it is wrong. Raises RaceFailedError."""
@@ -176,6 +190,8 @@ class Finish:
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)
+        if executable.guarded and referee.unscanned:
+            bench.known.note(referee.unscanned)
         parts, executor = referee.load(executable)
         absolute, relative = finding.absolute, finding.relative
         program, predicted_us = _with_times(executable, launches_us)
@@ -205,18 +221,21 @@ class Finish:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
         problem = bench.why_no_graph or bench.known.no_placement
-        reasons = "; ".join(self._reasons)
+        failures = [each.text for each in bench.runs.failures.told] if bench.is_matched else []
+        reasons = [*dict.fromkeys((*self._reasons, *failures))]
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem
-            raise NoPlacementError(f"no placement agrees with ONNX Runtime on the original model: {reasons}")
+            raise NoPlacementError(
+                f"no placement agrees with ONNX Runtime on the original model: {'; '.join(reasons)}"
+            )
         for label in bench.whole.found.loaded:
             plan = Whole(label.split(",")[0])
             selected = self._engine(plan, Timing(0.0, 0.0, 0.0, 0.0, 0))
             if selected is not None:
                 return replace(selected, unmeasured=_UNMEASURED)
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
-        text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
+        text = "; ".join([*reasons, *refused]) or "there is none among the backends"
         raise ModelError(
             f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
         )
@@ -270,7 +289,10 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     program = executable.program
     if len(times) != len(program.launches):
         return program, executable.predicted_us
-    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    found = {
+        region: replace(region, cost_us=us, noise_us=0.0)
+        for region, us in zip(program.launches, times, strict=True)
+    }
     timed = replace(
         program,
         regions=tuple(found.get(each, each) for each in program.regions),

@@ -53,6 +53,7 @@ class Finished:
     - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
     - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
+    - ``engines``: the plans without a placement that ran, with their times in microseconds.
     - ``suggested``: offers that no pattern has made, with their purpose.
     """
 
@@ -72,6 +73,7 @@ class Finished:
     notes: tuple[str, ...]
     bounded: Bounded | None
     evolved: GraphLevelReport | None
+    engines: tuple[tuple[tuple[str, str, str, str], float], ...]
     suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
 
 

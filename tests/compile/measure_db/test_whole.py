@@ -80,6 +80,21 @@ class Crashes(Exact):
         os.abort()
 
 
+class _Overflowing(_Session):
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        (found,) = super().run(inputs)
+        return [np.where(np.abs(inputs[0]) > 100, np.float32(np.inf), found)]
+
+
+class Overflows(Exact):
+    """Makes infinities of numbers above 100."""
+
+    name: ClassVar[str] = "overflows"
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        return _Overflowing(False, 1.0)
+
+
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     with Workers() as found:
@@ -105,18 +120,24 @@ def trial(workers: Workers, *engines: OnnxEngine) -> EngineTrial:
         return found.trial([Whole(engine.name) for engine in engines])
 
 
+def test_what_differs_on_hostile_inputs_is_known_before_it_is_handed_over(workers: Workers) -> None:
+    with started(workers, Drops(), Exact(), Overflows()) as engines:
+        found = {name: engines.on_hostile(Whole(name)) for name in ("drops", "exact", "overflows")}
+    assert (found["drops"], found["exact"]) == (("", True), ("", False))
+    assert found["overflows"][0].startswith("it makes NaN or infinities of numbers (outliers")
+
+
 def test_who_is_right_is_known_and_the_others_say_why(workers: Workers) -> None:
     found = trial(workers, Crashes(), Drops(), Wrong(), Exact(), OnnxRuntime())
     drops, exact, onnxruntime = (f"{name}, as written" for name in ("drops", "exact", "onnxruntime"))
     assert sorted(found.errors) == [drops, exact, onnxruntime]
     assert all(relative < 1e-4 for _, relative in found.errors.values())
-    assert found.finite_only == (drops,)
     assert sorted(found.refused) == ["crashes, as written", "wrong, as written"]
     assert "SIGABRT" in found.refused["crashes, as written"]
     assert found.refused["wrong, as written"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
     assert EngineTrial.from_json(found.to_json()) == found
     alone = found.of(drops)
-    assert (list(alone.errors), alone.refused, alone.finite_only) == ([drops], {}, (drops,))
+    assert (list(alone.errors), alone.refused) == ([drops], {})
 
 
 def test_without_any_engine_that_runs_it_only_the_reasons_are_known(workers: Workers) -> None:
