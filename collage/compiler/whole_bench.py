@@ -174,7 +174,6 @@ class WholeBench:
 
         Indices that the model's inputs give are checked before each run: not every engine does that itself.
         """
-        form = self._form(plan.form)
         region = Region(
             backend=plan.engine,
             ops=tuple(node.op for node in nodes),
@@ -205,11 +204,8 @@ class WholeBench:
         return tuple(replace(port, rows=limits.get(port.name)) for port in inputs), outputs
 
     def _data(self, plan: Whole) -> bytes | Framed:
-        form = self._form(plan.form)
-        engine, options = (
-            as_engine(self.task.backends[plan.engine]),
-            whole_options(plan, self.task.target.threads),
-        )
+        form, engine = self._form(plan.form), as_engine(self.task.backends[plan.engine])
+        options = whole_options(plan, self.task.target.threads)
         return prepared(engine, form.original, options) or form.data
 
     def _form(self, name: str) -> WholeForm:
