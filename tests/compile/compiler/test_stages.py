@@ -153,7 +153,9 @@ def test_rows_say_what_they_gained(caplog: pytest.LogCaptureFixture) -> None:
         run_stages(rows, each.bench, each.referee, each.best)
     assert "engines: 1 plans in" in caplog.text
     assert "first mix: 1 plans in" in caplog.text and ", 1.750x" in caplog.text
-    run_stages([Stage("never", never, lambda *_: True)], each.bench, each.referee, each.best, until_first=True)
+    run_stages(
+        [Stage("never", never, lambda *_: True)], each.bench, each.referee, each.best, until_first=True
+    )
 
 
 def test_progress_has_the_best_so_far_and_what_is_hoped_for() -> None:
