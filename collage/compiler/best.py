@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from collage.compiler.clock import Clock
-from collage.compiler.finished import Finished
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.verdict import Beyond, Failed, Verdict
 from collage.core.progress import Progress
 from collage.report.best_so_far import BestSoFar, best_words, expected_words
+
+if TYPE_CHECKING:
+    from collage.compiler.finished import Finished
 
 _NEAR = 1.05
 _MOST = 4
