@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 BUILD, COPIES, REFERENCE, CHECK = "building kernels", "copies of weights", "reference values", "checks"
-RACE, SAMPLES = "races", "samples"
+RACE = "races"
 AHEAD = "building kernels beside that"
 """Work of another process, on a core that nobody needed then."""
-TRANSFORMS, SWITCHES, NETWORKS = "layout transforms", "switches", "whole networks"
+TRANSFORMS, NETWORKS = "layout transforms", "whole networks"
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _inside: list[str] = []

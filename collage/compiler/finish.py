@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.finished import Finished
+from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.referee import LAST, RaceFailedError, Referee
 from collage.compiler.selection import Selection
 from collage.compiler.verdict import Failed
 from collage.core.progress import Progress
-from collage.errors import CollageError, ModelError, NoPlacementError
+from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.interleave import FEWEST, Pace, may_be_best
 from collage.measure_db.results import Timing
@@ -53,16 +55,15 @@ class Finish:
         Raises NoPlacementError or ModelError if there is none, and BudgetOverError.
         """
         self._bench.show(Progress("finish", 0, 1))
-        plans = self._allowed(self._best.finalists())
-        timings = self._raced(plans)
-        tried: set[Plan] = set()
-        for plan in (*_ranked(timings), *self._allowed(self._best.everything())):
-            if plan in tried or plan not in self._best.everything():
-                continue
-            tried.add(plan)
-            selected = self._handed_over(plan, timings)
-            if selected is not None:
-                return selected
+        timings: dict[Plan, Timing] = {}
+        while plans := self._allowed(self._best.finalists()):
+            if not timings.keys() >= {*plans}:  # others were far behind what is refused now
+                timings = self._raced(plans)
+            left = self._best.everything()
+            for plan in [each for each in _ranked(timings) if each in left][:1]:
+                selected = self._handed_over(plan, timings)
+                if selected is not None:
+                    return selected
         return self._unmeasured()
 
     def engine(self) -> Selection | None:
@@ -105,7 +106,7 @@ class Finish:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
                 gone = self._failed(error.failed)
-                left = [plan for plan in left if plan not in gone]
+                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
         return {}
 
     def _failed(self, failed: Failed) -> list[Plan]:
@@ -148,10 +149,10 @@ class Finish:
     ) -> Selection | None:
         """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
         whole, us = self._bench.whole, timing.median_us
-        parts = whole.parts(plan, us, self._bench.nodes)
         try:
+            parts = whole.parts(plan, us, self._bench.nodes)
             executor = load_parts(parts, self._bench.task.backends)
-        except CollageError as error:
+        except Exception as error:  # a backend raises anything
             self._refuse(plan, str(error))
             return None
         if errors is None and plan.precision:
@@ -170,7 +171,8 @@ class Finish:
             return None
         error = None
         if bench.task.options.tolerance and (executable.reduced or not self._hurried or bench.knows_accuracy):
-            error = referee.error_on_samples(plan)
+            with suppress(MetricError, ModelError):  # which proposers have told
+                error = referee.error_on_samples(plan)
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)

@@ -251,13 +251,10 @@ class Referee:
         of_others = f", and of {foreseen:.2g} foreseen on other inputs" if error <= tolerance else ""
         return f"an error of {error:.2g} on {about}{of_others}, above the tolerance of {tolerance:g}"
 
-    def error_on_samples(self, plan: Placed) -> float | None:
-        """The plan's error on samples, or None if it cannot be measured. Raises RaceFailedError."""
-        try:
-            run = partial(self._bench.runs.error, self.executable(plan), self._bench.accuracy)
-            found = self._guarded(plan, run)
-        except (MetricError, ModelError):
-            return None
+    def error_on_samples(self, plan: Placed) -> float:
+        """The plan's error on samples. Raises RaceFailedError, MetricError and ModelError."""
+        run = partial(self._bench.runs.error, self.executable(plan), self._bench.accuracy)
+        found = self._guarded(plan, run)
         return found
 
     def load(self, executable: Executable) -> tuple[Parts, Executor]:

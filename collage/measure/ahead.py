@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from collage.backends.base import Backend
 from collage.backends.tuner import Tuner
@@ -13,41 +14,53 @@ from collage.measure.worker.protocol import CandidateRequest
 
 
 class Ahead:
-    """Keeps a builder busy with candidates of the regions that the worker has not come to."""
+    """Keeps builders busy with the candidates that the worker comes to next."""
 
     def __init__(
         self,
-        builder: Builder,
-        regions: Sequence[Sequence[CandidateRequest]],
+        start: Callable[[float], Builder | None],
         backends: Mapping[str, Backend],
         options: Callable[[CandidateRequest], BuildOptions],
     ) -> None:
-        """The regions are those that are measured, in order, and ``options`` are those of their candidates."""
-        self._builder = builder
-        self._regions = regions
+        """``start`` gives the builder, if so many seconds of building are worth one."""
+        self._start = start
         self._backends = backends
         self._options = options
-        self._next = 0
+        self._coming: deque[CandidateRequest] = deque()
         self._passed: set[CandidateRequest] = set()
-        self._coming = self._in_order()
+        self._builder: Builder | None = None
 
-    def come_to(self, region: int, request: CandidateRequest) -> None:
-        """The worker comes to a candidate of the region with that number."""
-        self._next = max(self._next, region + 1)
+    def expect(self, requests: Iterable[CandidateRequest], *, first: bool) -> None:
+        """The worker comes to these candidates, before the others that are expected or after them."""
+        known = {*self._passed} if first else {*self._passed, *self._coming}
+        new = [each for each in dict.fromkeys(requests) if each not in known and self._is_buildable(each)]
+        if first:
+            self._coming = deque(dict.fromkeys([*new, *self._coming]))
+        else:
+            self._coming.extend(new)
+        wanted_s = sum(self._backends[each.backend].ahead_s for each in self._coming)
+        self._builder = self._start(wanted_s)
+        self._offer()
+
+    def come_to(self, request: CandidateRequest) -> None:
+        """The worker comes to a candidate: nobody else builds it any more."""
         self._passed.add(request)
-        self._builder.offer(self._coming)
-        self._builder.claim(PlanKernel(request, self._options(request)))
+        self._offer()
+        if self._builder is not None:
+            self._builder.claim(PlanKernel(request, self._options(request)))
 
-    def _in_order(self) -> Iterator[PlanKernel]:
-        while self._next < len(self._regions):
-            region = self._regions[self._next]
-            self._next += 1
-            for request in region:
-                if request not in self._passed and self._buildable(request):
-                    yield PlanKernel(request, self._options(request))
+    def _offer(self) -> None:
+        if self._builder is not None:
+            self._builder.offer(self._next())
 
-    def _buildable(self, request: CandidateRequest) -> bool:
-        """Whether the candidate may be built elsewhere."""
+    def _next(self) -> Iterator[PlanKernel]:
+        while self._coming:
+            request = self._coming.popleft()
+            if request not in self._passed:
+                self._passed.add(request)
+                yield PlanKernel(request, self._options(request))
+
+    def _is_buildable(self, request: CandidateRequest) -> bool:
         backend = self._backends[request.backend]
         tuned = self._options(request).tune_trials and isinstance(backend, Tuner)
         return backend.ahead_s > 0 and not request.original and not tuned

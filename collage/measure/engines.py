@@ -123,9 +123,10 @@ class Engines:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
-        finite_only = self._finite_only(verdict.errors)
+        finite_only, wrong = self._on_changed(verdict.errors)
+        errors = {name: error for name, error in verdict.errors.items() if name not in wrong}
         notes = (*verdict.notes, *notes)
-        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), notes, finite_only)
+        return EngineTrial(errors, {**refused, **verdict.wrong, **wrong}, (), notes, finite_only)
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
@@ -171,17 +172,21 @@ class Engines:
         found: Opened = self._ask(ReferWhole(False, self._limit_s))
         return found
 
-    def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
-        """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
+    def _on_changed(self, engines: Iterable[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The engines that differ from ONNX Runtime on NaN or infinities, and those that make some of ordinary numbers.
+
+        Finite errors on ordinary numbers are none here: a network may decide otherwise for a few roundings.
+        """
         arrays = [
             each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
             for each in self.inputs
         ]
-        found: list[str] = []
+        finite_only: dict[str, None] = {}
+        wrong: dict[str, str] = {}
         rng = np.random.default_rng(0)
         drawn = self._randomness.outputs
         for kind in KINDS:
-            changed = None if kind.ordinary else kind.inputs(arrays, [False] * len(arrays), rng)
+            changed = kind.inputs(arrays, [False] * len(arrays), rng)
             if changed is None:
                 continue
             inputs = tuple(
@@ -189,15 +194,19 @@ class Engines:
             )
             expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
             for name in engines if expected is not None else ():
-                if name in found:
+                if name in (wrong if kind.ordinary else finite_only):
                     continue
                 if name not in self._open:
                     self._opened(name, self._openings[name])
                 outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
+                if kind.ordinary:
+                    if outputs is not None and _makes_infinite(outputs, expected):
+                        wrong[name] = f"it makes NaN or infinities of numbers ({kind.name} in its inputs)"
+                    continue
                 error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
                 if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
-                    found.append(name)
-        return tuple(found)
+                    finite_only[name] = None
+        return tuple(finite_only), wrong if len(wrong) < len([*engines]) else {}
 
     def _last_resort(
         self, narrow: Iterable[Whole], outputs: dict[str, Sequence[Any]], refused: dict[str, str]
@@ -297,3 +306,10 @@ class Engines:
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )
+
+
+def _makes_infinite(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether there is NaN or an infinity in place of a number."""
+    pairs = [(a, e) for a, e in zip(outputs, expected, strict=True) if isinstance(e, np.ndarray)]
+    floats = [(a, e) for a, e in pairs if e.dtype.kind == "f" and a.shape == e.shape]
+    return any(bool((np.isfinite(e) & ~np.isfinite(a)).any()) for a, e in floats)

@@ -11,7 +11,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure.crew import Worker
 from collage.measure.timing.cache_state import MOST_BYTES
 from collage.measure.timing.calls import PRECISE, Enough
-from collage.measure.timing.race import CLOSE, EXACT, RUNS, Raced, rivals_of
+from collage.measure.timing.race import CLOSE, EXACT, RUNS, LaneTime, rivals_of
 from collage.measure.worker.protocol import (
     CandidateRequest,
     CheckDone,
@@ -105,7 +105,7 @@ class _Region:
         self._tried: dict[int, Tried] = {}
         """What the worker holds."""
         self._errors: dict[int, Tried] = {}
-        self._raced: dict[int, tuple[Raced, RaceRun]] = {}
+        self._raced: dict[int, tuple[LaneTime, RaceRun]] = {}
         self._passed: dict[int, float] = {}
         """The times of the candidates that are right on all inputs."""
 
@@ -218,8 +218,11 @@ class _Region:
     def _measurement(self, number: int, checked: CheckDone) -> Measurement:
         raced, run = self._raced[number]
         return Measurement(
-            *(raced.us, raced.noise_us, raced.min_us, raced.repeats),
-            *(checked.error, self._errors[number].tuning, checked.finite_only, run.busy, run.clocks),
+            *(raced.us, raced.noise_us, raced.min_us, raced.repeats, checked.error),
+            tuning=self._errors[number].tuning,
+            finite_only=checked.finite_only,
+            busy=run.busy,
+            clocks=run.clocks,
         )
 
     def _slower(self, number: int) -> Slower:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from types import TracebackType
@@ -22,18 +23,18 @@ from collage.measure.ahead import Ahead
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
-from collage.measure.machine.launch_cost import LaunchCost
 from collage.measure.plan_kernels import PlanKernels
 from collage.measure.prior import REGION, Losses, class_of, known_losses
 from collage.measure.request_keys import RequestKeys
 from collage.measure.rivals import NO_RIVALS, Rivals
-from collage.measure.timing.calls import Enough
+from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
-from collage.measure.timing.race import rivals_of
+from collage.measure.timing.race import rivals_of, time_alone
+from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
-from collage.measure_db.keys import Fact
+from collage.measure_db.keys import Fact, as_number
 from collage.measure_db.results import Measurement, Outcome, Slower
 
 
@@ -48,11 +49,14 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 _EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("out_of_range_values", list, lambda found: (*map(int, found),))
 
+_LAUNCH_US: Fact[float] = Fact("launch_us", float, as_number)
+
 _CLEARLY = 1.1
 """A kernel that lost a race is raced again if its present rivals take so many times what its rival took."""
 _WHOLE_SHARE, _LEAST_PART = 0.01, 0.1
 """The candidates of a region with this share of the network's time have all the time of the effort; those with less
 have less in proportion, but this part of it."""
+_LAUNCH_S = 0.01
 _AHEAD_S, _BYTES_A_SECOND = 5.0, 40 << 20
 """Processes that build ahead are started for kernels that take so many seconds to build, and one more for each so many
 bytes of weights: their start takes some seconds of a core, and reads all weights."""
@@ -282,10 +286,9 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        ahead = self._ahead(left)
-        for number, region in enumerate(left):
-            worker = self.session if ahead is None else _Claiming(self.session, ahead, number)
-            yield from job(region).run(worker)
+        self._ahead.expect((request for region in left[1:] for request in region), first=True)
+        for region in left:
+            yield from job(region).run(_Claiming(self.session, self._ahead))
 
     def _best_known(
         self,
@@ -312,7 +315,8 @@ class Measurer:
     ) -> RegionJob:
         """The race of a region with the incumbent's kernels, if all of these are known, else with the best known."""
         nodes, effort = region[0].nodes, self.settings.effort
-        cover, known_us = (), math.inf
+        cover: tuple[CandidateRequest, ...] = ()
+        known_us = math.inf
         for kernels in (rivals.cover.get(nodes, ()), best):
             if math.isinf(known_us) and region[0] not in kernels:
                 cover, known_us = kernels, self._known_us(kernels)
@@ -363,16 +367,22 @@ class Measurer:
         charge_us = switch_us if request.backend in self._engines else 0.0
         return Racer(request, self._keys.options(request), self._limit_s(request), charge_us)
 
-    def _ahead(self, regions: Sequence[Sequence[CandidateRequest]]) -> Ahead | None:
-        """What has candidates built ahead, where that is worth it."""
+    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
+        """Have these built on other cores, in this order, after those that are raced now: they are raced later."""
+        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        known = self.known(wanted)
+        self._ahead.expect((each for each in wanted if each not in known), first=False)
+
+    @cached_property
+    def _ahead(self) -> Ahead:
+        return Ahead(self._builder, self.backends, self._keys.options)
+
+    def _builder(self, wanted_s: float) -> Builder | None:
+        """What builds ahead, which is started if so many seconds of building are worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
-        wanted_s = sum(self.backends[request.backend].ahead_s for region in regions for request in region)
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        builder = self.session.builder(start=wanted_s >= worth_s)
-        if builder is None:
-            return None
-        return Ahead(builder, regions, self.backends, self._keys.options)
+        return self.session.builder(start=wanted_s >= worth_s)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
@@ -406,10 +416,6 @@ class Measurer:
             self._progress(Progress("measure", len(missing), len(missing)))
         return _costs_us(keys, known)
 
-    def known_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
-        """Look up the costs that ``measure_transforms`` would not measure."""
-        return _costs_us(*self._look_up(transforms))
-
     def _look_up(
         self, transforms: Collection[LayoutTransform]
     ) -> tuple[dict[LayoutTransform, KernelKey], dict[KernelKey, Outcome]]:
@@ -427,7 +433,7 @@ class Measurer:
             TransformJob(
                 MeasureTransform(
                     *(transform, key.backend, settings.build),
-                    *(settings.limits.time_s, settings.effort.transform_s),
+                    *(settings.limits.time_s, settings.effort.kernel_s),
                 ),
                 settings.threads,
             )
@@ -466,25 +472,40 @@ class Measurer:
             return evaluated().extraordinary
         return self._database.remember(_EXTRAORDINARY.at(key), lambda: evaluated().extraordinary)
 
-    def epsilon_us(self, requests: Sequence[CandidateRequest]) -> float:
-        """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
-        return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
+    def epsilon_us(self, _: Sequence[CandidateRequest] = ()) -> float:
+        """Eq. 2.2's cost of one more kernel launch, in microseconds, measured once on a machine.
+
+        It is that of a launch that does nothing: what libraries do to each other is in the times of races.
+        """
+        return self._database.remember(_LAUNCH_US.at(self.settings.hardware), _empty_launch_us)
 
 
 class _Claiming:
     """The session's worker, while others build ahead: what it comes to is not built there any more."""
 
-    def __init__(self, worker: WorkerSession, ahead: Ahead, region: int) -> None:
+    def __init__(self, worker: WorkerSession, ahead: Ahead) -> None:
         self._worker = worker
         self._ahead = ahead
-        self._region = region
         self.fatal_samples = worker.fatal_samples
 
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The worker's reply."""
         if isinstance(message, TryKernel):
-            self._ahead.come_to(self._region, message.request)
+            self._ahead.come_to(message.request)
         return self._worker.ask(message, what, threads)
+
+
+def _empty_launch_us() -> float:
+    """The cost of a launch that does nothing, in this process."""
+
+    def run(count: int) -> float:
+        return batch_ns([_nothing] * count, time.perf_counter_ns, 0) / count
+
+    return time_alone(run, _LAUNCH_S).us
+
+
+def _nothing() -> None:
+    """A kernel that does nothing."""
 
 
 def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest]]:

@@ -156,6 +156,8 @@ def losses_in(database: Database) -> Mapping[str, Sequence[Loss]]:
         classes[digest].append((network, str(json.loads(text))))
     sums: dict[tuple[str, str, str, Kind], list[float]] = defaultdict(list)
     for (machine, digest), kernels in regions.items():
+        if len(kernels) < 2:
+            continue  # nobody has lost against nobody
         fastest_us: dict[str, float] = {}
         for (_, variant), us in kernels:
             precision = precision_in(variant)

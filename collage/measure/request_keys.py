@@ -105,15 +105,6 @@ class RequestKeys:
         assert found is not None
         return found
 
-    def launch_cost_key(self) -> str:
-        """The key of Eq. 2.2's cost of one more launch, which is the same for all models."""
-        settings = self._settings
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(settings.versions.items()))
-        return (
-            f"{settings.hardware}; {settings.threads} threads; {versions}; tvm {tvm.__version__}"
-            f"{settings.effort.mark}"
-        )
-
     def conversions_key(self) -> str:
         """The key of which ONNX nodes of the model the importer converts wrongly, with these libraries."""
         model = self._measured.model

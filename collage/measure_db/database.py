@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -98,15 +97,6 @@ class Database(DatabaseFile):
     def doubt(self, doubt: Doubt) -> None:
         """Take for unknown what was recorded before now in circumstances that are over now."""
         self._doubt, self._best = doubt, {}
-
-    @contextmanager
-    def trusting(self) -> Iterator[None]:
-        """Inside the block nothing is doubted."""
-        doubt, self._doubt = self._doubt, None
-        try:
-            yield
-        finally:
-            self._doubt = doubt
 
     def _doubts_outcome(self, outcome: Outcome, key: KernelKey, created: float, limit_s: Limit) -> bool:
         """Whether the outcome of a kernel is doubted."""
@@ -222,11 +212,11 @@ class Database(DatabaseFile):
             for key, value in self._rows("SELECT key, value FROM facts WHERE name = ? ORDER BY key", (name,))
         ]
 
-    def put_fact(self, name: str, key: str, value: Json, busy: float | None = None) -> None:
-        """Record a small value, replacing an earlier one; ``busy`` is for one that was measured."""
+    def put_fact(self, name: str, key: str, value: Json) -> None:
+        """Record a small value, replacing an earlier one."""
         self._write(
-            "INSERT OR REPLACE INTO facts (name, key, value, busy, created) VALUES (?, ?, ?, ?, ?)",
-            (name, key, json.dumps(value), busy, time.time()),
+            "INSERT OR REPLACE INTO facts (name, key, value, created) VALUES (?, ?, ?, ?)",
+            (name, key, json.dumps(value), time.time()),
         )
 
     def stats(self) -> DatabaseStats:

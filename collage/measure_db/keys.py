@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from collage.measure_db.database import Database, Json, NetworkKey
@@ -18,23 +18,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def not_timed(_: object) -> float | None:
-    """A value that does not depend on how busy the machine was."""
-    return None
-
-
 @dataclass(frozen=True)
 class Fact(Generic[T]):
     """A kind of small value, with the name of its rows, and how a value becomes JSON and is read back.
 
-    ``read`` raises an error, or returns None, for JSON that holds no such value. ``busy`` says how busy the machine was
-    when the value was measured, or gives None; it is kept beside the value, and is not read back.
+    ``read`` raises an error, or returns None, for JSON that holds no such value.
     """
 
     name: str
     write: Callable[[T], Json]
     read: Callable[[Any], T | None]
-    busy: Callable[[T], float | None] = not_timed
 
     def at(self, key: str) -> FactKey[T]:
         """Where the value for a key is. The key names all that the value depends on: machine, versions, digests."""
@@ -67,7 +60,7 @@ class FactKey(Generic[T]):
 
     def record(self, database: Database, value: T) -> None:
         """Record a value, replacing an earlier one."""
-        database.put_fact(self.fact.name, self.key, self.fact.write(value), self.fact.busy(value))
+        database.put_fact(self.fact.name, self.key, self.fact.write(value))
 
 
 @dataclass(frozen=True)
@@ -137,21 +130,6 @@ def read_numbers(value: Any) -> tuple[float, ...]:
 def read_text(value: Any) -> str | None:
     """The text, or None for anything else."""
     return value if isinstance(value, str) else None
-
-
-def write_timings(timings: Mapping[str, Timing]) -> Json:
-    """Timings by name as JSON."""
-    return {name: asdict(each) for name, each in timings.items()}
-
-
-def busiest(timings: Mapping[str, Timing]) -> float | None:
-    """The largest number of those that say how busy the machine was."""
-    return max((each.busy for each in timings.values() if each.busy is not None), default=None)
-
-
-def read_timings(value: Any) -> Mapping[str, Timing]:
-    """The inverse of ``write_timings``."""
-    return {name: Timing(**each) for name, each in value.items()}
 
 
 _LAUNCHES: Fact[tuple[float, ...]] = Fact("launches_us", write_numbers, read_numbers)

@@ -18,7 +18,6 @@ from collage.core.caches import Cache, caches
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds, rounded
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.machine.speed_kernels import BLOCKS, SpeedKernels
-from collage.measure.worker.protocol import MeasuredSpeeds
 from collage.native import core_problem
 from collage.native.kernel_library import kernels_problem
 from collage.native.speed import Memory, Sampled, barrier, can_measure, reading
@@ -34,22 +33,21 @@ _BETTER, _OFTEN = 0.97, 0.75
 _PLAUSIBLE_NS = (0.2, 5.0)
 
 
-def measure_speeds(threads: int, seconds: float) -> MeasuredSpeeds:
+def measure_speeds(threads: int, seconds: float) -> MachineSpeeds:
     """The machine's speeds with a team of that size, from samples of about so many seconds.
 
     While samples are taken, this process has the machine. The speeds are ``WRITTEN_DOWN`` where nothing can be
     measured: without the native core, or without memory to spare.
     """
     if core_problem() or not can_measure():
-        return MeasuredSpeeds(replace(WRITTEN_DOWN, threads=threads))
+        return replace(WRITTEN_DOWN, threads=threads)
     try:
         measurement = _SpeedMeasurement(threads)
-        with quiet_machine() as watch:
-            found = rounded(measurement.run(seconds))
-        return MeasuredSpeeds(found, watch.busy)
+        with quiet_machine():
+            return rounded(measurement.run(seconds))
     except MemoryError:
         log.info("there is too little memory to measure the machine's speeds")
-        return MeasuredSpeeds(replace(WRITTEN_DOWN, threads=threads))
+        return replace(WRITTEN_DOWN, threads=threads)
 
 
 class _SpeedMeasurement:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import replace
 
 from collage.core.background import standing_still
 from collage.core.cpu_time import Cpu, CpuReading, queued, stolen, taken
 from collage.core.machine_lock import Waiting, machine_lock
-from collage.measure.timing.calls import summary
-from collage.measure_db.results import Timing
 
 _LEAST_S = 0.25
 """The clocks of the cores tick each 10 ms. Shares of a shorter time would be mostly chance, so that what was before
@@ -90,10 +87,3 @@ def quiet_machine(*, alone: bool = True) -> Iterator[Watch]:
         use_machine(machine)
     with machine.quiet(alone=alone) as watch:
         yield watch
-
-
-def timed_quietly(work: Callable[[], list[float]]) -> Timing:
-    """The timing of the samples that the work takes, in nanoseconds."""
-    with quiet_machine() as watch:
-        samples = work()
-    return replace(summary(samples), busy=watch.busy)

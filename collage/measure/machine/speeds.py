@@ -11,7 +11,7 @@ from collage.errors import MeasurementError
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import Target
 from collage.measure.worker.process import WorkerDiedError, Workers
-from collage.measure.worker.protocol import MeasuredSpeeds, MeasureSpeeds
+from collage.measure.worker.protocol import MeasureSpeeds
 from collage.measure_db.database import Database, Json
 from collage.measure_db.keys import Fact, FactKey
 from collage.native.kernel_library import REVISION
@@ -49,10 +49,9 @@ def machine_speeds(
         return found
     worker = workers.lend(target.threads, prepared=True)
     message = MeasureSpeeds(target.threads, seconds, _LIMIT_S)
-    busy: float | None = None
     try:
-        reply: MeasuredSpeeds = worker.ask(message, _LIMIT_S)
-        found, busy = reply.speeds, reply.busy
+        reply: MachineSpeeds = worker.ask(message, _LIMIT_S)
+        found = reply
     except (WorkerDiedError, MeasurementError) as error:
         log.warning("the machine's speeds cannot be measured, and typical speeds are used: %s", error)
     finally:
@@ -61,7 +60,7 @@ def machine_speeds(
     if others is not None:  # another compile, which was first: both have to plan with the same numbers
         return others
     if found.measured:
-        database.put_fact(key.fact.name, key.key, key.fact.write(found), busy)
+        key.record(database, found)
     log.info("speeds of the machine: %s", found)
     return found
 

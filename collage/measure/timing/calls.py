@@ -1,22 +1,16 @@
-"""Timing of calls, with weights that are not in the cache: medians with a confidence interval.
-
-A busy machine only adds time, to some of the samples more than to others. There the shortest tenth tells what the quiet
-machine would take (see ``undisturbed``).
-"""
+"""Timing of calls, and medians of samples with a confidence interval."""
 
 from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from statistics import median
 
-from collage.kernel.kernel import Call
 from collage.measure_db.results import Timing
 
 Clock = Callable[[], int]
@@ -25,16 +19,6 @@ Clock = Callable[[], int]
 Clocked = Callable[[], int]
 """Runs a kernel and returns the nanoseconds that it took."""
 
-_BATCH_NS = 20_000
-"""Calls that are shorter are timed several at once. Reading the clock takes 50-100 ns, which is 0.4 % of this."""
-_LARGEST_BATCH = 1 << 14
-_HARD_FACTOR = 4
-_FEWEST = 3
-_LEAST_CLOCKED = 15
-_LEAST_SHARE = 0.04
-"""The share of the time limit that samples take at least. In a shorter time they may all lie in one burst of noise."""
-_SHORTEST = 5
-"""One of so many samples counts where others disturbed them."""
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -57,117 +41,6 @@ class Enough:
 
 
 PRECISE = Enough()
-
-
-def sample_calls(
-    calls: Sequence[Call],
-    *,
-    limit_s: float = 0.25,
-    min_repeats: int = 7,
-    enough: Enough = PRECISE,
-    clock: Clock = time.perf_counter_ns,
-) -> list[float]:
-    """Nanoseconds of one call, over instances of one kernel that are called in turn.
-
-    Instances with weights of their own keep each other's weights out of the cache, as the other kernels of
-    the network will (53 convolutions that sum to 27.5 ms in loops take 32 ms in sequence).
-
-    Sampling ends when the interval's half-width is narrow ``enough`` (but not in the first 4 % of
-    ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
-    ``4 * limit_s`` seconds with 3 samples. Every instance is called once beforehand; where that takes longer
-    than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
-    """
-    with no_gc():
-        overhead = clock_overhead(clock)
-        start = clock()
-        warm: list[float] = []
-        for call in calls:
-            warm.append(batch_ns([call], clock, overhead))
-            if clock() - start > limit_s * 1e9:
-                return _slow(calls, warm, start, limit_s, min_repeats, clock, overhead)
-        batches = _batches(calls, clock, overhead)
-        size = len(batches[0])
-        found = (batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
-        return _enough(found, limit_s, min_repeats, enough, clock)
-
-
-def sample_clocked(
-    calls: Sequence[Clocked],
-    *,
-    limit_s: float = 0.25,
-    enough: Enough = PRECISE,
-    clock: Clock = time.perf_counter_ns,
-) -> list[float]:
-    """Nanoseconds of one call, over instances that return how many nanoseconds each call took.
-
-    Sampling ends like that of ``sample_calls``, but after 15 samples at least, or 3 that take four times ``limit_s``.
-    """
-    with no_gc():
-        for call in calls:
-            call()
-        found = (call() for call in cycle(calls))
-        return _enough(found, limit_s, _LEAST_CLOCKED, enough, clock)
-
-
-def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> Iterator[float]:
-    """Nanoseconds of one call, sample by sample, without end; short calls are timed several at once."""
-    overhead = clock_overhead(clock)
-    for batch in cycle(_batches(calls, clock, overhead)):
-        yield batch_ns(batch, clock, overhead) / len(batch)
-
-
-def _enough(found: Iterator[float], limit_s: float, least: int, enough: Enough, clock: Clock) -> list[float]:
-    """Samples until their interval is narrow or the time is up; see ``sample_calls``."""
-    samples: list[float] = []
-    check = least
-    start = clock()
-    for sample in found:
-        samples.append(sample)
-        passed = (clock() - start) / 1e9
-        count = len(samples)
-        if passed >= _HARD_FACTOR * limit_s and count >= min(_FEWEST, least):
-            break
-        if count < least:
-            continue
-        if passed >= limit_s:
-            break
-        if count >= check and passed >= _LEAST_SHARE * limit_s:
-            check = count + max(1, count // 4)
-            if noise(samples) <= enough.noise_ns(median(samples)):
-                break
-    return samples
-
-
-def _slow(
-    calls: Sequence[Call],
-    samples: list[float],
-    start: int,
-    limit_s: float,
-    least: int,
-    clock: Clock,
-    overhead: int,
-) -> list[float]:
-    """Sample calls that are so slow that warming up has used the time; the median tolerates one slow first call."""
-    rest = islice(cycle(calls), len(samples), None)
-    for call in rest:
-        passed = (clock() - start) / 1e9
-        if len(samples) >= least or (
-            passed >= _HARD_FACTOR * limit_s and len(samples) >= min(_FEWEST, least)
-        ):
-            break
-        samples.append(batch_ns([call], clock, overhead))
-    return samples
-
-
-def undisturbed(samples: Sequence[float]) -> list[float]:
-    """The shortest fifth of the samples, in the order taken, whose median is the shortest tenth. At least one.
-
-    A program that keeps one of our cores busy has it for some milliseconds, then we have it for some. So there are
-    samples which nobody disturbed, unless a call takes longer than that.
-    """
-    count = max(1, round(len(samples) / _SHORTEST))
-    longest = sorted(samples)[count - 1]
-    return [each for each in samples if each <= longest]
 
 
 def summary(samples: Sequence[float]) -> Timing:
@@ -220,27 +93,7 @@ def _rank(count: int) -> int:
     return 0
 
 
-def _batches(calls: Sequence[Call], clock: Clock, overhead: int) -> list[list[Call]]:
-    """Batches of calls that each take ``_BATCH_NS`` or more; together they call all instances equally often."""
-    size = 1
-    ring = cycle(calls)
-    while size < _LARGEST_BATCH:
-        taken = min(batch_ns(list(islice(ring, size)), clock, overhead) for _ in range(3))
-        if taken >= _BATCH_NS:
-            break
-        size = min(
-            _LARGEST_BATCH, max(size + 1, math.ceil(1.1 * size * _BATCH_NS / max(taken, _BATCH_NS / 8)))
-        )
-    count = len(calls)
-    if size >= count:
-        size = math.ceil(size / count) * count
-    return [
-        [calls[(number * size + at) % count] for at in range(size)]
-        for number in range(count // math.gcd(count, size))
-    ]
-
-
-def batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
+def batch_ns(batch: Sequence[Callable[[], object]], clock: Clock, overhead: int) -> float:
     """Nanoseconds of the calls, without the ``overhead`` of reading the clock."""
     start = clock()
     for call in batch:

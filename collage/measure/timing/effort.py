@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 EFFORT_VARIABLE = "COLLAGE_EFFORT"
-"""Environment variable with a JSON object of other fields for the efforts "usual", "exhaustive" and "first". It is for
+"""Environment variable with a JSON object of other fields for the efforts "usual" and "exhaustive". It is for
 tests, which measure little; child processes inherit it."""
 
 
@@ -19,20 +19,16 @@ class Effort:
     Where it ``races``, kernels that are slower than another of the same operators are let go after a few turns.
 
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. The race of a region
-    takes ``kernel_s`` for each kernel on average, and samples of a layout transform are taken for ``transform_s``. The
-    launches of a network are timed in their places for ``noted_s``. Whole models are compared in at most ``rounds``
-    rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds
+    takes ``kernel_s`` for each kernel on average, and so long is a layout transform timed. Launches are timed in their
+    places in the network for ``noted_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds
     are measured for ``speeds_s``, the first time; with 0 they are only looked up. Kernels need not be timed more
     precisely than ``worth``, a share of their network's time (see ``Enough``).
     """
 
     name: str
     kernel_s: float
-    rounds: int
-    compare_s: float
     settle_s: float
     turn_s: float
-    transform_s: float
     speeds_s: float = 0.0
     noted_s: float = 0.5
     races: bool = True
@@ -49,39 +45,10 @@ def _set(name: str, effort: Effort) -> Effort:
     return replace(effort, **json.loads(os.environ.get(EFFORT_VARIABLE, "{}")).get(name, {}))
 
 
-FULL = _set(
-    "usual",
-    Effort(
-        "",
-        kernel_s=0.01,
-        rounds=30,
-        compare_s=10.0,
-        settle_s=0.05,
-        turn_s=0.02,
-        transform_s=0.01,
-        speeds_s=0.15,
-        worth=5e-5,
-    ),
-)
-EXHAUSTIVE = _set(
-    "exhaustive",
-    replace(FULL, rounds=60, compare_s=30.0, kernel_s=0.05, transform_s=0.05, races=False, worth=0.0),
-)
+FULL = _set("usual", Effort("", kernel_s=0.01, settle_s=0.05, turn_s=0.02, speeds_s=0.15, worth=5e-5))
+EXHAUSTIVE = _set("exhaustive", replace(FULL, kernel_s=0.05, races=False, worth=0.0))
 """Measures every candidate to the end, and each as precisely as can be. What is known already is taken as it is."""
-FIRST = _set(
-    "first",
-    Effort("first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005),
-)
-"""The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
-QUICK = Effort(
-    "quick",
-    kernel_s=0.003,
-    rounds=3,
-    compare_s=0.5,
-    settle_s=0.0,
-    turn_s=0.0,
-    transform_s=0.003,
-)
+QUICK = Effort("quick", kernel_s=0.003, settle_s=0.0, turn_s=0.0)
 """The effort of a quick compile, which also measures fewer candidates."""
 
 EFFORTS: Mapping[str, Effort] = {"usual": FULL, "exhaustive": EXHAUSTIVE}

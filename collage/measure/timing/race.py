@@ -28,6 +28,8 @@ _LONG_NS, _LONG_LEAVES = 1e6, (2, 2.5)
 """If calls take so long the first one is a turn, and those that are slower by this factor leave after two of them."""
 _BATCH_NS, _LARGEST_BATCH = 20_000, 1 << 10
 _SURE = 8
+_LEAST_SHARE = 0.2
+"""The share of its time that a race takes at least if there is no incumbent, whose ratios are known sooner."""
 RUNS = 6
 """A kernel may run so many times, if that is more than its share of the time."""
 
@@ -53,7 +55,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Raced:
+class LaneTime:
     """What a race shows of a candidate; times are in microseconds of the kernel alone.
 
     ``least_us`` is the lower end of its time's 95 % confidence interval. ``relative`` is its time as a multiple of its
@@ -106,7 +108,8 @@ def race(
                     left = [
                         at for at in left if lanes[at].incumbent or not _is_slower(lanes, turns, at, left)
                     ]
-                    if _are_known(lanes, turns, left, enough):
+                    lasted = clock() - start >= _LEAST_SHARE * budget_ns  # else one burst may have them all
+                    if (lasted or len(asked) < len(lanes)) and _are_known(lanes, turns, left, enough):
                         break
                     check = done + max(1, done // 4)
                 if all(lanes[at].incumbent for at in left):
@@ -125,7 +128,7 @@ def race(
     return turns
 
 
-def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: float = 0.0) -> list[Raced]:
+def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: float = 0.0) -> list[LaneTime]:
     """What the turns show of each lane; the incumbent takes ``known_us`` microseconds alone.
 
     Without an incumbent the fastest one's median is its time. All others' times are the medians of their ratios,
@@ -144,12 +147,18 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
         width = noise(turns[at]) / 1e3 if at == fastest else (high - low) / 2 * anchor_us
         least_us = min(ratio * anchor_us, min(turns[at]) / 1e3)
         found.append(
-            Raced(
+            LaneTime(
                 *(ratio * anchor_us, width, low * anchor_us, least_us),
                 *(len(ratios), charged.relative(at)),
             )
         )
     return found
+
+
+def time_alone(run: Callable[[int], float], budget_s: float) -> LaneTime:
+    """The time of a kernel that races against nobody; see ``race``."""
+    lanes = [Lane(run)]
+    return results(lanes, race(lanes, budget_s))[0]
 
 
 class _Ratios:

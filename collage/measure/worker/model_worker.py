@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collage.backends.base import Backend
-from collage.check.bound_kernel import BoundKernel, KernelSource, build, load
+from collage.check.bound_kernel import KernelSource
 from collage.check.extraordinary import extraordinary
 from collage.check.reference import evaluate
 from collage.check.samples import Samples
-from collage.check.spent import BUILD, NETWORKS, REFERENCE, SWITCHES, TRANSFORMS, spent, taken
+from collage.check.spent import BUILD, NETWORKS, REFERENCE, TRANSFORMS, spent, taken
 from collage.check.stages import RejectedError
 from collage.check.store import ValueStore
 from collage.core.child_process import Failure
@@ -29,13 +29,10 @@ from collage.frontend.random_inputs import random_inputs
 from collage.frontend.read.apart import load_model
 from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.kernel import Call
 from collage.kernel.options import BuildOptions
 from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
-from collage.measure.machine.quiet import quiet_machine
-from collage.measure.timing.switch_cost import switch_cost_us
-from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel, Stage
+from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.plan_worker import PlanWorker
 from collage.measure.worker.protocol import (
@@ -47,11 +44,9 @@ from collage.measure.worker.protocol import (
     Evaluate,
     Evaluated,
     Init,
-    MeasureSwitch,
     MeasureTransform,
     RaceKernels,
     Spent,
-    SwitchCost,
     TellSpent,
     Tried,
     TryKernel,
@@ -63,7 +58,6 @@ from collage.measure.worker.racing import Racing
 from collage.measure.worker.transform import measure_transform
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.results import Outcome, Rejection
-from collage.native import beside_team
 
 _SEED = 0
 
@@ -147,9 +141,6 @@ class ModelWorker:
         if isinstance(message, MeasureTransform):
             with spent(TRANSFORMS):
                 return self._measure_transform(message)
-        if isinstance(message, MeasureSwitch):
-            with spent(SWITCHES):
-                return self._switch(message)
         if isinstance(message, Evaluate):
             with spent(REFERENCE):
                 return self._evaluate(message.node_limit_s)
@@ -252,47 +243,6 @@ class ModelWorker:
     def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:
         """What the artifact of a region without constants depends on."""
         return Subgraph(self.model, request.nodes).digest, request.backend, options
-
-    def _switch(self, message: MeasureSwitch) -> SwitchCost:
-        kernels, calls, switches = [], [], 0
-        for number, request in enumerate(message.requests):
-            try:
-                self._place.enter(Stage.SWITCH, launch=number)
-                options = replace(message.options, variant=request.variant)
-                kernel = self._kept(request, options)
-            except RejectedError:
-                continue
-            kernels.append(kernel)  # the calls use its buffers, so it must live as long as they do
-            call = self._marked(number, kernel.call)
-            if self._backend(request.backend).on_team():
-                calls.append(call)
-            else:
-                calls.append(beside_team(call, message.options.threads))
-                switches += 1
-        with quiet_machine() as watch:
-            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s)
-        return SwitchCost(cost_us, watch.busy)
-
-    def _marked(self, number: int, call: Call) -> Call:
-        """The call, with a mark before it that tells which of the requests runs."""
-        mark = self._place.mark
-
-        def marked() -> None:
-            mark(number)
-            call()
-
-        return marked
-
-    def _kept(self, request: CandidateRequest, options: BuildOptions) -> BoundKernel:
-        """The kernel that was measured, or where an earlier compile did that, one that is built again.
-
-        Raises RejectedError.
-        """
-        source = self._source(request, options)
-        key = PlanKernel(request, options).key
-        if key in self._artifacts:
-            return load(source, self._artifacts.load(key), self._samples)
-        return build(source, self._samples)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

@@ -62,7 +62,7 @@ class Plan:
 
 
 class Stage(IntEnum):
-    """What a worker is doing with a plan. SWITCH means that it times kernels in turn, which are no plan."""
+    """What a worker is doing with a plan."""
 
     IDLE = 0
     LOAD = 1
@@ -70,7 +70,6 @@ class Stage(IntEnum):
     CHECK = 3
     NOTED = 4
     TIMED = 5
-    SWITCH = 6
 
 
 @dataclass(frozen=True)

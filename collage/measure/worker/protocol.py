@@ -13,11 +13,10 @@ import numpy as np
 
 from collage.core.nvml import Clocks
 from collage.graph.dataflow import Array
-from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure.timing.calls import PRECISE, Enough
-from collage.measure.timing.race import Raced
+from collage.measure.timing.race import LaneTime
 from collage.measure_db.results import Rejection
 
 ORIGINAL_FILE = "original.onnx"
@@ -162,7 +161,7 @@ class RaceKernels:
 class RaceRun:
     """What the race shows of each kernel, by number; ``busy`` and ``clocks`` are as in ``Measurement``."""
 
-    raced: Mapping[int, Raced]
+    raced: Mapping[int, LaneTime]
     busy: float | None = None
     clocks: Clocks | None = None
 
@@ -204,30 +203,12 @@ class MeasureTransform:
 
 
 @dataclass(frozen=True)
-class MeasureSwitch:
-    """Measure the cost of switching between kernels of these candidates. Reply: SwitchCost."""
-
-    requests: tuple[CandidateRequest, ...]
-    options: BuildOptions
-    limit_s: float
-    sample_s: float
-
-
-@dataclass(frozen=True)
 class MeasureSpeeds:
-    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MeasuredSpeeds."""
+    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MachineSpeeds."""
 
     threads: int
     sample_s: float
     limit_s: float
-
-
-@dataclass(frozen=True)
-class MeasuredSpeeds:
-    """The machine's speeds, and how busy the machine was meanwhile."""
-
-    speeds: MachineSpeeds
-    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -254,16 +235,8 @@ class Evaluated:
     """What the reference run has found.
 
     ``wrong`` has the ONNX nodes, by index, whose conversion gives wrong numbers, with the reasons. ``extraordinary``
-    are the values of which a scan finds something (see ``measure_db.extraordinary``).
+    are the values of which a scan finds something (see ``check.extraordinary``).
     """
 
     wrong: Mapping[int, str]
     extraordinary: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class SwitchCost:
-    """Eq. 2.2's cost of one more launch, in microseconds, and how busy the machine was."""
-
-    us: float
-    busy: float | None = None

@@ -26,7 +26,7 @@ from collage.measure.machine.memory import last_level_cache
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.cache_state import MOST_BYTES, instance_count, weight_bytes, weights_among
 from collage.measure.timing.calls import Clocked, batch_ns, clock_overhead
-from collage.measure.timing.race import CLOSE, Lane, Raced, race, results
+from collage.measure.timing.race import CLOSE, Lane, LaneTime, race, results
 from collage.measure.worker.protocol import (
     CandidateRequest,
     CheckDone,
@@ -126,7 +126,7 @@ class Racing:
         asked = len(held) - len(message.incumbent)
         limit_s = asked * message.candidate_s
 
-        def raced(at: Sequence[int], rounds: int) -> dict[int, Raced]:
+        def raced(at: Sequence[int], rounds: int) -> dict[int, LaneTime]:
             some, share_s = [lanes[each] for each in at], limit_s / max(1, len(at) - len(message.incumbent))
             with spent(RACE):
                 turns = race(some, share_s, enough=message.enough, rounds=rounds)
@@ -137,7 +137,7 @@ class Racing:
             for each in held:
                 each.calls, each.others = [_call(each.kernel)], []
             left = list(range(len(held)))
-            found: dict[int, Raced] = {}
+            found: dict[int, LaneTime] = {}
             with quiet_machine(alone=alone) as watch:
                 if any(map(_rotates, held)):
                     if asked > _FEW:
@@ -173,21 +173,27 @@ class Racing:
 
     def _turns(self, number: int, held: _Held) -> Callable[[int], float]:
         """Runs a turn: so many calls, whose instances take turns, too. It gives the nanoseconds of one call."""
-        overhead, own = clock_overhead(time.perf_counter_ns), _takes_its_time(held.kernel)
-        running = self._running
+        timed, running = turn_of(own=_takes_its_time(held.kernel)), self._running
 
         def run(count: int) -> float:
             running[0] = number
             begin = held.turn
             held.turn += count
-            calls = [held.calls[(begin + at) % len(held.calls)] for at in range(count)]
-            return _clocked_ns(calls) if own else batch_ns(calls, time.perf_counter_ns, overhead) / count
+            return timed([held.calls[(begin + at) % len(held.calls)] for at in range(count)])
 
         return run
 
 
 _FEW, _FIRST_ROUNDS, _ROUNDS = 3, 3, 1000
 """A race of more candidates begins with some rounds without copies of their weights, which take time to load."""
+
+
+def turn_of(*, own: bool) -> Callable[[Sequence[Callable[[], object]]], float]:
+    """Runs calls and gives the nanoseconds of one; calls with clocks of their ``own`` return them."""
+    if own:
+        return _clocked_ns
+    overhead = clock_overhead(time.perf_counter_ns)
+    return lambda calls: batch_ns(calls, time.perf_counter_ns, overhead) / len(calls)
 
 
 def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Clocked:

@@ -17,9 +17,9 @@ from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure.machine.quiet import timed_quietly
-from collage.measure.timing.calls import sample_calls, sample_clocked
-from collage.measure.worker.racing import clocked
+from collage.measure.machine.quiet import quiet_machine
+from collage.measure.timing.race import time_alone
+from collage.measure.worker.racing import clocked, turn_of
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.native import NativeKernel
 
@@ -64,19 +64,19 @@ def measure_transform(
         return rejected.rejection
     if not _is_right(to_host(target_array), plain, target):
         return Rejection(RejectionKind.INACCURATE, str(transform))
+    timed: Callable[[], object] = call
     if isinstance(kernel, NativeKernel):
-        calls = [clocked(kernel, [source_array], [target_array])]
-        timing = timed_quietly(lambda: sample_clocked(calls, limit_s=sample_s))
+        timed = clocked(kernel, [source_array], [target_array])
     elif isinstance(call, DeviceCall) and not call.with_host:
-        on_gpu = [device_clocked(call)]
-        timing = timed_quietly(lambda: sample_clocked(on_gpu, limit_s=sample_s))
-    else:
-        timing = timed_quietly(lambda: sample_calls([call], limit_s=sample_s))
+        timed = device_clocked(call)
+    turn = turn_of(own=timed is not call)
+    with quiet_machine(alone=options.threads > 1 or isinstance(call, DeviceCall)) as watch:
+        found = time_alone(lambda count: turn([timed] * count), sample_s)
     if keep is not None:
         keep(artifact)
     return Measurement(
-        *(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0),
-        busy=timing.busy,
+        *(found.us, found.noise_us, found.min_us, found.repeats, 0.0),
+        busy=watch.busy,
         clocks=clocks_at_work() if isinstance(call, DeviceCall) else None,
     )
 

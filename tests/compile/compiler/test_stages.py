@@ -10,10 +10,10 @@ import pytest
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
+from collage.compiler.placing import place
 from collage.compiler.plan import Plan, Whole
 from collage.compiler.propose.engines import engines
 from collage.compiler.propose.mixes import first_mix, other_variants, planned
-from collage.compiler.placing import place
 from collage.compiler.referee import RaceFailedError
 from collage.compiler.stages import QUICK_STAGES, USUAL, Stage, run_stages
 from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
@@ -153,7 +153,9 @@ def test_rows_say_what_they_gained(caplog: pytest.LogCaptureFixture) -> None:
         run_stages(rows, each.bench, each.referee, each.best)
     assert "engines: 1 plans in" in caplog.text
     assert "first mix: 1 plans in" in caplog.text and ", 1.750x" in caplog.text
-    run_stages([Stage("never", never, lambda *_: True)], each.bench, each.referee, each.best, until_first=True)
+    run_stages(
+        [Stage("never", never, lambda *_: True)], each.bench, each.referee, each.best, until_first=True
+    )
 
 
 def test_progress_has_the_best_so_far_and_what_is_hoped_for() -> None:

@@ -1,4 +1,4 @@
-"""How busy the machine was is kept with a measurement, decides between two, and what was disturbed is made again."""
+"""How busy others kept the machine is kept with a measurement, and decides nothing."""
 
 from __future__ import annotations
 

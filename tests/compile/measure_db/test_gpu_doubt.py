@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collage.compiler.passes.recall import _of_the_day
-from tests.compile.compiler.test_recall import made
 
 from collage.backends.cublas_kernels import library as cublas
 from collage.backends.cudnn_kernels import library as cudnn
@@ -131,19 +129,3 @@ def test_a_lack_of_memory_is_known_by_the_words_of_libraries(monkeypatch: pytest
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     ):
         assert looks_like_memory(text), text
-
-
-def test_a_compile_with_such_outcomes_is_no_finished_one() -> None:
-    compilation, best = made().measured(), {"H100": FAST}
-    first, *rest = compilation.outcomes
-
-    def of_the_day(outcome: Outcome) -> bool:
-        return _of_the_day(replace(compilation, outcomes={first: outcome}), best)
-
-    assert of_the_day(SHORT) and of_the_day(replace(SURE, clocks=SLOW))
-    assert not of_the_day(replace(SURE, clocks=CAPPED)) and not of_the_day(replace(SHORT, free_bytes=None))
-    fast = dict.fromkeys(rest[:4], replace(SURE, clocks=FAST))
-    if len(fast) == 4:
-        assert not _of_the_day(
-            replace(compilation, outcomes={first: replace(SURE, clocks=SLOW), **fast}), best
-        )

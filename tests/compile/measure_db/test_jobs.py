@@ -13,7 +13,7 @@ from collage.graph.storage import BF16, BLOCKED
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure.jobs import Racer, RegionJob
 from collage.measure.timing.cache_state import MOST_BYTES
-from collage.measure.timing.race import CLOSE, Raced
+from collage.measure.timing.race import CLOSE, LaneTime
 from collage.measure.worker.protocol import (
     CandidateRequest,
     CheckDone,
@@ -63,7 +63,7 @@ class FakeWorker:
             best = min(self.times[name] for name in names.values())
             return RaceRun(
                 {
-                    number: Raced(us, 0.1, us, us, 9, us / best)
+                    number: LaneTime(us, 0.1, us, us, 9, us / best)
                     for number, name in names.items()
                     for us in [self.times[name]]
                 }

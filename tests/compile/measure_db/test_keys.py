@@ -16,9 +16,7 @@ from collage.measure_db.keys import (
     as_number,
     read_numbers,
     read_text,
-    read_timings,
     write_numbers,
-    write_timings,
 )
 from collage.measure_db.results import Timing
 
@@ -26,7 +24,6 @@ TIMING = Timing(100.0, 1.0, 99.0, 120.0, 40)
 NUMBER: Fact[float] = Fact("number", float, as_number)
 NUMBERS: Fact[tuple[float, ...]] = Fact("numbers", write_numbers, read_numbers)
 TEXT: Fact[str] = Fact("text", str, read_text)
-TIMINGS: Fact[Any] = Fact("timings", write_timings, read_timings)
 
 
 class Making:
@@ -48,7 +45,6 @@ KEYS = [
     (NUMBER.at("here"), 1.5),
     (NUMBERS.at("here"), (1.0, 2.5)),
     (TEXT.at("here"), "words"),
-    (TIMINGS.at("here"), {"one": TIMING}),
     (network("mix"), TIMING),
     (RaceKey({"a": network("a"), "b": network("b")}), {"a": Raced(TIMING, (1.0, 2.0)), "b": Raced(TIMING)}),
 ]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.graph.storage import BF16
-from collage.measure.timing.race import RUNS, Lane, Raced, race, results
+from collage.measure.timing.race import RUNS, Lane, LaneTime, race, results
 
 MS = 1e6
 
@@ -38,7 +38,7 @@ class Track:
     def clock(self) -> int:
         return int(self.now)
 
-    def race(self, lanes: Sequence[Lane], budget_s: float = 0.01, known_us: float = 0.0) -> list[Raced]:
+    def race(self, lanes: Sequence[Lane], budget_s: float = 0.01, known_us: float = 0.0) -> list[LaneTime]:
         return results(lanes, race(lanes, budget_s, clock=self.clock), known_us)
 
 

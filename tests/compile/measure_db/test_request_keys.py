@@ -126,12 +126,6 @@ def test_keys_of_transforms(effort: Effort, mark: str) -> None:
         )
 
 
-@pytest.mark.parametrize(("effort", "mark"), [(FULL, ""), (QUICK, " quick")])
-def test_key_of_the_cost_of_a_launch(effort: Effort, mark: str) -> None:
-    libraries = f"layout 3.0, numpy 1.0, tuner 2.0; tvm {tvm.__version__}"
-    assert keys(effort).launch_cost_key() == f"some machine; 2 threads; {libraries}{mark}"
-
-
 def test_keys_of_conversions() -> None:
     versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__} comparison 2"
     assert keys().conversions_key() == f"{MODEL} {versions}"

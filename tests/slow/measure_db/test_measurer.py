@@ -68,7 +68,7 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
         assert first.measurements_made == 2
         lost = found[slow]
         assert isinstance(found[numpy], Measurement) and isinstance(lost, Slower)
-        assert lost.least_us > 500.0 > lost.rival_us == found[numpy].median_us
+        assert lost.least_us > 100.0 > lost.rival_us == found[numpy].median_us
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as second:
         assert second.race([numpy, slow]) == found
         assert second.measurements_made == 0
@@ -122,7 +122,7 @@ def test_what_is_known_is_not_measured_again(
     with measurer(model, database, *backends) as first:
         found = first.measure(requests)
         wrong = first.verify()
-        epsilon = first.epsilon_us([requests[0], requests[2]])
+        epsilon = first.epsilon_us()
         assert isinstance(found[requests[1]], Rejection)
         assert epsilon > 0
         assert wrong == {}
@@ -130,7 +130,7 @@ def test_what_is_known_is_not_measured_again(
     with measurer(chain_model(), database, *backends) as second:
         assert second.measure(requests) == found
         assert second.verify() == wrong
-        assert second.epsilon_us([requests[0], requests[2]]) == epsilon
+        assert second.epsilon_us() == epsilon
         assert second.measurements_made == 0
     assert list(temporary.iterdir()) == []
 
