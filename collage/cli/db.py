@@ -79,9 +79,8 @@ def stats(db: Path | None, as_json: bool) -> None:
 def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:
     """List the newest measurements.
 
-    A mark (!) in the column "busy" says that the machine was too busy. A compile that needs such a measurement makes it
-    again when the machine is quiet. The same mark beside a GPU's clocks says that they were held back, and not by the
-    GPU's limit of power; such a measurement is made again when the clocks are high.
+    The column "busy" tells how much of the machine others had meanwhile. A mark (!) beside a GPU's clocks says that
+    they were held back, and not by the GPU's limit of power; such a measurement is made again when the clocks are high.
 
     \b
     Examples:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnxruntime
-import tvm
 
 from collage.compiler.events import Bounded
 from collage.core.typed import typed
@@ -113,7 +112,6 @@ def finished_key(bench: Bench) -> str | None:
     libraries = (
         EDITION,
         GATE,
-        tvm.__version__,
         onnxruntime.__version__,
         [*task.keyed_versions.items()],
         str(task.target),

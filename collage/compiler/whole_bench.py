@@ -103,16 +103,15 @@ class WholeBench:
         The last is for models which shapes cannot be written into. An example is a model with a network for each of
         two sampling rates, and a length that only one of the two accepts.
         """
-        source, found = self.task.source, []
-        about = self.task, self._database, self._workers, self._show
-        if self.form.numbers:
-            found.append(WholeBench(*about, form=replace(self.form, numbers={})))
+        source, forms = self.task.source, [self.form]
         if source.written is not None:
             untouched = as_written(source.written, weight_files(source.original))
             if without_weights(untouched) != without_weights(source.original):
-                form = replace(self.form, original=untouched, shapes=source.shapes)
-                found.append(WholeBench(*about, form=form))
-        return found
+                forms.append(replace(self.form, original=untouched, shapes=source.shapes))
+        if self.form.numbers:
+            forms = [each for form in forms for each in (form, replace(form, numbers={}))]
+        about = self.task, self._database, self._workers, self._show
+        return [WholeBench(*about, form=form) for form in forms[1:]]
 
     def add_folded(self, model: onnx.ModelProto) -> None:
         """Let plans name the simplified model, whose inputs and outputs are those of the model."""
@@ -174,7 +173,6 @@ class WholeBench:
 
         Indices that the model's inputs give are checked before each run: not every engine does that itself.
         """
-        form = self._form(plan.form)
         region = Region(
             backend=plan.engine,
             ops=tuple(node.op for node in nodes),
@@ -205,11 +203,8 @@ class WholeBench:
         return tuple(replace(port, rows=limits.get(port.name)) for port in inputs), outputs
 
     def _data(self, plan: Whole) -> bytes | Framed:
-        form = self._form(plan.form)
-        engine, options = (
-            as_engine(self.task.backends[plan.engine]),
-            whole_options(plan, self.task.target.threads),
-        )
+        form, engine = self._form(plan.form), as_engine(self.task.backends[plan.engine])
+        options = whole_options(plan, self.task.target.threads)
         return prepared(engine, form.original, options) or form.data
 
     def _form(self, name: str) -> WholeForm:

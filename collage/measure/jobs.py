@@ -168,7 +168,8 @@ class _Region:
                     self._raced[number] = reply.raced[number], reply
                 return
             assert isinstance(reply, RaceFailed)
-            self._tried.clear()
+            if reply.ended:
+                self._tried.clear()
             yield from self._failed(reply.number, reply.rejection)
 
     def _check(self) -> Iterator[Part]:

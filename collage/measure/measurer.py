@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
@@ -318,20 +319,20 @@ class Measurer:
         cover: tuple[CandidateRequest, ...] = ()
         known_us = math.inf
         for kernels in (rivals.cover.get(nodes, ()), best):
-            if math.isinf(known_us) and region[0] not in kernels:
+            if math.isinf(known_us) and not {*region}.intersection(kernels):
                 cover, known_us = kernels, self._known_us(kernels)
         if math.isinf(known_us):
             cover, known_us = (), 0.0
         network_us = rivals.network_us or self.network_us
         share_us = rivals.share_us(nodes)
-        share = share_us / network_us if network_us > 0 else 1.0
+        share = share_us / network_us if network_us > 0 and not to_the_end else 1.0
         candidate_s = effort.kernel_s * min(1.0, max(_LEAST_PART, share / _WHOLE_SHARE))
         pace = Pace(candidate_s, Enough(effort.worth * network_us), effort.settle_s)
         racer = partial(self._racer, switch_us=rivals.switch_us)
         return RegionJob(
             tuple(map(racer, region)),
             self.settings.threads,
-            tuple(map(racer, cover)),
+            tuple(map(racer, cover, self._tunings(cover))),
             known_us,
             pace,
             share_us,
@@ -363,9 +364,15 @@ class Measurer:
         best_us = min([*times, self._known_us(rivals.cover.get(request.nodes, ()))])
         return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
 
-    def _racer(self, request: CandidateRequest, switch_us: float) -> Racer:
+    def _tunings(self, kernels: Sequence[CandidateRequest]) -> list[str]:
+        """The records of tuning that build kernels again that are measured."""
+        known = self.known(kernels)
+        return [found.tuning if isinstance(found := known[each], Measurement) else "" for each in kernels]
+
+    def _racer(self, request: CandidateRequest, tuning: str = "", *, switch_us: float) -> Racer:
         charge_us = switch_us if request.backend in self._engines else 0.0
-        return Racer(request, self._keys.options(request), self._limit_s(request), charge_us)
+        options = replace(self._keys.options(request), tuning=tuning)
+        return Racer(request, options, self._limit_s(request), charge_us)
 
     def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
         """Have these built on other cores, in this order, after those that are raced now: they are raced later."""

@@ -32,7 +32,7 @@ from scripts.lib.light_models import FOLDER
 from scripts.lib.processes import descendants
 
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-_IMPROVED = {("facts", "calibration_us"), ("facts", "compile")}
+_IMPROVED = {("facts", "compile")}
 """Rows that a compile may replace by better ones."""
 _END_S = 15.0  # a worker's library may be busy when its parent dies
 
@@ -175,7 +175,7 @@ def check_kept(before: Rows, after: Rows, *, killed: bool = False) -> int:
     """The number of new rows. Raises CrashError if a row is gone or was measured again.
 
     Of a kernel that has lost a race only a lower bound of its time is kept. If the compile before was ``killed``,
-    the next one may measure such a kernel to the end, which is not measuring it again.
+    the next one may race such a kernel again, or measure it to the end.
     """
     lost = before.keys() - after.keys()
     again = [
@@ -184,7 +184,7 @@ def check_kept(before: Rows, after: Rows, *, killed: bool = False) -> int:
         if key in after
         and after[key].created != row.created
         and key[:2] not in _IMPROVED
-        and not (killed and row.lost and not after[key].lost)
+        and not (killed and row.lost)
     ]
     if lost or again:
         raise CrashError(f"{len(lost)} lost, {len(again)} measured again: {[*lost, *again][:3]}")

@@ -83,7 +83,7 @@ class ModelWorkers:
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
             if isinstance(message, RaceKernels):
-                return RaceFailed(int(running_in(self.init.folder)[0]), died.rejection)
+                return RaceFailed(int(running_in(self.init.folder)[0]), died.rejection, ended=True)
             return died.rejection
 
     def spent(self) -> Mapping[str, float]:

@@ -168,10 +168,11 @@ class RaceRun:
 
 @dataclass(frozen=True)
 class RaceFailed:
-    """The kernel under that number failed, or ended the process, in the race."""
+    """The kernel under that number failed in the race, or ``ended`` the process, so that nothing is held any more."""
 
     number: int
     rejection: Rejection
+    ended: bool = False
 
 
 @dataclass(frozen=True)

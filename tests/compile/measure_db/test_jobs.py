@@ -59,7 +59,7 @@ class FakeWorker:
             self.races.append([*names.values()])
             for number, name in names.items():
                 if self.deadly.get(name) is RaceKernels:
-                    return self._die(RaceFailed(number, CRASHED))
+                    return self._die(RaceFailed(number, CRASHED, ended=True))
             best = min(self.times[name] for name in names.values())
             return RaceRun(
                 {

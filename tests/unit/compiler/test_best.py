@@ -66,7 +66,11 @@ def test_runners_up_and_engines_are_in_the_last_race() -> None:
 
 def test_with_a_tolerance_there_are_two_lists() -> None:
     found, _ = best((ENGINE, 100.0, 1.0), (mix(0), 80.0, 0.8), (mix(1), 81.0, 1.01))
-    for plan, ratio in ((mix(2, "bf16"), 0.5), (mix(3, "bf16"), 1.02), (Whole("engine", precision="bf16"), 1.5)):
+    for plan, ratio in (
+        (mix(2, "bf16"), 0.5),
+        (mix(3, "bf16"), 1.02),
+        (Whole("engine", precision="bf16"), 1.5),
+    ):
         found.take(Ran(plan, 1.0, ratio))
     assert found.finalists() == [mix(0), mix(1), mix(2, "bf16"), mix(3, "bf16"), ENGINE]
     assert found.exact is not None and found.exact.plan == mix(0)
@@ -87,7 +91,10 @@ def test_the_user_is_told_of_what_is_best_and_hoped_for() -> None:
         ("best so far 12 ms (engine, as written)", ""),
         ("best so far 9 ms, 1.33x the best engine (engine, as written)", ""),
     ]
-    assert [(each.label, each.latency_ms) for each in found.trace] == [("engine, as written", 12.0), (MIX, 9.0)]
+    assert [(each.label, each.latency_ms) for each in found.trace] == [
+        ("engine, as written", 12.0),
+        (MIX, 9.0),
+    ]
     found.expected_us = 8e3
     found.show(Progress("measure", 0, 1))
     assert shown[-1].expected == "8 ms predicted for the placement in hand"
