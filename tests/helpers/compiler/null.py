@@ -350,7 +350,7 @@ class NullEngines:
         self.trials += [plan.label for plan in plans]
         right = [each for each in self.trials if each in self.us and each not in self.wrong]
         refused = {e: self.wrong.get(e, "no Relu") for e in self.trials if e not in right}
-        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded, (), ())
+        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded)
 
     def open(self, plan: Whole) -> Opened:
         self.step(f"open {plan.label}")
