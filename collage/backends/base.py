@@ -84,10 +84,7 @@ class Backend(ABC):
     worker_imports: ClassVar[tuple[str, ...]] = ()
     """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
     keeps_nan: ClassVar[bool] = False
-    """Whether a kernel that is right on NaN in its inputs keeps the NaN that it makes inside of itself, too.
-
-    A kernel of another backend is not used if NaN may come up inside of it and may be lost (``graph.domains``).
-    """
+    """Whether kernels keep NaN, also NaN that they make inside of themselves; ``exact`` compiles use no others."""
     draws: ClassVar[bool] = False
     """Whether it draws random numbers as ONNX says. Others get no operators that do."""
     untried: ClassVar[str] = ""

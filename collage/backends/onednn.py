@@ -32,8 +32,7 @@ class OneDnn(Backend):
     name = "onednn"
     kind = BackendKind.LIBRARY
     worker_imports = tuple(
-        f"collage.backends.onednn_kernels.{each}"
-        for each in ("int8_conv", "stored_plan", "pack", "rounded_kernel")
+        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "stored_int8", "pack", "kernel")
     )
 
     def available(self) -> Availability:
@@ -79,7 +78,7 @@ class OneDnn(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the variant's plan and the weights, packed for each share."""
-        from collage.backends.onednn_kernels import int8_conv, stored_plan
+        from collage.backends.onednn_kernels import int8_conv, stored_int8
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
         from collage.backends.onednn_kernels.narrow import narrow, wide_variant
@@ -92,7 +91,7 @@ class OneDnn(Backend):
             if variant.precision == INT8:
                 return to_bytes(int8_conv.artifact_of(task, variant, threads))
             if variant.precision == STORED_INT8:
-                draft = stored_plan.plan(task, variant, threads)
+                draft = stored_int8.plan(task, variant, threads)
             else:
                 draft = root.plan(task, wide_variant(variant), threads)
                 draft = narrow(draft, variant) if variant.precision else draft

@@ -29,9 +29,8 @@ def unguarded(graph: Graph, values: Collection[int]) -> frozenset[int]:
     They are inputs, or made of such inputs. What ordinary inputs lead to, as scores behind a mask that the model makes
     itself, is as the samples have shown.
     """
-    found = set(graph.inputs).intersection(values)
-    reached = set(found)
-    for node in graph.nodes:
+    reached = set(graph.inputs).intersection(values)
+    for node in graph.nodes if reached else ():
         if not reached.isdisjoint(node.inputs):
             reached.update(node.outputs)
     return frozenset(reached.intersection(values))

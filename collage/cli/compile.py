@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import click
@@ -131,6 +132,12 @@ def _drawn(found: Mapping[str, Any], output: Path) -> Path | None:
         log.warning("there is no picture of the curve: %s", error)
         return None
     return file
+
+
+def _import_tvm() -> None:
+    with lean_imports():
+        import collage.frontend.relax.importer
+        import collage.patterns.relax_form  # noqa: F401
 
 
 def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> None:
@@ -320,8 +327,8 @@ def compile(
         from collage.report.progress_display import display
 
         with display(not quiet) as progress:
-            with lean_imports():
-                import collage.compiler.compile  # noqa: F401  (TVM, before anything else imports it)
+            # Nobody needs TVM before the engines have run the model, and a process waits for these meanwhile.
+            Thread(target=_import_tvm, daemon=True).start()
             options["progress"] = progress
             if len(sets) == 1:
                 options["shapes"] = sets[0]

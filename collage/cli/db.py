@@ -1,4 +1,4 @@
-"""``collage db``: the group, and the commands that move and remove measurements; ``db_contents`` shows them."""
+"""``collage db``: what is in a database, and how measurements move and are removed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,246 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import print_json, say
-from collage.cli.db_contents import existing, list_rows, stats, this_machine, why
-from collage.cli.options import DB_OPTION, JSON_OPTION, Number, flag, option
-from collage.errors import DatabaseError, to_paste
+from collage.cli.console import print_json, print_table, say
+from collage.cli.options import DB_OPTION, JSON_OPTION, Count, Number, flag, option
+from collage.core.printable import printable
+from collage.errors import DatabaseError, to_paste, unknown_names
 
 if TYPE_CHECKING:
     from collage.measure_db.database import Database
     from collage.measure_db.exchange import Exchange
+    from collage.measure_db.rows import Row
+
+_CLOCKS = "GPU's MHz"
+_NUMBERS = ("us", "noise", "busy", "threads")
+_BACKEND_OPTION = click.option(
+    "--backend", metavar="NAME", default="", help="Show only this backend's measurements."
+)
+_ALL_OPTION = flag(
+    "--all",
+    "everything",
+    help="Show measurements of other machines and of earlier editions of the numerics gate, too.",
+)
+
+
+@click.command()
+@DB_OPTION
+@JSON_OPTION
+def stats(db: Path | None, as_json: bool) -> None:
+    """Count the measurements in the database.
+
+    \b
+    Examples:
+      collage db stats
+      collage db stats --db team.sqlite --json
+    """
+    with existing(db) as database:
+        found = database.stats()
+    if as_json:
+        print_json(asdict(found))
+        return
+    from collage.report.show import size
+
+    measured, rejected = _by_name(found.measured), _by_name(found.rejected)
+    names = sorted({*measured, *rejected})
+    rows = ((name, str(measured.get(name, 0)), str(rejected.get(name, 0))) for name in names)
+    say(f"{found.path} ({size(found.file_bytes)})")
+    print_table(("backend", "measured", "rejected"), rows, right=("measured", "rejected"))
+    reasons = ", ".join(f"{count} {kind}" for kind, count in _by_name(found.rejections).items())
+    say(f"rejected: {reasons}" if reasons else "nothing rejected")
+    say(f"whole networks: {found.networks}; facts: {found.facts}")
+    for name, count in _by_name(found.hardware).items():
+        say(f"{count} on {name}")
+
+
+@click.command("list")
+@DB_OPTION
+@_BACKEND_OPTION
+@click.option(
+    "--rejected",
+    "only",
+    flag_value="rejected",
+    default="",
+    help="Show only rejected kernels, with the reasons.",
+)
+@option("--limit", type=Count(min=1), metavar="N", default=30, help="How many at most.")
+@_ALL_OPTION
+@JSON_OPTION
+def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:
+    """List the newest measurements.
+
+    The column "busy" tells how much of the machine others had meanwhile. A mark (!) beside a GPU's clocks says that
+    they were held back, and not by the GPU's limit of power; such a measurement is made again when the clocks are high.
+
+    \b
+    Examples:
+      collage db list
+      collage db list --backend tvm --rejected
+    """
+    from collage.measure_db.listing import RowFilter, latest
+
+    choice = RowFilter(backend, "" if everything else this_machine(), only, old=everything)
+    with existing(db) as database:
+        _refuse_unknown(database, backend)
+        rows = latest(database, choice, limit)
+        clocks = _clocks(database, rows)
+    if as_json:
+        print_json({"rows": [_as_json(row) for row in rows]})
+        return
+    if not rows:
+        say(
+            "nothing of that kind is in the database"
+            + ("" if everything else " for this machine (see --all)")
+        )
+        return
+    names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
+    table = [
+        (_date(row["created"]), row["backend"], row["description"], *_figures(row, clocks)) for row in rows
+    ]
+    print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
+
+
+@click.command()
+@click.argument("text", metavar="OPERATORS")
+@DB_OPTION
+@_BACKEND_OPTION
+@_ALL_OPTION
+@JSON_OPTION
+def why(text: str, db: Path | None, backend: str, everything: bool, as_json: bool) -> None:
+    """Show all candidates that were measured for regions whose operators hold OPERATORS.
+
+    The fastest comes first, then what lost a race, and what was rejected comes last, with the reason. A digest of a
+    region, as in the output of --json, selects that region.
+
+    \b
+    Examples:
+      collage db why conv2d
+      collage db why "conv2d + add + relu" --backend onednn --json
+    """
+    from collage.measure_db.listing import RowFilter, candidates
+
+    choice = RowFilter(backend, "" if everything else this_machine(), old=everything)
+    with existing(db) as database:
+        _refuse_unknown(database, backend)
+        regions = candidates(database, text, choice)
+        clocks = _clocks(database, [row for rows in regions.values() for row in rows])
+    if not regions:
+        hint = "" if everything else " on this machine (see --all)"
+        raise DatabaseError(
+            f"no region with {text!r} was measured{hint}. `collage db list` shows what there is."
+        )
+    if as_json:
+        print_json({"regions": {digest: [_as_json(row) for row in rows] for digest, rows in regions.items()}})
+        return
+    for digest, rows in regions.items():
+        say(f"{rows[0]['description']}  ({digest[:12]})")
+        names = "backend", "variant and settings", "threads", "us", "noise", "busy"
+        table = []
+        best: dict[int, float] = {}
+        for row in rows:
+            if not row.rejected and not row.outrun:
+                best.setdefault(row["threads"], row["median_us"])
+            compared = _compared(row, best.get(row["threads"]))
+            table.append((row["backend"], *_figures(row, clocks), compared, _date(row["created"])))
+        print_table((*names, *[_CLOCKS] * bool(clocks), "", "when"), table, right=_NUMBERS)
+        say("")
+
+
+def existing(path: Path | None) -> Database:
+    """The database at the path, by default the user's. Raises DatabaseError if there is none."""
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
+
+    path = path or default_path()
+    if not path.exists():  # opening would create it
+        raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
+    return Database(path)
+
+
+def this_machine() -> str:
+    """The hardware of this machine's measurements, without the mark of a CPU quota that more threads exceed."""
+    from collage.kernel.target import host
+
+    return host().measured_on
+
+
+def _refuse_unknown(database: Database, backend: str) -> None:
+    """Raise UsageError for a backend that is neither registered nor in the database."""
+    from collage.api import default_registry
+    from collage.backends.base import BUILT_IN
+
+    found = database.stats()
+    known = {*default_registry().names, *BUILT_IN, *_by_name(found.measured), *_by_name(found.rejected)}
+    if backend and backend not in known:
+        raise unknown_names("backend", [backend], known)
+
+
+def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
+    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
+
+    Of a kernel that lost a race only a lower bound of its time is known.
+    """
+    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
+
+
+def _times(row: Row) -> tuple[str, ...]:
+
+    settings, threads = str(row["settings"]), str(row["threads"])
+    if row.rejected:
+        free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
+        return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
+    if row.outrun:
+        return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
+    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+
+
+def _compared(row: Row, best_us: float | None) -> str:
+    """What a row loses to the fastest one that was measured to the end, with the same number of threads."""
+    if row.outrun:
+        return "lost a race" if row["repeats"] else "not measured: known times ruled it out"
+    if row.rejected or best_us is None:
+        return ""
+    us = row["median_us"]
+    return "fastest" if us <= best_us else f"slower by {us / max(best_us, 1e-9) - 1:.0%}"
+
+
+def _clocks(database: Database, rows: Sequence[Row]) -> dict[int, str]:
+    """The clocks of a GPU's multiprocessors and memory by the id of a row, if they were noted.
+
+    A mark says that they were held back.
+    """
+    from collage.measure_db.database import read_clocks
+    from collage.measure_db.doubt import held_back
+
+    found: dict[int, str] = {}
+    best = {name: database.best_clocks(name) for name in {str(r["hardware"]) for r in rows if r["clocks"]}}
+    for row in rows:
+        clocks = read_clocks(row["clocks"])
+        if clocks is not None:
+            mark = "!" if held_back(clocks, best[str(row["hardware"])]) else ""
+            capped = " by power" if clocks.power_capped else ""
+            found[id(row)] = f"{clocks.sm_mhz}/{clocks.memory_mhz}{mark}{capped}"
+    return found
+
+
+def _date(created: float) -> str:
+    """A time as of ``time.time()`` as a local date and time; years have at most four digits."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(min(created, 32503680000.0)))
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return dict(zip(row.table.columns, row.values, strict=True))
+
+
+def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
+    """Counts by printable name: the database may come from others, and SQLite's columns may hold anything."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        text = printable(str(name))
+        found[text] = found.get(text, 0) + count
+    return found
+
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DAY_S = 86400.0

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from collage.backends.base import VIEW
 from collage.compiler.accuracy import Asked
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
@@ -22,6 +23,7 @@ from collage.compiler.events import (
     Profiled,
     Searched,
 )
+from collage.compiler.placing import usable
 from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Whole
 from collage.compiler.selection import Selection
 from collage.frontend.read.shapes import fixed_inputs
@@ -150,10 +152,12 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
     """
     threads, known = bench.task.target.threads, bench.known
     if bench.is_matched:
-        for view in known.views:
-            yield CandidateReport(
-                view.nodes, view.backend, view.pattern, cost_us=0.0, noise_us=0.0, threads=threads
-            )
+        patterns = {view.nodes: view.pattern for view in known.views}
+        views = (
+            (c.nodes, VIEW, patterns[c.nodes], c.variant.layout) for c in usable(bench) if c.backend == VIEW
+        )
+        for viewed in dict.fromkeys(views):
+            yield CandidateReport(*viewed, cost_us=0.0, noise_us=0.0, threads=threads)
         in_network = known.costs.kernels
         for offer in known.offers:
             found = _candidate(offer.request, offer.pattern, known.outcomes.get(offer.request))

@@ -65,20 +65,27 @@ class Clock:
         self.budget = budget
         self.deadline = Deadline()
         self.ended = FINISHED
+        self._ending = False
         self._reserve_s = _FIRST_RESERVE_S
         self.keep(_FIRST_RESERVE_S)
 
     def keep(self, seconds: float) -> None:
-        """Keep so many seconds of the budget for the end, but no more than a share of it."""
-        if self.budget is not None:
+        """Keep so many seconds of the budget for the end, but no more than a share of it; nothing at the end itself."""
+        if self.budget is not None and not self._ending:
             self._reserve_s = max(self._reserve_s, min(seconds, _MOST_SHARE * self.budget.seconds))
             self.deadline.end_after(
                 self.budget.seconds - min(self._reserve_s, _MOST_SHARE * self.budget.seconds)
             )
 
+    def finish(self) -> None:
+        """The search has ended by itself. The end has the rest of the budget."""
+        self._ending = True
+        if self.budget is not None:
+            self.deadline.end_after(self.budget.seconds)
+
     def stop(self, reason: str) -> None:
         """The search has ended for this reason. The end has the rest of the budget, and some seconds at least."""
-        self.ended = reason
+        self.ended, self._ending = reason, True
         elapsed_s = self.deadline.elapsed_s
         if self.budget is None or self.budget.interrupted:
             self.deadline.allow(_INTERRUPTED_S)
@@ -87,4 +94,5 @@ class Clock:
 
     def without_limit(self) -> None:
         """Go on until there is something to hand over."""
+        self._ending = True
         self.deadline.end_after(math.inf)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.finished import Finished
+from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.referee import LAST, RaceFailedError, Referee
 from collage.compiler.selection import Selection
 from collage.compiler.verdict import Failed
 from collage.core.progress import Progress
-from collage.errors import CollageError, ModelError, NoPlacementError
+from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.interleave import FEWEST, Pace, may_be_best
 from collage.measure_db.results import Timing
@@ -53,16 +55,15 @@ class Finish:
         Raises NoPlacementError or ModelError if there is none, and BudgetOverError.
         """
         self._bench.show(Progress("finish", 0, 1))
-        plans = self._allowed(self._best.finalists())
-        timings = self._raced(plans)
-        tried: set[Plan] = set()
-        for plan in (*_ranked(timings), *self._allowed(self._best.everything())):
-            if plan in tried or plan not in self._best.everything():
-                continue
-            tried.add(plan)
-            selected = self._handed_over(plan, timings)
-            if selected is not None:
-                return selected
+        timings: dict[Plan, Timing] = {}
+        while plans := self._allowed(self._best.finalists()):
+            if not timings.keys() >= {*plans}:  # others were far behind what is refused now
+                timings = self._raced(plans)
+            left = self._best.everything()
+            for plan in [each for each in _ranked(timings) if each in left][:1]:
+                selected = self._handed_over(plan, timings)
+                if selected is not None:
+                    return selected
         return self._unmeasured()
 
     def engine(self) -> Selection | None:
@@ -105,7 +106,7 @@ class Finish:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
                 gone = self._failed(error.failed)
-                left = [plan for plan in left if plan not in gone]
+                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
         return {}
 
     def _failed(self, failed: Failed) -> list[Plan]:
@@ -148,10 +149,13 @@ class Finish:
     ) -> Selection | None:
         """The engine, loaded in this process; None if that fails. ``errors`` are those of its outputs, if known."""
         whole, us = self._bench.whole, timing.median_us
-        parts = whole.parts(plan, us, self._bench.nodes)
+        if wrong := self._wrong_engine(plan):
+            self._refuse(plan, wrong)
+            return None
         try:
+            parts = whole.parts(plan, us, self._bench.nodes)
             executor = load_parts(parts, self._bench.task.backends)
-        except CollageError as error:
+        except Exception as error:  # a backend raises anything
             self._refuse(plan, str(error))
             return None
         if errors is None and plan.precision:
@@ -160,6 +164,17 @@ class Finish:
             errors = *whole.found.errors.get(plan.label, (math.inf, math.inf)), None
         absolute, relative, on_samples = errors
         return Selection(plan, parts, executor, {}, us, us, absolute, relative, error=on_samples)
+
+    def _wrong_engine(self, plan: Whole) -> str:
+        """What is wrong with an engine on inputs of other kinds; "" if nothing is, or if all others are wrong, too."""
+        whole = self._bench.whole
+        if plan.label not in whole.found.errors and not plan.precision:
+            return ""  # it was not tried on inputs: nobody can make them up
+        wrong = whole.on_hostile(plan)[0]
+        others = [
+            each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
+        ]
+        return "" if all(whole.on_hostile(each)[0] for each in others) else wrong
 
     def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
         """The placement, checked with ONNX Runtime and loaded; None if it is wrong. Raises RaceFailedError."""
@@ -170,10 +185,13 @@ class Finish:
             return None
         error = None
         if bench.task.options.tolerance and (executable.reduced or not self._hurried or bench.knows_accuracy):
-            error = referee.error_on_samples(plan)
+            with suppress(MetricError, ModelError):  # which proposers have told
+                error = referee.error_on_samples(plan)
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)
+        if executable.guarded and referee.unscanned:
+            bench.known.note(referee.unscanned)
         parts, executor = referee.load(executable)
         absolute, relative = finding.absolute, finding.relative
         program, predicted_us = _with_times(executable, launches_us)
@@ -203,18 +221,21 @@ class Finish:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
         problem = bench.why_no_graph or bench.known.no_placement
-        reasons = "; ".join(self._reasons)
+        failures = [each.text for each in bench.runs.failures.told] if bench.is_matched else []
+        reasons = [*dict.fromkeys((*self._reasons, *failures))]
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem
-            raise NoPlacementError(f"no placement agrees with ONNX Runtime on the original model: {reasons}")
+            raise NoPlacementError(
+                f"no placement agrees with ONNX Runtime on the original model: {'; '.join(reasons)}"
+            )
         for label in bench.whole.found.loaded:
             plan = Whole(label.split(",")[0])
             selected = self._engine(plan, Timing(0.0, 0.0, 0.0, 0.0, 0))
             if selected is not None:
                 return replace(selected, unmeasured=_UNMEASURED)
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
-        text = "; ".join([*self._reasons, *refused]) or "there is none among the backends"
+        text = "; ".join([*reasons, *refused]) or "there is none among the backends"
         raise ModelError(
             f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
         )
@@ -268,7 +289,10 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     program = executable.program
     if len(times) != len(program.launches):
         return program, executable.predicted_us
-    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    found = {
+        region: replace(region, cost_us=us, noise_us=0.0)
+        for region, us in zip(program.launches, times, strict=True)
+    }
     timed = replace(
         program,
         regions=tuple(found.get(each, each) for each in program.regions),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnxruntime
-import tvm
 
 from collage.compiler.events import Bounded
 from collage.core.typed import typed
@@ -53,6 +52,7 @@ class Finished:
     - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
     - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
+    - ``engines``: the plans without a placement that ran, with their times in microseconds.
     - ``suggested``: offers that no pattern has made, with their purpose.
     """
 
@@ -72,6 +72,7 @@ class Finished:
     notes: tuple[str, ...]
     bounded: Bounded | None
     evolved: GraphLevelReport | None
+    engines: tuple[tuple[tuple[str, str, str, str], float], ...]
     suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
 
 
@@ -111,7 +112,6 @@ def finished_key(bench: Bench) -> str | None:
     libraries = (
         EDITION,
         GATE,
-        tvm.__version__,
         onnxruntime.__version__,
         [*task.keyed_versions.items()],
         str(task.target),

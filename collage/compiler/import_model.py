@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -14,11 +14,11 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError, ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.original import AsLoaded
-from collage.frontend.relax.importer import DataDependentError
 from collage.frontend.rewrite.branches import Taken, taken_branches
-from collage.frontend.rewrite.simplify import simplify
-from collage.frontend.rewrite.split import split
 from collage.measure.timing.effort import QUICK
+
+if TYPE_CHECKING:
+    from collage.frontend.relax.importer import DataDependentError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ def import_model(task: Task) -> Imported:
 
     Raises ModelError, also if no part of the model is static.
     """
+    from collage.frontend.relax.importer import DataDependentError  # imports TVM
+
     source = task.source
     try:
         return _whole(task)
@@ -62,6 +64,8 @@ def import_model(task: Task) -> Imported:
 
 
 def _whole(task: Task) -> Imported:
+    from collage.frontend.relax.importer import DataDependentError
+
     source = task.source
     whole = Taken(source.original)
     taken = whole if source.family else taken_branches(source.original, source.samples)
@@ -78,6 +82,8 @@ def _whole(task: Task) -> Imported:
 
 
 def _model(task: Task, taken: Taken) -> tuple[Model, onnx.ModelProto]:
+    from collage.frontend.rewrite.simplify import simplify
+
     source = task.source
     simple = simplify(taken.model, halves=task.halves, declared=source.as_loaded.declared)
     model = from_simplified(simple, source.name, example_inputs=source.example_inputs, assumed=taken.assumed)
@@ -95,6 +101,9 @@ def _notes(taken: Taken) -> Iterator[str]:
 
 def _prefix(task: Task, problem: DataDependentError) -> Imported:
     """The import of the static prefix. Raises the problem if there is none, and ModelError."""
+    from collage.frontend.rewrite.simplify import simplify
+    from collage.frontend.rewrite.split import split
+
     source = task.source
     simple = simplify(source.original, halves=task.halves, declared=source.as_loaded.declared)
     parts = split(simple, problem.nodes)

@@ -10,6 +10,7 @@ from collage.backends.base import BUILT_IN
 from collage.compiler.bench import Bench
 from collage.compiler.events import Searched
 from collage.errors import NoPlacementError
+from collage.measure_db.results import Slower
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, possible_transforms
 from collage.search.dp import place as placed
@@ -33,22 +34,26 @@ class Field:
 
 
 def field_of(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> Field:
-    """What the search can choose from; kernels of reduced precision only with a budget.
+    """What the search can choose from, as in ``usable``. Conversions that are not known are measured."""
+    found = usable(bench, budget, finite_only=finite_only)
+    return Field(tuple(found), transform_costs_us(bench, found))
 
-    Conversions that are not known are measured. Without ``finite_only`` kernels that are right on finite numbers only
-    are left out.
+
+def usable(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> list[Candidate]:
+    """The candidates of a search; kernels of reduced precision only with a budget.
+
+    Without ``finite_only`` kernels that are right on finite numbers only are left out.
     """
-    task, known, model = bench.task, bench.known, bench.model
+    task, known = bench.task, bench.known
     outcomes = known.costs.expected(known.outcomes)
     errors = None if budget is None else budget.model
-    candidates = candidates_of(model, known.offers, known.views, outcomes, task.without_switch, errors)
+    candidates = candidates_of(bench.model, known.offers, known.views, outcomes, task.without_switch, errors)
     left_out = known.left_out | known.faulty()
-    usable = [
+    return [
         c
         for c in candidates
         if c.backend not in left_out and not c.outrun and (finite_only or not c.finite_only)
     ]
-    return Field(tuple(usable), transform_costs_us(bench, usable))
 
 
 def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[ValueTransform, float]:
@@ -93,6 +98,8 @@ def place(
         known.no_placement = None
         return placement
     except UncoveredError as error:
+        if field is None and _finish_lost(bench, error.nodes):
+            return place(bench, budget, finite_only=finite_only)
         raise NoPlacementError(why_uncovered(bench, error.nodes)) from error
     except NoPlacementError as error:
         if memory := known.lack_of_memory():
@@ -100,6 +107,21 @@ def place(
         raise
     finally:
         known.tell(Searched(time.perf_counter() - started))
+
+
+def _finish_lost(bench: Bench, nodes: Sequence[int]) -> bool:
+    """Measure kernels of these nodes to the end that have lost a race. False if there are none."""
+    known = bench.known
+    left_out = known.left_out | known.faulty()
+    lost = [
+        request
+        for request, outcome in known.outcomes.items()
+        if isinstance(outcome, Slower)
+        and request.backend not in left_out
+        and not (request.variant.precision or {*nodes}.isdisjoint(request.nodes))
+    ]
+    bench.finish_races(lost)
+    return any(not isinstance(known.outcomes[request], Slower) for request in lost)
 
 
 def least_us(bench: Bench, budget: ErrorBudget) -> float:

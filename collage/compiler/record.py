@@ -11,7 +11,7 @@ from collage.compiler.bench import Bench
 from collage.compiler.events import Bounded, Evolved, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.finished import FINISHED, Finished, Named, NamedStreams, finished_key
-from collage.compiler.placing import field_of
+from collage.compiler.placing import transform_costs_us, usable
 from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
 from collage.compiler.propose.single_threaded import Launch, single_threaded_field
 from collage.compiler.referee import Referee
@@ -36,16 +36,15 @@ SUGGESTED = ("neighbours on one engine", "beside a kernel that another does fast
 
 def look_up(bench: Bench) -> Finished | None:
     """What an earlier compile of the same model has found."""
-    key = finished_key(bench)
+    bench.known.key = key = finished_key(bench)
     return None if key is None else FINISHED.at(key).look_up(bench.database)
 
 
 def record(bench: Bench, referee: Referee, selected: Selection, *, complete: bool) -> None:
     """Record what the compile has found; as not complete if memory was short, since another compile may find more."""
-    key = finished_key(bench)
-    if key is None or selected.unmeasured:
-        return
     known, plan = bench.known, selected.plan
+    if known.key is None or selected.unmeasured:
+        return
     kernels_us: tuple[float | None, ...] = ()
     if isinstance(plan, Placed):
         found = times_alone_us(bench, referee.executable(plan))
@@ -61,7 +60,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         kernels=() if placed is None else tuple(map(_named, placed.placement.candidates)),
         suffix="" if placed is None else placed.suffix,
         streams=None if placed is None or placed.streams is None else _named_streams(placed.streams),
-        whole=(plan.engine, plan.form, plan.profile, plan.precision) if isinstance(plan, Whole) else None,
+        whole=_named_engine(plan) if isinstance(plan, Whole) else None,
         kernels_us=kernels_us,
         timings=selected.timings,
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
@@ -72,13 +71,14 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         notes=tuple(event.text for event in known.log if isinstance(event, Noted)),
         bounded=bounded[-1] if bounded else None,
         evolved=evolved[-1] if evolved else None,
+        engines=tuple((_named_engine(each), us) for each, us in known.engine_us.items()),
         suggested=tuple(
             (offer.request.nodes, offer.request.backend, offer.request.variant.precision, offer.pattern)
             for offer in known.offers
             if offer.pattern in SUGGESTED
         ),
     )
-    FINISHED.at(key).record(bench.database, finished)
+    FINISHED.at(known.key).record(bench.database, finished)
 
 
 def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
@@ -118,11 +118,11 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
 
 def _placed(bench: Bench, finished: Finished) -> Placed:
     """The placement of these kernels, whose costs are known. Raises LookupError and ValueError."""
-    field = field_of(bench, ErrorBudget(math.inf) if finished.predicted_error else None)
-    candidates = {_named(each): each for each in field.candidates}
+    budget = ErrorBudget(math.inf) if finished.predicted_error else None
+    candidates = {_named(each): each for each in usable(bench, budget)}
     chosen = [candidates[name] for name in finished.kernels]
-    graph = bench.model.graph
-    placement = finish(graph, chosen, bench.known.epsilon_us, transforms_us=field.transforms_us)
+    costs = transform_costs_us(bench, chosen)
+    placement = finish(bench.model.graph, chosen, bench.known.epsilon_us, transforms_us=costs)
     plan = Placed(finished.label, placement, suffix=finished.suffix)
     if finished.streams is None:
         return plan
@@ -155,6 +155,10 @@ def _alone(launch: Launch, named: Named | float | None, alone: Mapping[Named, Ca
 
 def _named(candidate: Candidate) -> Named:
     return candidate.nodes, candidate.backend, repr(candidate.variant)
+
+
+def _named_engine(plan: Whole) -> tuple[str, str, str, str]:
+    return plan.engine, plan.form, plan.profile, plan.precision
 
 
 def _named_streams(streams: StreamPlan) -> NamedStreams:

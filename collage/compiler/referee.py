@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from collage.check.compare import difference
+from collage.check.extraordinary import note
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
 from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
@@ -251,14 +252,17 @@ class Referee:
         of_others = f", and of {foreseen:.2g} foreseen on other inputs" if error <= tolerance else ""
         return f"an error of {error:.2g} on {about}{of_others}, above the tolerance of {tolerance:g}"
 
-    def error_on_samples(self, plan: Placed) -> float | None:
-        """The plan's error on samples, or None if it cannot be measured. Raises RaceFailedError."""
-        try:
-            run = partial(self._bench.runs.error, self.executable(plan), self._bench.accuracy)
-            found = self._guarded(plan, run)
-        except (MetricError, ModelError):
-            return None
+    def error_on_samples(self, plan: Placed) -> float:
+        """The plan's error on samples. Raises RaceFailedError, MetricError and ModelError."""
+        run = partial(self._bench.runs.error, self.executable(plan), self._bench.accuracy)
+        found = self._guarded(plan, run)
         return found
+
+    @property
+    def unscanned(self) -> str:
+        """A note about inputs that are not scanned, since their usual values are out of the range; or ""."""
+        model = self._bench.model
+        return note(model.graph, model.input_names, self._bench.measurer.extraordinary)
 
     def load(self, executable: Executable) -> tuple[Parts, Executor]:
         """Load the executable in this process, for the user. Raises RaceFailedError."""
@@ -295,6 +299,8 @@ class Referee:
             if without.digest != executable.digest:
                 executable, finding = without, bench.runs.finding(without, check, about)
             assembler.guards_halves = finding.complaint == BEYOND_GUARDS
+        if finding.complaint and executable.guarded and not finding.ordinary and self.unscanned:
+            finding = replace(finding, complaint="")  # the inputs that it errs on are not scanned
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
         log.info("%s: %s; its inputs are guarded", plan.label, finding.complaint)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from collage.check.compare import difference, dtypes_of, region_tolerance
 from collage.compiler.executable import Executable
-from collage.compiler.plan import Placed, Whole
+from collage.compiler.plan import Placed
 from collage.errors import CollageError
 from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.read.randomness import Randomness
@@ -52,11 +52,9 @@ class Suffixes:
             outputs=(),
             threads=task.target.threads,
         )
-        whole = bench.whole.parts(Whole(plan.suffix), 0.0).program.suffix
-        assert whole is not None
         reads = tuple(info.name for info in model_inputs(model))
         writes = tuple(info.name for info in model.graph.output)
-        suffix = Suffix(region, whole.inputs, whole.outputs, reads, writes)
+        suffix = Suffix(region, *bench.whole.ports(), reads, writes)
         versions = {**prefix.versions, plan.suffix: task.versions[plan.suffix]}
         program = prefix.program.followed_by(suffix)
         return replace(

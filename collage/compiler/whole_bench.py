@@ -32,12 +32,15 @@ from collage.report.report import NodeReport
 from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region
-from collage.schedule.suffix import Suffix
+from collage.schedule.suffix import Suffix, ValuePort
 
 log = logging.getLogger(__name__)
 
 _TRIAL: Fact[EngineTrial] = Fact("engine_trial", EngineTrial.to_json, EngineTrial.from_json)
-_EDITION = "trial 4"
+_HOSTILE: Fact[tuple[str, bool]] = Fact(
+    "engine_on_hostile", list, lambda found: (str(found[0]), bool(found[1]))
+)
+_EDITION = "trial 5"
 """The edition of how engines are compared with references."""
 
 
@@ -137,9 +140,17 @@ class WholeBench:
             {**self.found.refused, **found.refused},
             (*self.found.loaded, *found.loaded),
             (*self.found.notes, *notes),
-            (*self.found.finite_only, *found.finite_only),
         )
         return found
+
+    def on_hostile(self, plan: Whole) -> tuple[str, bool]:
+        """What is wrong with the plan on inputs of other kinds, or "", and if it is right on finite ones only.
+
+        It is found once for an engine and a form, whatever the other settings.
+        """
+        usual = Whole(plan.engine, plan.form)
+        key = _HOSTILE.at(self.mark(usual.label, self._form(usual.form).digest))
+        return self._database.remember(key, lambda: self.engines.on_hostile(usual))
 
     def _trial_key(self, plans: Sequence[Whole]) -> FactKey[EngineTrial]:
         labels = ", ".join(plan.label for plan in plans)
@@ -163,8 +174,6 @@ class WholeBench:
 
         Indices that the model's inputs give are checked before each run: not every engine does that itself.
         """
-        form = self._form(plan.form)
-        alike = {plan.label, Whole(plan.engine, plan.form).label}
         region = Region(
             backend=plan.engine,
             ops=tuple(node.op for node in nodes),
@@ -178,24 +187,25 @@ class WholeBench:
             exclusive=True,
             profile=plan.profile,
             original=plan.form == WRITTEN,
-            finite_only=not alike.isdisjoint(self.found.finite_only),
+            finite_only=Whole(plan.engine, plan.form).label in self.found.errors and self.on_hostile(plan)[1],
             precision=plan.precision,
         )
-        inputs, outputs = form.ports
-        limits = index_limits(self.form.original)
-        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in inputs)
+        inputs, outputs = self.ports(plan.form)
         reads, writes = ([port.name for port in side] for side in (inputs, outputs))
         suffix = Suffix(region, inputs, outputs, tuple(reads), tuple(writes))
         program = make_program((), (), (), {}, self.task.target.threads).followed_by(suffix)
         versions = {plan.engine: self.task.versions[plan.engine]}
         return Parts(program, [self._data(plan)], {}, self.task.target, versions)
 
+    def ports(self, form: str = WRITTEN) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
+        """The inputs of the whole model, with the numbers of rows that they index, and its outputs."""
+        inputs, outputs = self._form(form).ports
+        limits = index_limits(self.form.original)
+        return tuple(replace(port, rows=limits.get(port.name)) for port in inputs), outputs
+
     def _data(self, plan: Whole) -> bytes | Framed:
-        form = self._form(plan.form)
-        engine, options = (
-            as_engine(self.task.backends[plan.engine]),
-            whole_options(plan, self.task.target.threads),
-        )
+        form, engine = self._form(plan.form), as_engine(self.task.backends[plan.engine])
+        options = whole_options(plan, self.task.target.threads)
         return prepared(engine, form.original, options) or form.data
 
     def _form(self, name: str) -> WholeForm:

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import onnx
-import tvm_ffi
 from onnx import ModelProto
 
 from collage.errors import ModelError
@@ -19,9 +18,6 @@ from collage.frontend.read.proto_size import network_bytes
 from collage.frontend.read.randomness import Randomness
 from collage.frontend.read.scopes import STANDARD, all_nodes, bodies, captures, defines, opset_of, reads
 from collage.frontend.read.shapes import Shapes, declared_types, fix_shapes, shape_text
-from collage.frontend.relax.build import build_graph
-from collage.frontend.relax.importer import import_onnx
-from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import as_written
 
@@ -163,6 +159,8 @@ class Model:
         if node.id in self.random_nodes:
             text += b"draws|"  # it is compared by type only
         if "prim_func" in node.attrs:
+            import tvm_ffi  # TVM takes a second to import, and a first module does without it
+
             function = self.prim_funcs[str(node.attrs["prim_func"])].without_attr("global_symbol")
             text = f"call_tir|{types}|{tvm_ffi.structural_hash(function, map_free_vars=True)}".encode()
         if node.source >= 0:
@@ -239,6 +237,8 @@ def import_model(
 
     With ``halves`` operators of float16 stay float16 (see ``simplify``). Raises ModelError and UsageError.
     """
+    from collage.frontend.rewrite.simplify import simplify
+
     proto = load_onnx(source)
     declared = declared_types(proto)
     fix_shapes(proto, shapes or {})
@@ -269,6 +269,9 @@ def from_simplified(
             raise ModelError(
                 f"input {info.name} has no elements (its shape is {shape_text(info)}), and such are not placed."
             )
+    from collage.frontend.relax.build import build_graph
+    from collage.frontend.relax.importer import import_onnx
+
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
     packed = sorted({v.type.dtype for v in built.graph.values} & _PACKED)

@@ -123,9 +123,7 @@ class Engines:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
-        finite_only = self._finite_only(verdict.errors)
-        notes = (*verdict.notes, *notes)
-        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), notes, finite_only)
+        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), (*verdict.notes, *notes))
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
@@ -171,33 +169,37 @@ class Engines:
         found: Opened = self._ask(ReferWhole(False, self._limit_s))
         return found
 
-    def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
-        """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
+    def on_hostile(self, plan: Whole) -> tuple[str, bool]:
+        """Run the plan on inputs of other kinds: what is wrong with it, or "", and if it is right on finite ones only.
+
+        It is wrong if it makes NaN or infinities of ordinary numbers. Finite errors on these are none here: a network
+        may decide otherwise for a few roundings.
+        """
         arrays = [
             each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
             for each in self.inputs
         ]
-        found: list[str] = []
+        finite_only = False
         rng = np.random.default_rng(0)
         drawn = self._randomness.outputs
         for kind in KINDS:
-            changed = None if kind.ordinary else kind.inputs(arrays, [False] * len(arrays), rng)
-            if changed is None:
+            changed = kind.inputs(arrays, [False] * len(arrays), rng)
+            if changed is None or (finite_only and not kind.ordinary):
                 continue
             inputs = tuple(
                 new if old.size else each for each, old, new in zip(self.inputs, arrays, changed, strict=True)
             )
             expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
-            for name in engines if expected is not None else ():
-                if name in found:
-                    continue
-                if name not in self._open:
-                    self._opened(name, self._openings[name])
-                outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
-                error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
-                if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
-                    found.append(name)
-        return tuple(found)
+            if expected is None:
+                continue
+            outputs = self.outputs(plan, inputs).outputs
+            if kind.ordinary:
+                if outputs is not None and _makes_infinite(outputs, expected):
+                    return f"it makes NaN or infinities of numbers ({kind.name} in its inputs)", finite_only
+                continue
+            error = math.inf if outputs is None else difference(outputs, expected, drawn=drawn)[1]
+            finite_only = not error <= region_tolerance(dtypes_of([*inputs, *expected]))
+        return "", finite_only
 
     def _last_resort(
         self, narrow: Iterable[Whole], outputs: dict[str, Sequence[Any]], refused: dict[str, str]
@@ -297,3 +299,10 @@ class Engines:
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )
+
+
+def _makes_infinite(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether there is NaN or an infinity in place of a number."""
+    pairs = [(a, e) for a, e in zip(outputs, expected, strict=True) if isinstance(e, np.ndarray)]
+    floats = [(a, e) for a, e in pairs if e.dtype.kind == "f" and a.shape == e.shape]
+    return any(bool((np.isfinite(e) & ~np.isfinite(a)).any()) for a, e in floats)

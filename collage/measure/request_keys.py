@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cache
 
 import onnxruntime
-import tvm
 
 from collage.backends.base import Backend
 from collage.backends.layout import maker_of
@@ -61,7 +60,7 @@ class RequestKeys:
             + settings.effort.mark,
             threads=settings.threads,
             hardware=settings.hardware,
-            tvm_version=tvm.__version__,
+            tvm_version=_tvm_version(),
         )
 
     def options(self, request: CandidateRequest) -> BuildOptions:
@@ -108,7 +107,7 @@ class RequestKeys:
     def conversions_key(self) -> str:
         """The key of which ONNX nodes of the model the importer converts wrongly, with these libraries."""
         model = self._measured.model
-        versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__} comparison {_COMPARISON}"
+        versions = f"tvm {_tvm_version()} onnxruntime {onnxruntime.__version__} comparison {_COMPARISON}"
         return f"{model_digest(model)}{_digest(model.example_inputs)} {versions}"
 
     def values_key(self) -> str | None:
@@ -151,3 +150,9 @@ def precision_in(text: str) -> str:
     """The precision of a variant, given its ``variant_text``."""
     found = _VARIANT.match(text)
     return (found[1] or "") if found else ""
+
+
+def _tvm_version() -> str:
+    import tvm  # it takes a second, and nobody needs keys before a graph is made, which takes TVM, too
+
+    return str(tvm.__version__)

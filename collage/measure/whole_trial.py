@@ -12,14 +12,13 @@ class EngineTrial:
     """Errors of the plans that are right, and why the others are not, each by the plan's label.
 
     ``errors`` are the largest absolute and relative error. ``loaded`` are plans that load the model, but fail on the
-    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities.
+    inputs that there are.
     """
 
     errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     loaded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    finite_only: tuple[str, ...] = ()
 
     def of(self, label: str) -> EngineTrial:
         """What was found of one plan."""
@@ -28,7 +27,6 @@ class EngineTrial:
             {name: each for name, each in self.refused.items() if name == label},
             tuple({label}.intersection(self.loaded)),
             self.notes,
-            tuple({label}.intersection(self.finite_only)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -39,6 +37,4 @@ class EngineTrial:
     def from_json(data: Mapping[str, Any]) -> EngineTrial:
         """The inverse of ``to_json``. Raises KeyError, TypeError and the like for other values."""
         errors = {n: (e[0], e[1]) for n, e in data["errors"].items()}
-        return EngineTrial(
-            errors, data["refused"], tuple(data["loaded"]), tuple(data["notes"]), tuple(data["finite_only"])
-        )
+        return EngineTrial(errors, data["refused"], tuple(data["loaded"]), tuple(data["notes"]))

@@ -55,7 +55,7 @@ class Executor:
         """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
         ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
-        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``). ``arena`` is
+        ``careful`` answers calls in which a scan finds something. ``arena`` is
         the host's, with bytes that other executors use, too, none of which runs at the same time; without it there is a
         new one.
         """

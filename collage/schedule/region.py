@@ -44,7 +44,7 @@ class Region:
     and an ``original`` region is the model as its author wrote it.
 
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
-    that are scanned right before the launch, so that no such kernel gets any; see ``collage.schedule.guards``.
+    that are scanned right before the launch; if a scan finds something, ONNX Runtime answers the call.
     ``reassociates`` is ``Backend.reassociates``, and ``precision`` that of the variant. ``error``
     is what the kernel adds to the error of the outputs, by the search's prediction, as a share of their scale.
     """

@@ -20,7 +20,7 @@ from collage.backends.chains.conv import Conv, row_axis, scaled
 from collage.backends.chains.functions import DnnlAlgorithm
 from collage.backends.chains.int8_weights import quantised
 from collage.backends.chains.linear_fold import Folded
-from collage.backends.onednn_kernels import conv_plan, description, stored_plan
+from collage.backends.onednn_kernels import conv_plan, description, stored_int8
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
@@ -69,7 +69,7 @@ def variants(task: Any, threads: int) -> list[Variant]:
 def problem_of(task: ConvTask) -> str:
     """Why the convolution has no kernel in 8 bits, or ""."""
     chain, conv = task.chain, task.conv
-    if problem := rounding_problem() or stored_plan.problem_of(task):
+    if problem := rounding_problem() or stored_int8.problem_of(task):
         return problem
     if math.prod(conv.weights.shape[2:]) == conv.groups == max(conv.strides) == 1 and not any(conv.pad_begin):
         return "there are kernels of our own for single pixels, with a range for each of them"

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.product_rule import grown
 from collage.backends.chains.transposes import operand_transposes
-from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, MAX_POOLS
-from collage.backends.onednn_kernels.quantised_values import DEQUANTIZE, QUANTIZE, weights_path
+from collage.backends.onednn_kernels.quantised import (
+    CONVOLUTIONS,
+    DEQUANTIZE,
+    MAX_POOLS,
+    QUANTIZE,
+    weights_path,
+)
 from collage.backends.onednn_kernels.roots import root_problem, task_of
 from collage.frontend.relax.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.tvm_codegen.image import PAGE, Image
+from collage.backends.tvm_codegen.mapped import PAGE, Image
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.value_type import read_type

@@ -15,10 +15,9 @@ from collage.backends.tvm_codegen.arithmetic import rounds_quotients
 from collage.backends.tvm_codegen.artifact import TvmArtifact, pack
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
-from collage.backends.tvm_codegen.image import Image, ImageError, image_of
 from collage.backends.tvm_codegen.link import PREFIX, linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
-from collage.backends.tvm_codegen.mapped import instruction_sets, is_known
+from collage.backends.tvm_codegen.mapped import Image, ImageError, image_of, instruction_sets, is_known
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
 from collage.core.temporary import TemporaryFolder

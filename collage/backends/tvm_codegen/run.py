@@ -20,9 +20,8 @@ from collage.backends.tvm_codegen.artifact import (
     empty_aligned,
     unpack,
 )
-from collage.backends.tvm_codegen.image import Image
 from collage.backends.tvm_codegen.link import is_parallel, link
-from collage.backends.tvm_codegen.mapped import LAUNCH, instruction_sets, map_image
+from collage.backends.tvm_codegen.mapped import LAUNCH, Image, instruction_sets, map_image
 from collage.core.temporary import TemporaryFolder
 from collage.kernel import frames
 from collage.kernel.buffers import ALIGNMENT, is_aligned

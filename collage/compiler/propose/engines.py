@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 from collage.backends.engine import as_engine
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
+from collage.compiler.task import Source
 from collage.compiler.verdict import Verdict
+from collage.compiler.whole_bench import WholeBench
 from collage.errors import CollageError, ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN
@@ -38,6 +40,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                 log.info("engines on another form: %s", error)
                 again = EngineTrial()
             if again.errors or (again.loaded and not found.loaded):
+                bench.known.note(*_about_form(bench.task.source, other))
                 other.made += bench.whole.made
                 bench.whole, found, other = other, again, bench.whole
             other.close()
@@ -47,6 +50,12 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     for plan in plans:
         if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
+
+
+def _about_form(source: Source, whole: WholeBench) -> Iterator[str]:
+    if whole.form.original is not source.original:
+        given = ", on inputs of the given shapes" if source.shapes else ""
+        yield f"no engine takes what Collage makes of it, so it runs as its author wrote it{given}"
 
 
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -98,7 +107,7 @@ def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
 def _is_allowed(bench: Bench, plan: Whole) -> bool:
     """Whether the engine keeps NaN and reassociates nothing, if the compile asks for that."""
     options, backend = bench.task.options, bench.task.backends[plan.engine]
-    if options.exact and (not backend.keeps_nan or plan.label in bench.whole.found.finite_only):
+    if options.exact and (not backend.keeps_nan or bench.whole.on_hostile(plan)[1]):
         return False
     if not (options.exact or not options.reassociate) or not bench.has_graph:
         return True

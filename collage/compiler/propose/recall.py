@@ -7,7 +7,7 @@ from collections.abc import Generator
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.events import Evolved
-from collage.compiler.plan import Plan
+from collage.compiler.plan import Plan, Whole
 from collage.compiler.record import look_up, plan_of
 from collage.compiler.referee import Referee
 from collage.compiler.verdict import Verdict
@@ -26,6 +26,7 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         return
     if finished.complete:
         bench.known.note(*finished.notes)
+        bench.known.engine_us.update((Whole(*named), us) for named, us in finished.engines)
         if finished.bounded is not None:
             bench.known.tell(finished.bounded)
         if finished.evolved is not None:

@@ -105,7 +105,7 @@ def _within(bench: Bench, best: Best, knobs: Knobs) -> Generator[Plan, Verdict, 
             bench.known.tell(told)
             bench.known.note(f"{asked} is below float32's own error of {own:.2g} on {about}; float32 remains")
             return
-        yield from _search(bench, told, knobs)
+        yield from _search(bench, best, told, knobs)
     except (MetricError, ModelError) as error:
         log.warning("%s", error)
         why = f"{str(error).rstrip('.')}; float32 remains"
@@ -124,7 +124,7 @@ def _own_error(bench: Bench, best: Best) -> float | None:
         return None
 
 
-def _search(bench: Bench, told: Bounded, knobs: Knobs) -> Generator[Plan, Verdict, None]:
+def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[Plan, Verdict, None]:
     known, is_predicted = bench.known, bench.accuracy.asked.metric.is_predicted
     aimed = knobs.aim * told.tolerance
     budget = known.errors
@@ -161,6 +161,7 @@ def _search(bench: Bench, told: Bounded, knobs: Knobs) -> Generator[Plan, Verdic
         told = replace(told, rounds=rounds)
         if isinstance(verdict, Ran) and (refused := _refused(bench, plan)):
             known.without(refused)
+            best.drop(plan)
             continue
         found = found or isinstance(verdict, Ran)
         spent = measured / (predicted if is_predicted else aimed)

@@ -103,7 +103,7 @@ class _Launches:
         for v, launch in enumerate(self.base.launches):
             alone = self.single_threaded[v] if schedule.streams[v] != TEAM else launch
             if isinstance(launch, Candidate) and isinstance(alone, Candidate):
-                candidates[launch] = replace(alone, cost_us=times[v])
+                candidates[launch] = replace(launch, cost_us=times[v])
             elif isinstance(launch, PlacedTransform) and isinstance(alone, PlacedTransform):
                 transforms[launch] = replace(alone, cost_us=times[v])
         return replace(

@@ -11,18 +11,76 @@ import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.read.apart import check_model, filled, inner_bytes, load_beside, moved_out, weight_files
-from collage.frontend.read.bfloat16 import computes_in_bfloat16, in_float32
 from collage.frontend.read.external_data import data_folders
 from collage.frontend.read.model_path import check_model_path
 from collage.frontend.read.old_sets import to_set_7
-from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes
+from collage.frontend.read.scopes import STANDARD, all_graphs, all_nodes, reads, rename
+from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.weights import WeightFiles
+from collage.frontend.read.widen import TYPE_ATTRIBUTES, widen
 from collage.frontend.rewrite.recurrent import batches_second
+
+_NARROW, _WIDE = TensorProto.BFLOAT16, TensorProto.FLOAT
+_INNER = "__in_float32"
+"""What is appended to the names of inputs and outputs inside of the model."""
+_MOVES = frozenset(
+    "Cast CastLike Constant ConstantOfShape Flatten Identity Reshape Squeeze Transpose Unsqueeze".split()
+)
+
+
+def computes_in_bfloat16(model: onnx.ModelProto) -> bool:
+    """Whether an operator reads or makes bfloat16, and does more than to cast or to move it."""
+    narrow: set[str] = set()
+    for graph in all_graphs(model.graph):
+        narrow.update(each.name for each in graph.initializer if each.data_type == _NARROW)
+        narrow.update(each.name for each in graph.input if each.type.tensor_type.elem_type == _NARROW)
+    for node in all_nodes(model.graph):
+        given = any(_is_narrow(each) for each in node.attribute)
+        read = [name in narrow for name in reads(node)]
+        if node.op_type not in _MOVES and (given or any(read)):
+            return True
+        # A cast makes what its attribute says, or what its second input is, and others what they read.
+        if given or (node.op_type != "Cast" and any(read[node.op_type == "CastLike" :])):
+            narrow.update(node.output)
+    return False
+
+
+def in_float32(model: onnx.ModelProto) -> None:
+    """Let a model compute in float32 where it computes in bfloat16, in place; its inputs and outputs stay bfloat16.
+
+    ONNX Runtime has no kernels for bfloat16 on CPUs, so there would be no reference.
+    """
+    graph = model.graph
+    given = {each.name for each in graph.input}
+    ends = [
+        each for each in (*model_inputs(model), *graph.output) if each.type.tensor_type.elem_type == _NARROW
+    ]
+    inner = {each.name: each.name + _INNER for each in ends}
+    inputs = [name for name in inner if name in given]
+    outputs = [name for name in inner if name not in given]
+    widen(model, (_NARROW,), _WIDE)
+    for info in ends:
+        info.type.tensor_type.elem_type = _NARROW
+    rename(graph.node, inner)
+    for tensor in graph.initializer:
+        tensor.name = inner.get(tensor.name, tensor.name)
+    for each in all_graphs(graph):
+        del each.value_info[:]
+    for name in inputs[::-1]:
+        graph.node.insert(0, helper.make_node("Cast", [name], [inner[name]], to=_WIDE))
+    graph.node.extend(helper.make_node("Cast", [inner[name]], [name], to=_NARROW) for name in outputs)
+
+
+def _is_narrow(attribute: onnx.AttributeProto) -> bool:
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        return bool(attribute.t.data_type == _NARROW)
+    return attribute.name in TYPE_ATTRIBUTES and attribute.i == _NARROW
+
 
 _PAYLOAD = frozenset({"name", "doc_string", "external_data"})
 """Fields of a tensor that are text or hold text. The other fields are its numbers."""

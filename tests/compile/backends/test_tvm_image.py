@@ -21,9 +21,8 @@ import collage
 from collage.backends.tvm_codegen import build as build_module
 from collage.backends.tvm_codegen.artifact import pack, unpack
 from collage.backends.tvm_codegen.build import compile_kernel
-from collage.backends.tvm_codegen.image import Image, ImageError, image_of
 from collage.backends.tvm_codegen.lower import lower
-from collage.backends.tvm_codegen.mapped import is_known
+from collage.backends.tvm_codegen.mapped import Image, ImageError, image_of, is_known
 from collage.backends.tvm_codegen.run import load_kernel
 from collage.kernel.frames import frame, unframe
 from collage.native.library import core, core_problem

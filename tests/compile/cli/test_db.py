@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collage.cli.db import installed_versions
-from collage.cli.db_contents import this_machine
+from collage.cli.db import installed_versions, this_machine
 from collage.measure_db import rows
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower

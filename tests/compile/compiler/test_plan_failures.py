@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from collage.compiler.passes.place import Place
 
 from collage.compiler.executable import Executable
-from collage.compiler.plan import Plan
+from collage.compiler.placing import place
+from collage.compiler.plan import MIX, Placed
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
 from collage.errors import MeasurementError
 from collage.kernel.options import BuildOptions
@@ -28,7 +28,7 @@ class Rejecting:
     """A measurer that only takes rejections."""
 
     def __init__(self, made: Made) -> None:
-        self.model = made.model
+        self.model = made.bench.model
         self.kernels = self
         self.rejected: list[tuple[PlanKernel, Rejection]] = []
 
@@ -49,8 +49,7 @@ def made() -> Made:
 
 @pytest.fixture
 def executable(made: Made) -> Executable:
-    placement = Place()(made.context, made.measured()).placed.placement
-    return made.lab.bench.assembler.assemble(Plan("mix", placement, exclusive=False), {})
+    return made.bench.assembler.assemble(Placed(MIX, place(made.measured().bench)), {})
 
 
 def fail(failures: PlanFailures, executable: Executable, launch: int | None, rejection: Rejection) -> None:
@@ -141,8 +140,7 @@ def test_a_full_disk_is_no_kernels_fault(
 def test_results_of_networks_are_of_one_edition_of_the_kernels(made: Made, executable: Executable) -> None:
     """The version of a backend is that of its library, and does not tell it."""
     other = Made(each_node("lib", 1.0), Counted("lib", team=True))
-    placement = Place()(other.context, other.measured()).placed.placement
-    again = other.lab.bench.assembler.assemble(Plan("mix", placement, exclusive=False), {})
+    again = other.bench.assembler.assemble(Placed(MIX, place(other.measured().bench)), {})
     assert again.versions == executable.versions and again.digest != executable.digest
 
 

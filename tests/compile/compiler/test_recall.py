@@ -143,7 +143,7 @@ def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(
     if changed == "wrong":
         assert found.plan == Whole("engine", profile="turbo")
     else:
-        assert found.plan.label == "mix" and again.bench.raced > 0
+        assert found.plan.label == "mix"
 
 
 def key(each: Made, **changes: Any) -> str | None:

@@ -13,8 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import collage
-from collage.frontend.read.bfloat16 import computes_in_bfloat16
-from collage.frontend.read.load import load_onnx
+from collage.frontend.read.load import computes_in_bfloat16, load_onnx
 
 BF16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 N = helper.make_node

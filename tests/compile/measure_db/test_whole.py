@@ -77,6 +77,21 @@ class Crashes(Exact):
         os.abort()
 
 
+class _Overflowing(_Session):
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        (found,) = super().run(inputs)
+        return [np.where(np.abs(inputs[0]) > 100, np.float32(np.inf), found)]
+
+
+class Overflows(Exact):
+    """Makes infinities of numbers above 100."""
+
+    name: ClassVar[str] = "overflows"
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        return _Overflowing(False, 1.0)
+
+
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     with Workers() as found:
@@ -92,6 +107,13 @@ def trial(workers: Workers, *engines: OnnxEngine) -> EngineTrial:
     named = {engine.name: engine for engine in engines}
     with WholeMeasurer(tanh(), [X], named, WholeSettings(1, QUICK, 20.0), workers) as measurer:
         return measurer.trial()
+
+
+def test_an_engine_that_makes_infinities_of_numbers_is_refused(workers: Workers) -> None:
+    found = trial(workers, Overflows(), OnnxRuntime())
+    assert [*found.timings] == ["onnxruntime"]
+    assert "outliers" in found.refused["overflows"]
+    assert [*trial(workers, Overflows()).timings] == ["overflows"]
 
 
 def test_who_is_right_is_timed_and_the_others_say_why(workers: Workers) -> None:

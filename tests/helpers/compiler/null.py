@@ -120,6 +120,9 @@ class NullEngine(NullBackend, Engine):
     def precisions(self, options: BuildOptions) -> tuple[str, ...]:
         return tuple(options.precisions & {self.precision})
 
+    def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
+        return b""
+
     def session(self, model: bytes, options: BuildOptions) -> Any:
         return object()
 
@@ -148,7 +151,7 @@ class NullMeasurer:
         self.asked: list[CandidateRequest] = []
         self.rejected: dict[tuple[str, Nodes], Rejection] = {}
         self.outrun: dict[tuple[str, Nodes], Slower] = {}
-        """What kernels show in a race. Measured to the end they take what ``costs`` say."""
+        """What kernels show in a race, unless a rival is rejected. Measured to the end they take what ``costs`` say."""
         self.wrong: dict[int, str] = {}
         self.extraordinary: set[int] = set()
         self.as_loaded = None
@@ -168,7 +171,11 @@ class NullMeasurer:
 
     def race(self, requests: Sequence[CandidateRequest], *_: Any) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
-        return {r: self.outrun.get((r.backend, r.nodes), outcome) for r, outcome in known.items()}
+        failed = {nodes for _, nodes in self.rejected}
+        return {
+            r: outcome if r.nodes in failed else self.outrun.get((r.backend, r.nodes), outcome)
+            for r, outcome in known.items()
+        }
 
     def finish(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         return self.measure(requests)
@@ -352,6 +359,9 @@ class NullEngines:
     def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
         return self.open(plan)
 
+    def expected(self) -> Opened:
+        return Opened((np.zeros((4, 64), np.float32),))
+
     def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
         self.step(f"turn {name}")
         self.turns.append(name)
@@ -363,7 +373,7 @@ class NullEngines:
 class NullBench(Bench):
     """A bench with made-up tools. Its offers are those with a made-up cost, unless ``matches``."""
 
-    costs: Costs = {}
+    costs: Costs
     matches = False
     measurer_: NullMeasurer
     runs_: NullRuns

@@ -20,11 +20,11 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.view import View
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
-from collage.errors import ModelError
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
 from tests.helpers.backends_for_tests import onnx_model
 from tests.helpers.beside import Beside, Engine, Late, Slow, Sober
+from tests.helpers.finished import rows
 
 
 def chain() -> onnx.ModelProto:
@@ -101,10 +101,10 @@ def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
 
 
 def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Path) -> None:
-    """It is found where the cost of switching between backends is measured."""
+    """It may be found in a race, where the cost of a switch is measured, or in the network."""
     module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "among others"), Slow())
     (reason,) = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
-    assert reason.startswith("crashed: beside kernels of other backends: SIGSEGV")
+    assert reason.startswith("crashed: ") and "SIGSEGV" in reason
 
 
 def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
 def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", Beside(), Late(), effort=QUICK)
     assert used(module) == {"beside"}
+    rows(tmp_path / "db.sqlite", "DELETE FROM networks")
     backends = Beside("raises", "unnoted"), Late()
     module = compiled(tmp_path / "db.sqlite", *backends)
     assert used(module) == {"late"}
-    # A quick compile remembers the time and the check of its placement, and has no other one.
-    with pytest.raises(ModelError, match="worn out"):
-        compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
+    # A quick compile recalls what it has handed over, and looks for another placement.
+    assert used(compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)) == {"late"}
 
 
 def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:

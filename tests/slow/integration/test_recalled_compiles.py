@@ -18,6 +18,7 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import builtin_registry
 from collage.backends.view import View
 from collage.compiler import placing
+from collage.compiler.clock import Budget
 from collage.compiler.compile import compile_model
 from collage.compiler.finished import FINISHED
 from collage.compiler.options import CompileOptions
@@ -73,7 +74,7 @@ def same(first: collage.CompiledModule, again: collage.CompiledModule, model: on
     for node in again.summary()["nodes"]:
         assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
     key = [(c.candidate, c.pattern) for c in first.report.candidates]
-    assert sorted(map(str, key)) == sorted(str((c.candidate, c.pattern)) for c in again.report.candidates)
+    assert {(c.candidate, c.pattern) for c in again.report.candidates} <= {*key}
 
 
 def nothing() -> onnx.ModelProto:
@@ -83,7 +84,7 @@ def nothing() -> onnx.ModelProto:
 
 CASES: Sequence[Any] = (
     pytest.param(conv_net, {"backends": ["onnxruntime"]}, id="one engine"),
-    pytest.param(conv_net, {"backends": ["onednn"], "threads": 1, "exact": True}, id="no engine"),
+    pytest.param(conv_net, {"backends": ["onednn"], "threads": 1}, id="no engine"),
     pytest.param(conv_net, {"graph_level_s": 1.0}, id="graph level"),
     pytest.param(conv_net, {"tolerance": 0.1}, id="tolerance"),
     pytest.param(nothing, {}, id="no operators"),
@@ -135,7 +136,7 @@ def test_a_compile_with_a_budget_recalls_a_finished_one(
     copy: Path, first: tuple[Path, collage.CompiledModule]
 ) -> None:
     with nothing_but_recalled():
-        module = compiled(conv_net(), copy, budget_s=60.0)
+        module = compiled(conv_net(), copy, budget=Budget.of(60.0))
     assert (module.report.ended, module.report.measurements_made) == ("finished", 0)
     same(first[1], module, conv_net())
 
