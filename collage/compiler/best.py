@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from collage.compiler.clock import Clock
-from collage.compiler.finished import Finished
-from collage.compiler.plan import Plan, Whole, is_reduced
+from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.verdict import Beyond, Failed, Verdict
 from collage.core.progress import Progress
 from collage.report.best_so_far import BestSoFar, best_words, expected_words
+
+if TYPE_CHECKING:
+    from collage.compiler.finished import Finished
 
 _NEAR = 1.05
 _MOST = 4
@@ -38,6 +41,8 @@ class Best:
         self._clock = clock
         self._standings: list[Standing] = []
         self.trace: list[BestSoFar] = []
+        self.first_mix: BestSoFar | None = None
+        """The first placement that ran, whether it was the best one or not."""
         self.expected_us: float | None = None
         """The predicted time of the placement in hand, in microseconds."""
         self.settled: tuple[Plan, Finished] | None = None
@@ -84,6 +89,8 @@ class Best:
         )  # as if the machine had not changed since
         self._standings = [each for each in self._standings if each.plan != verdict.plan]
         self._standings.append(Standing(verdict.plan, score, us))
+        if isinstance(verdict.plan, Placed) and self.first_mix is None:
+            self.first_mix = self._now(Standing(verdict.plan, score, us))
         first = self.first
         assert first is not None
         if first.plan == verdict.plan and (before is None or before.plan != first.plan):
@@ -151,5 +158,8 @@ class Best:
         return best_words(self.trace[-1], against)
 
     def _note(self, first: Standing) -> None:
+        self.trace.append(self._now(first))
+
+    def _now(self, standing: Standing) -> BestSoFar:
         seconds = round(self._clock.deadline.elapsed_s, 3)
-        self.trace.append(BestSoFar(seconds, round(first.us / 1e3, 6), first.plan.label))
+        return BestSoFar(seconds, round(standing.us / 1e3, 6), standing.plan.label)

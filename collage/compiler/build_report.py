@@ -83,6 +83,7 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         graph_level=evolved[-1] if evolved else None,
         unmeasured=selected.unmeasured,
         best_so_far=tuple(best.trace),
+        first_mix=best.first_mix,
         ended=bench.clock.ended,
         budget_s=None if bench.clock.budget is None else bench.clock.budget.whole_s,
         spent_s=_spent(log),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 from collage.backends.registry import Registry
@@ -109,6 +110,7 @@ def compile_model(
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         if not options.strict:  # then no engine is tried meanwhile
             kept.prefetch(target.threads)
+            Thread(target=_import_tvm, daemon=True).start()
         database = stack.enter_context(Database(options.db, since=options.since))
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
         memory = partial(memory_for_worker, CandidateLimits().worker_memory())
@@ -122,6 +124,11 @@ def compile_model(
             _close(bench)
         report = report_of(bench, best, selected, started)
     return CompiledModule(selected.parts, report, selected.executor)
+
+
+def _import_tvm() -> None:
+    import collage.frontend.relax.importer
+    import collage.patterns.relax_form  # noqa: F401
 
 
 def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, name: str) -> Source:

@@ -103,16 +103,15 @@ class WholeBench:
         The last is for models which shapes cannot be written into. An example is a model with a network for each of
         two sampling rates, and a length that only one of the two accepts.
         """
-        source, found = self.task.source, []
-        about = self.task, self._database, self._workers, self._show
-        if self.form.numbers:
-            found.append(WholeBench(*about, form=replace(self.form, numbers={})))
+        source, forms = self.task.source, [self.form]
         if source.written is not None:
             untouched = as_written(source.written, weight_files(source.original))
             if without_weights(untouched) != without_weights(source.original):
-                form = replace(self.form, original=untouched, shapes=source.shapes)
-                found.append(WholeBench(*about, form=form))
-        return found
+                forms.append(replace(self.form, original=untouched, shapes=source.shapes))
+        if self.form.numbers:
+            forms = [each for form in forms for each in (form, replace(form, numbers={}))]
+        about = self.task, self._database, self._workers, self._show
+        return [WholeBench(*about, form=form) for form in forms[1:]]
 
     def add_folded(self, model: onnx.ModelProto) -> None:
         """Let plans name the simplified model, whose inputs and outputs are those of the model."""

@@ -144,6 +144,8 @@ class Report:
     """None for a compile at op level."""
     unmeasured: str = ""
     best_so_far: Sequence[BestSoFar] = ()
+    first_mix: BestSoFar | None = None
+    """The first placement that ran, whether it was faster than the engines or not."""
     ended: str = FINISHED
     budget_s: float | None = None
     """None for a compile without a budget."""
@@ -168,6 +170,8 @@ class Report:
         found = asdict(self)
         if not self.fixed:
             del found["fixed"]
+        if self.first_mix is None:
+            del found["first_mix"]
         for each in found["candidates"]:
             if not each["precision"]:
                 del each["precision"]
@@ -203,6 +207,7 @@ class Report:
             "budget_s": self.budget_s,
             "ended": self.ended,
             "best_so_far": [asdict(each) for each in self.best_so_far],
+            "first_mix": None if self.first_mix is None else asdict(self.first_mix),
             "epsilon_us": round(self.epsilon_us, 3),
             "errors": None if self.errors is None else asdict(self.errors),
             "arena_bytes": self.arena_bytes,

@@ -29,8 +29,6 @@ SURE = 8
 _WIDE_MARGIN = 1.1
 _SLOWER = 1.001
 """A candidate that was let go counts as slower than the best one by this factor at least."""
-_TIE = 1.01
-"""Candidates that are slower than the best one by less than this factor may tie with it."""
 _ALIKE, _ALIKE_US = 0.005, 0.5
 """Candidates are alike if their noise is below this part of the shortest time, or below this many microseconds."""
 
@@ -131,21 +129,6 @@ def may_be_best(timing: Timing, rivals: Mapping[str, Timing], margin: float = 1.
     """Whether one of ``paired`` timings may be as short as the shortest of them, or ``margin`` times that."""
     shortest = min(each.median_us for each in rivals.values())
     return timing.median_us - timing.noise_us <= margin * shortest
-
-
-def ties(timings: Mapping[str, Timing]) -> list[str]:
-    """The names of ``paired`` timings that tie with the best one, whose name comes first.
-
-    They are slower by less than 1 %, and not known to be slower. The noise alone would not do: with 5 % of it, an
-    engine that lost by 2 % would tie.
-    """
-    by_time = sorted(timings, key=lambda name: timings[name].median_us)
-    shortest = timings[by_time[0]].median_us
-    return [
-        name
-        for name in by_time
-        if timings[name].median_us <= _TIE * shortest and may_be_best(timings[name], timings)
-    ]
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -54,13 +54,13 @@ _PLAIN_RUNS = 3
 
 @dataclass(frozen=True)
 class _Open:
-    """A plan that is loaded. Some of its kernels are ``shared`` where another plan was loaded with them before."""
+    """A plan that is loaded; ``alone`` says that it was checked as one that may be handed over."""
 
     plan: Plan
     executor: Executor
     noted: NotedRuns
     inputs: Sequence[Array]
-    shared: bool
+    alone: bool
 
 
 class PlanWorker:
@@ -110,9 +110,9 @@ class PlanWorker:
             self._place.enter(Stage.IDLE)
 
     def _open_alone(self, message: OpenPlan) -> PlanOpened:
-        """Open the plan, unless it is open with kernels that were loaded for it, and run it without notes."""
+        """Open the plan with kernels that are loaded for it, unless that was done, and run it without notes."""
         known = self._plans.get(message.name)
-        if known is None or known.shared:
+        if known is None or not known.alone:
             self._plans.clear()
             self._artifact_of.clear()
             self._loaded.clear()
@@ -129,7 +129,6 @@ class PlanWorker:
             del self._plans[name]
         place.enter(Stage.LOAD, launch=0)
         artifacts = self._artifacts_for(plan)
-        before = set(map(id, self._loaded.values()))
         loading = load_kernels(plan.program, artifacts, self._backends, self._loaded)
         kernels: list[Kernel] = []
         with stage("load"):
@@ -144,7 +143,7 @@ class PlanWorker:
             noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
         runs = _CHECKED_ALONE if message.alone else 1
         PlanCheck(plan, executor, self._model, self._samples).run(kernels, place, runs)
-        opened = _Open(plan, executor, noted, inputs, any(id(kernel) in before for kernel in kernels))
+        opened = _Open(plan, executor, noted, inputs, message.alone)
         call = self._noted(0, opened)
         for _ in range(_NOTED_RUNS):
             call()

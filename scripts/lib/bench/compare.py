@@ -87,14 +87,14 @@ def _compile(network: Network, module: Path, study: Study) -> dict[str, Any]:
     if report["ended"] == FINISHED:
         again = run_collage(*command, "-o", module.with_name("again.collage"))
     course = report["best_so_far"]
-    mixes = [each for each in course if not is_engine(each["label"])]
+    mix = report["first_mix"]
     kept = "inputs compile_s ended budget_s measurements_made spent_s best_so_far predicted_us measured_us".split()
     return {
         **{key: report[key] for key in kept},
         "process_s": round(process_s, 3),
         "first_module_s": course[0]["seconds"] if course else None,
-        "first_mix_s": mixes[0]["seconds"] if mixes else None,
-        "first_mix_share": round(course[-1]["latency_ms"] / mixes[0]["latency_ms"], 4) if mixes else None,
+        "first_mix_s": mix["seconds"] if mix else None,
+        "first_mix_share": round(course[-1]["latency_ms"] / mix["latency_ms"], 4) if mix and course else None,
         "label": _label(report),
         "mix": dict(Counter(region["backend"] for region in report["regions"]).most_common()),
         "again": again and {key: again[key] for key in ("compile_s", "measurements_made")},

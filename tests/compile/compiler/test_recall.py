@@ -19,6 +19,7 @@ from collage.compiler.record import look_up, plan_of
 from collage.core.typed import typed
 from collage.errors import ModelError
 from collage.measure_db.database import Database
+from collage.measure_db.results import Rejection, RejectionKind
 from collage.schedule.schedule import TEAM
 from tests.helpers.compiler.null import (
     CRASHED,
@@ -121,6 +122,14 @@ def test_what_a_failure_has_ended_is_not_recorded(database: Database) -> None:
     each.step.at, each.step.error = steps_until(made(None), "measure other"), OSError("the disk is full")
     each.compiled()
     assert look_up(made(database).bench) is None
+
+
+def test_what_too_little_memory_has_decided_is_not_settled(database: Database) -> None:
+    each = made(database)
+    each.measurer.rejected["other", (1,)] = Rejection(RejectionKind.MEMORY, "out of memory", 10 << 30)
+    each.compiled()
+    found = look_up(made(database).bench)
+    assert found is not None and not found.complete
 
 
 @pytest.mark.parametrize("changed", ["cost", "rejected", "wrong", "fails here"])

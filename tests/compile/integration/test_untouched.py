@@ -17,6 +17,7 @@ import collage.compiler.import_model
 import collage.frontend.rewrite.simplify
 from collage.errors import InputError
 from tests.helpers.models import make_model
+from tests.helpers.preferred import preferred
 
 RNG = np.random.default_rng(0)
 RATE = 16000
@@ -169,7 +170,8 @@ def test_a_step_that_fails_costs_the_placement_only(
     weights = {"w": RNG.standard_normal((6, 5)).astype(np.float32)}
     model = make_model(nodes, {"x": [4, 6]}, {"y": [4, 5]}, weights)
     monkeypatch.setattr(place, name, fault)
-    module = compiled(model, database)
+    with preferred():
+        module = compiled(model, database)
     (region,) = module.program.regions
     assert region.backend == "onnxruntime"
     assert any("runs the model whole" in note for note in module.report.notes)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import pytest
-from collage.measure.whole import WholeMeasurer, WholeSettings
 from onnx import TensorProto, helper
 
 from collage.backends.base import Availability
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.whole_verdict import JUDGES, compared, forgiven
+from collage.errors import CollageError
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
-from collage.measure.timing.effort import QUICK
+from collage.measure.engines import Engines
 from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
+from collage.measure.worker.whole_protocol import FOLDED, Whole
+from collage.runtime.parts import Parts
 from tests.helpers.backends_for_tests import onnx_model
 
 FLOATS = ((2, 3), TensorProto.FLOAT)
@@ -103,35 +106,59 @@ def tanh(element: int = TensorProto.FLOAT) -> onnx.ModelProto:
     return onnx_model([helper.make_node("Tanh", ["x"], ["y"])], {"x": kind}, {"y": kind})
 
 
+@contextmanager
+def started(workers: Workers, *engines: OnnxEngine) -> Iterator[Engines]:
+    found = Engines(tanh(), [X], {engine.name: engine for engine in engines}, 1, 20.0, workers)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
 def trial(workers: Workers, *engines: OnnxEngine) -> EngineTrial:
-    named = {engine.name: engine for engine in engines}
-    with WholeMeasurer(tanh(), [X], named, WholeSettings(1, QUICK, 20.0), workers) as measurer:
-        return measurer.trial()
+    with started(workers, *engines) as found:
+        return found.trial([Whole(engine.name) for engine in engines])
 
 
-def test_an_engine_that_makes_infinities_of_numbers_is_refused(workers: Workers) -> None:
-    found = trial(workers, Overflows(), OnnxRuntime())
-    assert [*found.timings] == ["onnxruntime"]
-    assert "outliers" in found.refused["overflows"]
-    assert [*trial(workers, Overflows()).timings] == ["overflows"]
+def test_what_differs_on_hostile_inputs_is_known_before_it_is_handed_over(workers: Workers) -> None:
+    with started(workers, Drops(), Exact(), Overflows()) as engines:
+        found = {name: engines.on_hostile(Whole(name)) for name in ("drops", "exact", "overflows")}
+    assert (found["drops"], found["exact"]) == (("", True), ("", False))
+    assert found["overflows"][0].startswith("it makes NaN or infinities of numbers (outliers")
 
 
-def test_who_is_right_is_timed_and_the_others_say_why(workers: Workers) -> None:
+def test_who_is_right_is_known_and_the_others_say_why(workers: Workers) -> None:
     found = trial(workers, Crashes(), Drops(), Wrong(), Exact(), OnnxRuntime())
-    assert sorted(found.timings) == sorted(found.errors) == ["drops", "exact", "onnxruntime"]
-    assert all(timing.median_us > 0 for timing in found.timings.values())
+    drops, exact, onnxruntime = (f"{name}, as written" for name in ("drops", "exact", "onnxruntime"))
+    assert sorted(found.errors) == [drops, exact, onnxruntime]
     assert all(relative < 1e-4 for _, relative in found.errors.values())
-    assert found.finite_only == ("drops",)
-    assert sorted(found.refused) == ["crashes", "wrong"]
-    assert "SIGABRT" in found.refused["crashes"]
-    assert found.refused["wrong"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
+    assert sorted(found.refused) == ["crashes, as written", "wrong, as written"]
+    assert "SIGABRT" in found.refused["crashes, as written"]
+    assert found.refused["wrong, as written"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
     assert EngineTrial.from_json(found.to_json()) == found
+    alone = found.of(drops)
+    assert (list(alone.errors), alone.refused) == ([drops], {})
 
 
 def test_without_any_engine_that_runs_it_only_the_reasons_are_known(workers: Workers) -> None:
     found = trial(workers, Crashes())
-    assert (found.timings, found.errors, found.loaded, found.notes) == ({}, {}, (), ())
-    assert list(found.refused) == ["crashes"]
+    assert (found.errors, found.loaded, found.notes) == ({}, (), ())
+    assert list(found.refused) == ["crashes, as written"]
+
+
+def test_engines_take_turns_on_forms_of_a_model_and_run_on_other_inputs(workers: Workers) -> None:
+    written, folded, crashes = Whole("exact"), Whole("exact", FOLDED), Whole("crashes")
+    with started(workers, Exact(), Crashes()) as engines:
+        engines.add_form(FOLDED, tanh())
+        assert list(engines.trial([written, folded]).errors) == ["exact, as written", "exact, folded"]
+        assert "SIGABRT" in engines.open(crashes).message
+        assert all(ns > 0 for ns in engines.turn(folded.label, 0.0, 0.001))  # in a new process
+        (found,) = engines.outputs(written, [X + 1]).outputs or ()
+        np.testing.assert_allclose(found, np.tanh(X + 1), rtol=1e-6)
+        broken = Parts(None, [], {}, None, {})  # type: ignore[arg-type]
+        assert engines.open_parts("broken", broken, [0]).outputs is None
+        with pytest.raises(CollageError):
+            engines.turn("broken", 0.0, 0.001)
 
 
 def test_who_is_as_good_as_float_arithmetic_can_be_is_forgiven() -> None:

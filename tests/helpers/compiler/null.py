@@ -332,6 +332,8 @@ class NullEngines:
         self.us, self.step = dict(us), step
         self.breaks: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
+        self.hostile: dict[str, tuple[str, bool]] = {}
+        """What is wrong on hostile inputs, and whether a plan is right on finite ones only."""
         self.loaded: tuple[str, ...] = ()
         self.inputs: tuple[Any, ...] = ()
         self.trials: list[str] = []
@@ -348,7 +350,7 @@ class NullEngines:
         self.trials += [plan.label for plan in plans]
         right = [each for each in self.trials if each in self.us and each not in self.wrong]
         refused = {e: self.wrong.get(e, "no Relu") for e in self.trials if e not in right}
-        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded, (), ())
+        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded)
 
     def open(self, plan: Whole) -> Opened:
         self.step(f"open {plan.label}")
@@ -358,6 +360,10 @@ class NullEngines:
 
     def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
         return self.open(plan)
+
+    def on_hostile(self, plan: Whole) -> tuple[str, bool]:
+        self.step(f"hostile {plan.label}")
+        return self.hostile.get(plan.label, ("", False))
 
     def expected(self) -> Opened:
         return Opened((np.zeros((4, 64), np.float32),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from collage.compiler.clock import Budget
 from collage.compiler.compile import compile_model
 from collage.compiler.finished import FINISHED
 from collage.compiler.options import CompileOptions
+from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure.worker.process import Workers
@@ -30,6 +31,7 @@ from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
 from tests.helpers.beside import Beside, Slow
 from tests.helpers.finished import finished_in, nothing_but_recalled, rows
 from tests.helpers.models import conv_net, elementwise_net, make_model
+from tests.helpers.preferred import is_mix, preferred
 
 BACKENDS = ["onednn", "onnxruntime"]
 
@@ -50,12 +52,21 @@ def workers() -> Iterator[None]:
 _workers: list[Workers] = []
 
 
+def is_folded(plan: Plan) -> bool:
+    return isinstance(plan, Whole) and plan.form == FOLDED
+
+
 def compiled(
-    model: onnx.ModelProto, db: Path, registry: collage.Registry | None = None, **options: Any
+    model: onnx.ModelProto,
+    db: Path,
+    registry: collage.Registry | None = None,
+    wanted: Callable[[Plan], bool] = is_mix,
+    **options: Any,
 ) -> collage.CompiledModule:
     asked = CompileOptions(**{"backends": BACKENDS, "threads": 2, "db": db, **options})
     chosen = builtin_registry() if registry is None else registry
-    return compile_model(model, asked, chosen, lambda _: None, _workers[-1])
+    with preferred(wanted):
+        return compile_model(model, asked, chosen, lambda _: None, _workers[-1])
 
 
 def same(first: collage.CompiledModule, again: collage.CompiledModule, model: onnx.ModelProto) -> None:
@@ -83,7 +94,7 @@ def nothing() -> onnx.ModelProto:
 
 
 CASES: Sequence[Any] = (
-    pytest.param(conv_net, {"backends": ["onnxruntime"]}, id="one engine"),
+    pytest.param(conv_net, {"backends": ["onnxruntime"], "wanted": is_folded}, id="one engine"),
     pytest.param(conv_net, {"backends": ["onednn"], "threads": 1}, id="no engine"),
     pytest.param(conv_net, {"graph_level_s": 1.0}, id="graph level"),
     pytest.param(conv_net, {"tolerance": 0.1}, id="tolerance"),
@@ -229,7 +240,7 @@ def test_a_kernel_that_fails_when_it_is_recalled_is_left_out(tmp_path: Path) -> 
         assert compiled(model, db, **options).program == first.program
     file.unlink()
     again = compiled(model, db, **options)
-    assert {each.backend for each in again.program.launches} == {"onnxruntime"}
+    assert {each.backend for each in again.program.executed} == {"onnxruntime"}
     assert any("gone" in note for note in again.report.notes)
     x = input_of(model)
     np.testing.assert_allclose(again(x), first(x), rtol=1e-5)
