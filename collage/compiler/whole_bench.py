@@ -70,6 +70,8 @@ class WholeBench:
         )
         self.found = EngineTrial()
         self.made = 0
+        self.cannot_run = False
+        """Whether measuring has failed. Engines count as right on finite inputs only from then on, if it is not known."""
         self._folded: WholeForm | None = None
         self._database = database
         self._workers = workers
@@ -149,6 +151,8 @@ class WholeBench:
         """
         usual = Whole(plan.engine, plan.form)
         key = _HOSTILE.at(self.mark(usual.label, self._form(usual.form).digest))
+        if self.cannot_run:
+            return key.look_up(self._database) or ("", True)
         return self._database.remember(key, lambda: self.engines.on_hostile(usual))
 
     def _trial_key(self, plans: Sequence[Whole]) -> FactKey[EngineTrial]:
