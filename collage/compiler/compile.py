@@ -107,8 +107,6 @@ def compile_model(
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
-        if not options.strict:  # then no engine is tried meanwhile
-            kept.prefetch(target.threads)
         database = stack.enter_context(Database(options.db, since=options.since))
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
         memory = partial(memory_for_worker, CandidateLimits().worker_memory())

@@ -350,7 +350,7 @@ class NullEngines:
         self.trials += [plan.label for plan in plans]
         right = [each for each in self.trials if each in self.us and each not in self.wrong]
         refused = {e: self.wrong.get(e, "no Relu") for e in self.trials if e not in right}
-        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded, (), ())
+        return EngineTrial(dict.fromkeys(right, (0.0, 0.0)), refused, () if right else self.loaded)
 
     def open(self, plan: Whole) -> Opened:
         self.step(f"open {plan.label}")
@@ -438,7 +438,8 @@ class Made:
         self.database = database or Database(":memory:")
         self.clock = Clock(budget)
         self.best = Best(self.shown.append, self.clock)
-        self.bench = NullBench(self.task, self.database, cast(Any, None), self.clock, self.best.show)
+        workers = SimpleNamespace(prefetch=lambda threads: None)
+        self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
         self.bench.costs = costs
         self.bench.__dict__["_imported"] = Imported(imported(model), original, source.as_loaded, {}, ())
         self.measurer = self.bench.measurer_ = NullMeasurer(imported(model), costs, self.step)
