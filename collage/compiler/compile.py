@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 from collage.backends.registry import Registry
@@ -107,6 +108,8 @@ def compile_model(
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
+        if not options.strict:  # then no engine is tried meanwhile
+            Thread(target=_import_tvm, daemon=True).start()
         database = stack.enter_context(Database(options.db, since=options.since))
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
         memory = partial(memory_for_worker, CandidateLimits().worker_memory())
@@ -120,6 +123,11 @@ def compile_model(
             _close(bench)
         report = report_of(bench, best, selected, started)
     return CompiledModule(selected.parts, report, selected.executor)
+
+
+def _import_tvm() -> None:
+    import collage.frontend.relax.importer
+    import collage.patterns.relax_form  # noqa: F401
 
 
 def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, name: str) -> Source:

@@ -14,7 +14,6 @@ import onnx
 
 from collage.backends.registry import Registry
 from collage.compiler.options import CompileOptions
-from collage.compiler.siblings import Family, Shop, compile_family
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.read.apart import moved_out
@@ -32,6 +31,7 @@ from collage.serve.decoder.compiled import CompiledDecoder, Decoder, Wiring
 from collage.serve.decoder.config import DecoderConfig
 from collage.serve.decoder.costs import BUCKETS, checked_buckets, row_buckets
 from collage.serve.decoder.experts.rewrite import with_fixed_shapes
+from collage.serve.decoder.family import Family, Shop, compile_family
 from collage.serve.decoder.masks import with_masks
 from collage.serve.decoder.onnx_graph import PROBE, GraphSizes, OnnxGraph, read_decoder
 from collage.serve.decoder.positions import attention_of, tables_of_angles

@@ -155,6 +155,22 @@ def test_an_engine_that_fails_in_the_race_is_not_used() -> None:
     assert each.notes == [f"{ENGINE}: worn out; not used"]
 
 
+def test_an_engine_that_is_wrong_on_hostile_inputs_goes_to_the_next() -> None:
+    each = made(engine_us=30.0)
+    each.engines.hostile[ENGINE] = ("it makes NaN of numbers", False)
+    assert finished(each).plan == Whole("engine")  # there is no other engine
+    second = "second, as written"
+    costs = {**each_node("lib", 90.0)}
+    both = NullEngine("engine"), NullEngine("second")
+    each = Made(costs, *LIBRARIES, *both, engines={ENGINE: 30.0, second: 40.0})
+    each.engines.hostile[ENGINE] = ("it makes NaN of numbers", False)
+    each.engines.hostile[second] = ("", True)
+    found = each.compiled()
+    assert found.plan == Whole("second")
+    assert each.notes[-1] == f"{ENGINE}: it makes NaN of numbers; not used"
+    assert found.parts.program.suffix is not None and found.parts.program.suffix.region.finite_only
+
+
 def test_with_strict_no_engine_is_handed_over() -> None:
     each = Made(each_node("lib", 10.0), *LIBRARIES, NullEngine("engine"), engines={ENGINE: 1.0}, strict=True)
     assert each.compiled().plan.label == "mix"
