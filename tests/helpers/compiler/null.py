@@ -463,7 +463,8 @@ class Made:
         self.database = database or Database(":memory:")
         self.clock = Clock(budget)
         self.best = Best(self.shown.append, self.clock)
-        self.bench = NullBench(self.task, self.database, cast(Any, None), self.clock, self.best.show)
+        workers = SimpleNamespace(prefetch=lambda threads: None)
+        self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
         self.bench.costs = costs
         self.bench.__dict__["_imported"] = Imported(
             imported(model), original, source.as_loaded, {}, suffix=suffix
