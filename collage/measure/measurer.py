@@ -10,10 +10,7 @@ from functools import cache, cached_property, partial
 from types import TracebackType
 from typing import Any
 
-import onnx
-
 from collage.backends.base import Backend, BackendKind
-from collage.backends.engine import as_engine
 from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
@@ -118,11 +115,6 @@ class Measurer:
     def model(self) -> Model:
         """The model whose candidates are measured."""
         return self.measured.model
-
-    @property
-    def original(self) -> onnx.ModelProto | None:
-        """The model as its author wrote it, in the place of the whole graph, where that is measured, too."""
-        return self.measured.original
 
     @property
     def as_loaded(self) -> bytes | Framed | None:
@@ -378,10 +370,7 @@ class Measurer:
 
     def _limit_s(self, request: CandidateRequest) -> float:
         """The most seconds that a candidate may take."""
-        limit_s = self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
-        if request.original:
-            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
-        return limit_s
+        return self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.
