@@ -196,8 +196,6 @@ def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None)
         pattern,
         variant.layout,
         variant.split,
-        original=request.original,
-        profile=request.profile,
         precision=variant.precision,
     )
     if isinstance(outcome, Measurement):

@@ -123,13 +123,18 @@ class WholeBench:
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
 
-    def trial(self, plans: Sequence[Whole]) -> EngineTrial:
-        """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does."""
+    def trial(self, plans: Sequence[Whole], *, prefetch: bool = False) -> EngineTrial:
+        """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does.
+
+        With ``prefetch`` a worker for what comes after it is started meanwhile.
+        """
         labels = ", ".join(plan.label for plan in plans)
         key = self._trial_key(plans)
         found = key.look_up(self._database)
         if found is None:
             self._show(Progress("measure", 0, 1, f"the whole model on {labels}"))
+            if prefetch:
+                self._workers.prefetch(self.task.target.threads)
             found = self.engines.trial(plans)
             self.made += len(plans)
             key.record(self._database, found)

@@ -63,4 +63,4 @@ class Ahead:
     def _is_buildable(self, request: CandidateRequest) -> bool:
         backend = self._backends[request.backend]
         tuned = self._options(request).tune_trials and isinstance(backend, Tuner)
-        return backend.ahead_s > 0 and not request.original and not tuned
+        return backend.ahead_s > 0 and not tuned

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import DRAWS, Backend
+from collage.backends.engine import as_engine
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
@@ -127,7 +128,8 @@ class Engines:
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
-        return self._opened(plan.label, self._openings.get(plan.label, OpenWhole(plan, self._limit_s)))
+        limit_s = self._limit_s + as_engine(self._backends[plan.engine]).patience_s(plan.profile)
+        return self._opened(plan.label, self._openings.get(plan.label, OpenWhole(plan, limit_s)))
 
     def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
         """Load a module under that name and run it on some of the inputs, which are given by their positions."""

@@ -6,14 +6,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import TracebackType
 from typing import Any
 
-import onnx
-
 from collage.backends.base import Backend, BackendKind
-from collage.backends.engine import as_engine
 from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
@@ -30,7 +27,7 @@ from collage.measure.request_keys import RequestKeys
 from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
-from collage.measure.timing.race import rivals_of, time_alone
+from collage.measure.timing.race import EXACT, rivals_of, time_alone
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
 from collage.measure.worker.session import WorkerSession
@@ -118,11 +115,6 @@ class Measurer:
     def model(self) -> Model:
         """The model whose candidates are measured."""
         return self.measured.model
-
-    @property
-    def original(self) -> onnx.ModelProto | None:
-        """The model as its author wrote it, in the place of the whole graph, where that is measured, too."""
-        return self.measured.original
 
     @property
     def as_loaded(self) -> bytes | Framed | None:
@@ -239,13 +231,30 @@ class Measurer:
             raise unknown_names("backends", unknown, self.backends)
         keys = {request: self.key(request) for request in requests}
         outcomes = self._recorded(keys)
+        region_of = {region[0].nodes: region for region in _regions(keys)}
+        cover_us = cache(lambda nodes: self._known_us(rivals.cover.get(nodes, ())))
+
+        def best(nodes: tuple[int, ...], precision: str) -> tuple[float, CandidateRequest | None]:
+            """The fastest kernel of these nodes that a candidate of that precision races against."""
+            allowed = rivals_of(precision)
+            times = [
+                (found.median_us, at, each)
+                for at, each in enumerate(region_of[nodes])
+                if each.variant.precision in allowed
+                and isinstance(found := outcomes.get(keys[each]), Measurement)
+            ]
+            us, _, each = min(times, default=(math.inf, 0, None))
+            return us, each
+
+        def is_missed(lost: Slower, request: CandidateRequest) -> bool:
+            """Whether none of the candidate's present rivals is known to be as fast as what it lost against."""
+            best_us = min(best(request.nodes, request.variant.precision)[0], cover_us(request.nodes))
+            return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
+
         missing: dict[KernelKey, CandidateRequest] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
-            if known is None or (
-                isinstance(known, Slower)
-                and (to_the_end or self._is_missed(known, request, keys, outcomes, rivals))
-            ):
+            if known is None or (isinstance(known, Slower) and (to_the_end or is_missed(known, request))):
                 missing.setdefault(key, request)
         key_of = {request: key for key, request in missing.items()}
         regions = [
@@ -256,7 +265,11 @@ class Measurer:
         done, show = 0, show or self._progress
         if missing:
             show(Progress("measure", 0, len(missing)))
-        for request, outcome in self._raced(regions, keys, outcomes, rivals, to_the_end):
+
+        def job(region: Sequence[CandidateRequest]) -> RegionJob:
+            return self._job(region, rivals, best(region[0].nodes, EXACT)[1], to_the_end)
+
+        for request, outcome in self._raced(regions, job):
             text = self.measured.describe(request)
             key = self.key(request)
             outcomes[key] = self._record(key, outcome, text)
@@ -269,18 +282,10 @@ class Measurer:
     def _raced(
         self,
         regions: Sequence[Sequence[CandidateRequest]],
-        keys: Mapping[CandidateRequest, KernelKey],
-        outcomes: Mapping[KernelKey, Outcome],
-        rivals: Rivals,
-        to_the_end: bool,
+        job: Callable[[Sequence[CandidateRequest]], RegionJob],
     ) -> Iterator[tuple[CandidateRequest, Outcome]]:
         """The outcomes of regions that race, by the crew or by the session's worker."""
         got: set[CandidateRequest] = set()
-
-        def job(region: Sequence[CandidateRequest]) -> RegionJob:
-            best = self._best_known(region, keys, outcomes)
-            return self._job(region, rivals, best, to_the_end)
-
         for done in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
             got.update(request for request, _ in done.parts)
             yield from done.parts
@@ -291,34 +296,18 @@ class Measurer:
         for region in left:
             yield from job(region).run(_Claiming(self.session, self._ahead))
 
-    def _best_known(
-        self,
-        region: Sequence[CandidateRequest],
-        keys: Mapping[CandidateRequest, KernelKey],
-        outcomes: Mapping[KernelKey, Outcome],
-    ) -> tuple[CandidateRequest, ...]:
-        """The fastest candidate of these nodes that is known, for one that races without an incumbent."""
-        known = [
-            (outcome.median_us, at, request)
-            for at, (request, key) in enumerate(keys.items())
-            if request.nodes == region[0].nodes
-            and not request.variant.precision
-            and isinstance(outcome := outcomes.get(key), Measurement)
-        ]
-        return (min(known)[2],) if known else ()
-
     def _job(
         self,
         region: Sequence[CandidateRequest],
         rivals: Rivals,
-        best: tuple[CandidateRequest, ...],
+        best: CandidateRequest | None,
         to_the_end: bool,
     ) -> RegionJob:
         """The race of a region with the incumbent's kernels, if all of these are known, else with the best known."""
         nodes, effort = region[0].nodes, self.settings.effort
         cover: tuple[CandidateRequest, ...] = ()
         known_us = math.inf
-        for kernels in (rivals.cover.get(nodes, ()), best):
+        for kernels in (rivals.cover.get(nodes, ()), () if best is None else (best,)):
             if math.isinf(known_us) and not {*region}.intersection(kernels):
                 cover, known_us = kernels, self._known_us(kernels)
         if math.isinf(known_us):
@@ -343,26 +332,6 @@ class Measurer:
         """The time of the kernels in all; infinite without kernels, or if one of them is not measured."""
         times = [each.median_us for each in self.known(kernels).values() if isinstance(each, Measurement)]
         return sum(times) if kernels and len(times) == len(kernels) else math.inf
-
-    def _is_missed(
-        self,
-        lost: Slower,
-        request: CandidateRequest,
-        keys: Mapping[CandidateRequest, KernelKey],
-        outcomes: Mapping[KernelKey, Outcome],
-        rivals: Rivals,
-    ) -> bool:
-        """Whether none of the candidate's present rivals is known to be as fast as what it lost against."""
-        allowed = rivals_of(request.variant.precision)
-        times = [
-            outcome.median_us
-            for other, key in keys.items()
-            if other.nodes == request.nodes
-            and other.variant.precision in allowed
-            and isinstance(outcome := outcomes.get(key), Measurement)
-        ]
-        best_us = min([*times, self._known_us(rivals.cover.get(request.nodes, ()))])
-        return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
 
     def _tunings(self, kernels: Sequence[CandidateRequest]) -> list[str]:
         """The records of tuning that build kernels again that are measured."""
@@ -401,10 +370,7 @@ class Measurer:
 
     def _limit_s(self, request: CandidateRequest) -> float:
         """The most seconds that a candidate may take."""
-        limit_s = self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
-        if request.original:
-            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
-        return limit_s
+        return self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from functools import cached_property
 
 from collage.backends.base import VIEW
-from collage.backends.engine import artifact_for, as_engine
 from collage.core.library_text import library_text
 from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
@@ -99,12 +98,7 @@ class PlanKernels:
             self.make(kernel)
             return
         backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
-        if request.original:
-            assert self._measured.original is not None
-            artifact = artifact_for(as_engine(backend), self._measured.original, kernel.options)
-        else:
-            artifact = backend.codegen(subgraph, kernel.options)
-        self._artifacts.keep(kernel.key, artifact, subgraph.constants)
+        self._artifacts.keep(kernel.key, backend.codegen(subgraph, kernel.options), subgraph.constants)
 
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
         """Record that the kernel must not be used, though it was measured."""

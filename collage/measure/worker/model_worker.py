@@ -36,7 +36,6 @@ from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, M
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.plan_worker import PlanWorker
 from collage.measure.worker.protocol import (
-    ORIGINAL_FILE,
     VALUES,
     CandidateRequest,
     CheckDone,
@@ -229,15 +228,13 @@ class ModelWorker:
 
     def _source(self, request: CandidateRequest, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
-        original = load_model(Path(self._init.folder) / ORIGINAL_FILE) if request.original else None
-        subgraph = Subgraph(self.model, request.nodes)
-        return KernelSource(subgraph, self._backend(request.backend), options, original)
+        return KernelSource(Subgraph(self.model, request.nodes), self._backend(request.backend), options)
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
         assert isinstance(kernel.what, CandidateRequest)
         constants = Subgraph(self.model, kernel.what.nodes).constants
         self._artifacts.keep(kernel.key, artifact, constants)
-        if not constants and not kernel.what.original:
+        if not constants:
             self._alike[self._kind(kernel.what, kernel.options)] = kernel
 
     def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:

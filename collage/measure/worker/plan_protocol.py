@@ -33,7 +33,7 @@ class PlanKernel:
             text = repr((self.what, options.threads))
         else:
             request = self.what
-            about = (request.nodes, request.backend, request.variant, request.original, request.profile)
+            about = (request.nodes, request.backend, request.variant)
             text = repr((*about, options.tuning, options.threads))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

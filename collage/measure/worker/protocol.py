@@ -19,9 +19,6 @@ from collage.measure.timing.calls import PRECISE, Enough
 from collage.measure.timing.race import LaneTime
 from collage.measure_db.results import Rejection
 
-ORIGINAL_FILE = "original.onnx"
-"""The model as its author wrote it, in the folder of Init. Its inputs and outputs are in the graph's order."""
-
 AS_LOADED = "as_loaded.onnx"
 """The model that answers what guarded kernels are not right on, in the folder of plans."""
 
@@ -54,16 +51,11 @@ def running_in(folder: str | Path) -> Array:
 
 @dataclass(frozen=True)
 class CandidateRequest:
-    """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant.
-
-    ``original`` asks for the model as its author wrote it in the place of all nodes, with a ``profile`` of the backend.
-    """
+    """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant."""
 
     nodes: tuple[int, ...]
     backend: str
     variant: Variant = ALL_PLAIN
-    original: bool = False
-    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class SentModel:
 class Init:
     """The first message for a model. Reply: Ready.
 
-    ``folder`` holds ``model.onnx`` and maybe ``original.onnx``; the worker writes the reference values there.
+    ``folder`` holds ``model.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
     classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
     A worker in the ``background`` only builds, and stands still while others time something.

@@ -21,7 +21,7 @@ from collage.measure.settings import MeasureSettings
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.process import WorkerProcess, Workers
-from collage.measure.worker.protocol import ORIGINAL_FILE, Evaluated, Init, SentModel
+from collage.measure.worker.protocol import Evaluated, Init, SentModel
 from collage.measure.worker.serialisation import carried_modules, pickle_backend
 from collage.measure_db.fingerprint import fingerprint
 
@@ -156,8 +156,6 @@ class WorkerSession:
             self._folder = TemporaryFolder("measure")
             folder = self._folder.path
             save_model(model.onnx, folder / "model.onnx")
-            if self.measured.original is not None:
-                save_model(self.measured.original, folder / ORIGINAL_FILE)
         return Init(
             folder=str(folder),
             model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),

@@ -45,7 +45,7 @@ def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) ->
     assert isinstance(crashed, Rejection)
     assert crashed.kind is RejectionKind.CRASHED
     assert "about to read address 8" in crashed.message
-    assert len(slot.so_far(0)) == 2
+    assert len(slot.so_far(0)) == 3
     assert slot.so_far(1) == []  # the parts of the last job are not those of the next one
 
 

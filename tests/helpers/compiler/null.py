@@ -165,6 +165,9 @@ class NullMeasurer:
         self.session = SimpleNamespace(spent=dict)
         self.closed = 0
 
+    def build_ahead(self, _: object) -> None:
+        """Nothing takes long to build."""
+
     def close(self) -> None:
         self.closed += 1
 
@@ -463,7 +466,8 @@ class Made:
         self.database = database or Database(":memory:")
         self.clock = Clock(budget)
         self.best = Best(self.shown.append, self.clock)
-        self.bench = NullBench(self.task, self.database, cast(Any, None), self.clock, self.best.show)
+        workers = SimpleNamespace(prefetch=lambda threads: None)
+        self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
         self.bench.costs = costs
         self.bench.__dict__["_imported"] = Imported(
             imported(model), original, source.as_loaded, {}, suffix=suffix
