@@ -161,9 +161,13 @@ def session_on(engine: Engine, model: Artifact, options: BuildOptions) -> Sessio
 
     found = model_artifact(model)
     if type(engine).session is Engine.session and type(engine).codegen_model is not Engine.codegen_model:
+        import onnx
+
         from collage.backends.kernel_session import KernelSession
 
-        return KernelSession(engine, in_one_piece(found), options)
+        proto = onnx.load_model_from_string(in_one_piece(found))
+        kernel = engine.load(engine.codegen_model(proto, options), options)
+        return KernelSession(proto, kernel, engine.whole_storage().device)
     return engine.session(found if engine.takes_apart else in_one_piece(found), options)
 
 

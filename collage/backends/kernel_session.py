@@ -8,25 +8,20 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.backends.engine import Engine
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.value_types import value_type
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.device_array import empty_on, put, to_host
-from collage.kernel.kernel import Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.kernel import Kernel, Session
 
 
 class KernelSession(Session):
     """A kernel of a whole model, with arrays of its own for inputs and outputs where the engine stores them."""
 
-    def __init__(self, engine: Engine, model: bytes, options: BuildOptions) -> None:
-        """Raises what ``codegen_model`` and ``load`` raise, and UnsupportedError for shapes that are not known."""
-        proto = onnx.load_model_from_string(model)
-        kernel = engine.load(engine.codegen_model(proto, options), options)
-        device = engine.whole_storage().device
-        self._inputs = [_array(info, device) for info in model_inputs(proto)]
-        self._outputs = [_array(info, device) for info in proto.graph.output]
+    def __init__(self, model: onnx.ModelProto, kernel: Kernel, device: str) -> None:
+        """The device is where the kernel's values are. Raises UnsupportedError for shapes that are not known."""
+        self._inputs = [_array(info, device) for info in model_inputs(model)]
+        self._outputs = [_array(info, device) for info in model.graph.output]
         self._kernel = kernel
         self._call = kernel.bind(self._inputs, self._outputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 import onnx
@@ -18,6 +18,7 @@ from collage.compiler.events import Measured, Profiled, Searched
 from collage.compiler.final_check import FinalCheck
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
+from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed
 from collage.compiler.plan_runs import PlanRuns
 from collage.compiler.ranges import ranges_on_samples
@@ -27,6 +28,8 @@ from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
+from collage.graph.ranges import Range
+from collage.graph.storage import INT8
 from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
@@ -225,7 +228,7 @@ class Bench:
     def _match(self) -> None:
         """Find the patterns of all backends, and ask these for the variants of each match."""
         task, model = self.task, self.model
-        self.assembler.ranges = ranges_on_samples(self)
+        self.assembler.ranges = self._ranges()
         started = time.perf_counter()
         about = MatchContext(model)
         matches: list[Match] = []
@@ -247,6 +250,24 @@ class Bench:
         self.known.refused = [*refused, *without]
         self.known.offers = offers_on(task.options.device, offers)
         self.known.tell(Searched(time.perf_counter() - started))
+
+    def _ranges(self) -> Mapping[int, Range]:
+        """The ranges of values on the user's samples; none if kernels may not compute in 8 bits.
+
+        They are for a placement of this model alone, whose scans keep NaN away from what would lose it.
+        """
+        task, source = self.task, self.task.source
+        alone = not source.family and self.imported.suffix is None and fits_an_artifact(source.original)
+        if INT8 not in task.options.precisions or not source.samples or not alone:
+            return {}
+        self.show(Progress("errors", 0, 1))
+        try:
+            accuracy = self.accuracy
+        except (MetricError, ModelError) as error:  # which proposers that measure errors tell, too
+            log.info("no ranges are known: %s", error)
+            return {}
+        digest = self.measurer.as_loaded_digest
+        return ranges_on_samples(self.model, digest, accuracy, self.database, self.clock.deadline)
 
     @cached_property
     def final_check(self) -> FinalCheck:

@@ -109,7 +109,6 @@ def compile_model(
         kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         if not options.strict:  # then no engine is tried meanwhile
-            kept.prefetch(target.threads)
             Thread(target=_import_tvm, daemon=True).start()
         database = stack.enter_context(Database(options.db, since=options.since))
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]

@@ -67,8 +67,9 @@ class Finish:
         return self._unmeasured()
 
     def engine(self) -> Selection | None:
-        """The fastest engine that ran, loaded in this process; None if there is none."""
-        engines = [each for each in self._best.everything() if isinstance(each, Whole)]
+        """The fastest engine in the model's own dtypes, loaded in this process without any measurement, or None."""
+        self._bench.whole.cannot_run = True
+        engines = [e for e in self._best.everything() if isinstance(e, Whole) and not e.precision]
         found = (self._handed_over(plan, {}) for plan in self._allowed(engines))
         return next((each for each in found if each is not None), None)
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-DUEL = Pace(rounds=12, least=FEWEST, limit_s=2.0)
+DUEL = Pace(rounds=6, least=FEWEST, limit_s=1.0)
 LAST = Pace(rounds=30, least=SURE, limit_s=8.0)
 _SETTLE_S = 0.03
 _LAST_S, _OPENINGS = 2.5, 3.0

@@ -70,6 +70,8 @@ class WholeBench:
         )
         self.found = EngineTrial()
         self.made = 0
+        self.cannot_run = False
+        """Whether measuring has failed. What is not known of an engine then counts as right on finite inputs only."""
         self._folded: WholeForm | None = None
         self._database = database
         self._workers = workers
@@ -121,13 +123,18 @@ class WholeBench:
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
 
-    def trial(self, plans: Sequence[Whole]) -> EngineTrial:
-        """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does."""
+    def trial(self, plans: Sequence[Whole], *, prefetch: bool = False) -> EngineTrial:
+        """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does.
+
+        With ``prefetch`` a worker for what comes after it is started meanwhile.
+        """
         labels = ", ".join(plan.label for plan in plans)
         key = self._trial_key(plans)
         found = key.look_up(self._database)
         if found is None:
             self._show(Progress("measure", 0, 1, f"the whole model on {labels}"))
+            if prefetch:
+                self._workers.prefetch(self.task.target.threads)
             found = self.engines.trial(plans)
             self.made += len(plans)
             key.record(self._database, found)
@@ -149,6 +156,8 @@ class WholeBench:
         """
         usual = Whole(plan.engine, plan.form)
         key = _HOSTILE.at(self.mark(usual.label, self._form(usual.form).digest))
+        if self.cannot_run:
+            return key.look_up(self._database) or ("", True)
         return self._database.remember(key, lambda: self.engines.on_hostile(usual))
 
     def _trial_key(self, plans: Sequence[Whole]) -> FactKey[EngineTrial]:

@@ -41,7 +41,7 @@ def nothing_but_recalled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WorkerProcess, "__init__", lambda *_, **__: pytest.fail("a worker was started"))
         patch.setattr(Workers, "lend", lambda *_, **__: pytest.fail("a worker was asked"))
-        patch.setattr(Workers, "prefetch", lambda *_: None)
+        patch.setattr(Workers, "prefetch", lambda *_: pytest.fail("a worker was started"))
         for search in SEARCHES:
             patch.setattr(search, lambda *_, **__: pytest.fail("the model was placed"))
         yield

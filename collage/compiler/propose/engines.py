@@ -12,7 +12,7 @@ from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.compiler.task import Source
 from collage.compiler.verdict import Verdict
 from collage.compiler.whole_bench import WholeBench
-from collage.errors import CollageError, ModelError
+from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN
 from collage.measure.whole_trial import EngineTrial
@@ -28,7 +28,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """
     plans = [Whole(name) for name in bench.task.engines]
     try:
-        found = bench.whole.trial(plans)
+        found = bench.whole.trial(plans, prefetch=True)
     except ModelError as error:
         log.info("%s: no engine runs the whole model: %s", bench.task.source.name, error)
         return
@@ -36,7 +36,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         for other in bench.whole.others():
             try:
                 again = other.trial(plans)
-            except CollageError as error:
+            except ModelError as error:
                 log.info("engines on another form: %s", error)
                 again = EngineTrial()
             if again.errors or (again.loaded and not found.loaded):

@@ -200,6 +200,8 @@ def promising_reduced(bench: Bench, nodes: Collection[int]) -> list[CandidateReq
 def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
     """What is measured for the first mix: first little, and more each time."""
     few = promising_of(bench)
+    compiled = (o.request for o in few if bench.task.backends[o.request.backend].kind is BackendKind.COMPILER)
+    bench.measurer.build_ahead(compiled)
     yield _likely(bench, few)
     yield _requests(few)
     yield _requests(promising_of(bench, between=True))
@@ -207,16 +209,23 @@ def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
 
 
 def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[CandidateRequest]:
-    """The requests of each region that win by what is known; those of compilers only if there is no other."""
+    """The requests of each region that win by what is known; those of compilers only if there is no other.
+
+    These come last, since they are built on another core meanwhile.
+    """
     regions: dict[tuple[int, ...], list[CandidateRequest]] = {}
     for offer in offers:
         regions.setdefault(offer.request.nodes, []).append(offer.request)
     found: list[CandidateRequest] = []
+    later: list[CandidateRequest] = []
     backends = bench.task.backends
     for requests in regions.values():
         at_once = [each for each in requests if backends[each.backend].kind is not BackendKind.COMPILER]
-        found += bench.measurer.likely(at_once, most) if at_once else bench.measurer.likely(requests, 1)
-    return found
+        if at_once:
+            found += bench.measurer.likely(at_once, most)
+        else:
+            later += bench.measurer.likely(requests, 1)
+    return found + later
 
 
 def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:

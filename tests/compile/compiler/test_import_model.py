@@ -12,12 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.compiler import import_model as importing
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.task import Source
 from collage.errors import ModelError
 from collage.frontend.original import AsLoaded
 from collage.frontend.relax.importer import DataDependentError
+from collage.frontend.rewrite import simplify
 from collage.frontend.rewrite.branches import taken_branches
 from tests.helpers.compiler.null import Made, chain
 from tests.helpers.models import detector, make_model
@@ -76,7 +76,7 @@ def test_a_fault_of_ours_is_a_model_error(
     def fail(_: object, **__: object) -> None:
         raise IndexError("list index\nout of range")
 
-    monkeypatch.setattr(importing, "simplify", fail)
+    monkeypatch.setattr(simplify, "simplify", fail)
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(ModelError, match=r"import fails \(IndexError: list index out of range\)") as raised,

@@ -52,7 +52,9 @@ from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejecti
 from collage.patterns.match import Match
 from collage.runtime.parts import Parts
 from collage.schedule.schedule import makespan_us
+from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
+from collage.search.transforms import PlacedTransform
 from tests.helpers.backends_for_tests import NumpyBackend, onnx_model
 
 Nodes = tuple[int, ...]
@@ -163,6 +165,9 @@ class NullMeasurer:
         self.session = SimpleNamespace(spent=dict)
         self.closed = 0
 
+    def build_ahead(self, _: object) -> None:
+        """Nothing takes long to build."""
+
     def close(self) -> None:
         self.closed += 1
 
@@ -237,6 +242,9 @@ class NullKernels:
 
     def __init__(self, measurer: NullMeasurer) -> None:
         self.measurer = measurer
+
+    def load(self, key: str) -> bytes:
+        return b""
 
     def known(self, kernels: Iterable[Any]) -> dict[Any, Outcome]:
         asked = {each: each.what for each in kernels if isinstance(each.what, CandidateRequest)}
@@ -316,10 +324,16 @@ class NullRuns:
                 raise KernelRejectedError(kernel, CRASHED)
 
     def _times(self, executable: Executable) -> tuple[float, ...]:
-        return tuple(
-            self.network_us.get((getattr(each, "backend", ""), getattr(each, "nodes", ())), each.cost_us)
-            for each in executable.launches
-        )
+        return tuple(self._time(executable, each) for each in executable.launches)
+
+    def _time(self, executable: Executable, launch: Candidate | PlacedTransform) -> float:
+        if isinstance(launch, PlacedTransform):
+            return launch.cost_us
+        name = " ".join(filter(None, (launch.backend, launch.variant.precision)))
+        alone_us = self.measurer.costs.get((name, launch.nodes), launch.cost_us)
+        if executable.plan.streams is not None:  # on one thread
+            alone_us = launch.cost_us
+        return self.network_us.get((launch.backend, launch.nodes), alone_us)
 
 
 class NullEngines:
@@ -334,6 +348,9 @@ class NullEngines:
         self.wrong: dict[str, str] = {}
         self.hostile: dict[str, tuple[str, bool]] = {}
         """What is wrong on hostile inputs, and whether a plan is right on finite ones only."""
+        self.suffix_us: dict[str, float] = {}
+        self.suffix_makes: dict[str, float] = {}
+        """The outputs of modules with a suffix, by the suffix's engine."""
         self.loaded: tuple[str, ...] = ()
         self.inputs: tuple[Any, ...] = ()
         self.trials: list[str] = []
@@ -357,6 +374,16 @@ class NullEngines:
         if plan.label in self.us:
             return Opened((np.zeros((4, 64), np.float32),))
         return Opened(None, message="no Relu")
+
+    def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
+        """Load a module with a suffix, which takes as long as its launches and ``suffix_us``."""
+        assert parts.program.suffix is not None
+        engine = parts.program.suffix.region.backend
+        self.step(f"open {name} {engine}")
+        launches_us = sum(region.cost_us for region in parts.program.launches)
+        self.us[name] = launches_us + self.suffix_us[engine]
+        made = np.full((4, 64), self.suffix_makes.get(engine, 0.0), np.float32)
+        return Opened((made,))
 
     def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
         return self.open(plan)
@@ -421,6 +448,7 @@ class Made:
         samples: tuple[Mapping[str, Any], ...] = (),
         family: bool = False,
         budget_s: float | None = None,
+        suffix: onnx.ModelProto | None = None,
         **options: Any,
     ) -> None:
         registry = Registry()
@@ -438,9 +466,12 @@ class Made:
         self.database = database or Database(":memory:")
         self.clock = Clock(budget)
         self.best = Best(self.shown.append, self.clock)
-        self.bench = NullBench(self.task, self.database, cast(Any, None), self.clock, self.best.show)
+        workers = SimpleNamespace(prefetch=lambda threads: None)
+        self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
         self.bench.costs = costs
-        self.bench.__dict__["_imported"] = Imported(imported(model), original, source.as_loaded, {}, ())
+        self.bench.__dict__["_imported"] = Imported(
+            imported(model), original, source.as_loaded, {}, suffix=suffix
+        )
         self.measurer = self.bench.measurer_ = NullMeasurer(imported(model), costs, self.step)
         self.runs = self.bench.runs_ = NullRuns(self.measurer, self.step)
         self.engines = NullEngines(engines, self.step)
