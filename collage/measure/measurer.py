@@ -343,7 +343,13 @@ class Measurer:
         options = replace(self._keys.options(request), tuning=tuning)
         return Racer(request, options, self._limit_s(request), charge_us)
 
-    def _build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
+    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
+        """Have these built on other cores, in this order: they are raced later."""
+        wanted = [*requests]
+        known = self.known(wanted)
+        self._build_ahead([each for each in wanted if each not in known])
+
+    def _build_ahead(self, requests: Sequence[CandidateRequest]) -> None:
         """Have candidates built on other cores before the worker comes to them, if they take long enough in all."""
         if self.settings.effort is QUICK or self._crew is not None:
             return
