@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import DRAWS, Backend
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
@@ -128,7 +128,9 @@ class Engines:
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
-        limit_s = self._limit_s + as_engine(self._backends[plan.engine]).patience_s(plan.profile)
+        backend = self._backends[plan.engine]
+        patience_s = backend.patience_s(plan.profile) if isinstance(backend, Engine) else 0.0
+        limit_s = self._limit_s + patience_s
         return self._opened(plan.label, self._openings.get(plan.label, OpenWhole(plan, limit_s)))
 
     def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:

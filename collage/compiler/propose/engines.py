@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator
 
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine, as_engine
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
@@ -69,7 +69,8 @@ def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     plans = [
         Whole(name, precision=precision)
         for name, backend in bench.task.engines.items()
-        for precision in as_engine(backend).precisions(bench.task.build)
+        if isinstance(backend, Engine)  # others take parts of models only
+        for precision in backend.precisions(bench.task.build)
     ]
     for plan in plans:  # noqa: UP028  (a list cannot be sent verdicts)
         yield plan
