@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from collage.cli.console import print_json, print_rich, print_table, say
-from collage.cli.errors import measurements_survive
+from collage.cli.errors import log_lines, measurements_survive
 from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     DB_OPTION,
@@ -140,10 +139,9 @@ def _import_tvm() -> None:
         import collage.patterns.relax_form  # noqa: F401
 
 
-def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> None:
-    """``collage.measure.prior`` reads the variable."""
-    if name:
-        os.environ["COLLAGE_PRIOR_WITHOUT"] = Path(name).stem
+def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.with_resource(log_lines("collage.compiler.stages", "collage.compiler.referee"))
 
 
 @click.command()
@@ -219,13 +217,6 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
     help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
 )
 @flag("--remeasure", help="Measure everything again.")
-@option(
-    "--prior-without",
-    metavar="MODEL",
-    expose_value=False,
-    callback=_prior_without,
-    help="Leave out what this model has contributed to the kernel times that come with Collage. For benchmarks.",
-)
 @flag(
     "--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates."
 )
@@ -269,6 +260,13 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
+@flag(
+    "-v",
+    "--verbose",
+    expose_value=False,
+    callback=_verbose,
+    help="Show the stages as they run, with seconds, gains, and each plan's time against the best one's.",
+)
 def compile(
     model: Path,
     output: Path,

@@ -186,23 +186,20 @@ def _refuse_unknown(database: Database, backend: str) -> None:
 
 
 def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
+    """Settings, threads, time (of a kernel that lost a race a lower bound), noise, and the load of the machine.
 
-    Of a kernel that lost a race only a lower bound of its time is known.
+    Of a rejected kernel it gives the reason. ``clocks``, if there are any, come last.
     """
-    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
-
-
-def _times(row: Row) -> tuple[str, ...]:
-
-    settings, threads = str(row["settings"]), str(row["threads"])
+    settings, threads = str(row["settings"])[:120], str(row["threads"])
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
     if row.rejected:
         free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
-        return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
-    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
-    if row.outrun:
-        return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
-    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+        found = f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
+    elif row.outrun:
+        found = settings, threads, f"> {row['min_us']:.1f}", "", busy
+    else:
+        found = settings, threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+    return (*found, *([clocks.get(id(row), "")] if clocks else []))
 
 
 def _compared(row: Row, best_us: float | None) -> str:

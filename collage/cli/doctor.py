@@ -46,6 +46,6 @@ def doctor(db: Path | None, as_json: bool) -> None:
             )
             for each in found
         ]
-        print_table(("", "", ""), rows, wide=True)
+        print_table(("", "check", "result"), rows, wide=True)
     if not healthy:
         click.get_current_context().exit(1)

@@ -119,21 +119,7 @@ def finished_key(bench: Bench) -> str | None:
         task.target.threads,
         task.speeds if bench.has_graph else "",
     )
-    asked = (
-        options.effort.name,
-        options.seed,
-        options.tune_trials,
-        options.time_limit_s,
-        options.streams,
-        options.graph_level_s,
-        options.strict,
-        options.exact,
-        options.reassociate,
-        options.tolerance,
-        options.eight_bits,
-        options.device,
-        (options.metric.name, _digest(source.samples)) if options.tolerance else "",
-    )
+    asked = *options.key, _digest(source.samples) if options.tolerance else ""
     hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())
     for text in sorted(offers):
         hasher.update(text.encode())

@@ -134,7 +134,7 @@ def run_stages(
         gain = 1.0 if before is None or after is None else before.score / after.score
         seconds = time.perf_counter() - started
         log.info(
-            "%6.1f s  %s: %d plans in %.1f s%s",
+            "%7.1f s  %s: %d plans in %.1f s%s",
             bench.clock.deadline.elapsed_s,
             stage.name,
             tried,
@@ -190,7 +190,7 @@ def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
         log.info("%s: %s", plan.label, verdict.reason)
         return verdict
     log.info(
-        "%6.1f s  %s: %.4g ms, %.3f of the best",
+        "%7.1f s      %s: %.4g ms, %.3f of the best time",
         bench.clock.deadline.elapsed_s,
         plan.label,
         verdict.us / 1e3,

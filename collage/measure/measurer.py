@@ -17,7 +17,6 @@ from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
-from collage.measure.ahead import Ahead
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
@@ -28,8 +27,8 @@ from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.race import EXACT, rivals_of, time_alone
-from collage.measure.worker.builder import Builder
-from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact, as_number
@@ -93,6 +92,7 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
+        self._ahead_s = 0.0
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -292,9 +292,9 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        self._ahead.expect((request for region in left[1:] for request in region), first=True)
+        self._build_ahead([request for region in left[1:] for request in region])
         for region in left:
-            yield from job(region).run(_Claiming(self.session, self._ahead))
+            yield from job(region).run(self.session)
 
     def _job(
         self,
@@ -344,21 +344,23 @@ class Measurer:
         return Racer(request, options, self._limit_s(request), charge_us)
 
     def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
-        """Have these built on other cores, in this order, after those that are raced now: they are raced later."""
-        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        """Have these built on other cores, in this order: they are raced later."""
+        wanted = [*requests]
         known = self.known(wanted)
-        self._ahead.expect((each for each in wanted if each not in known), first=False)
+        self._build_ahead([each for each in wanted if each not in known])
 
-    @cached_property
-    def _ahead(self) -> Ahead:
-        return Ahead(self._builder, self.backends, self._keys.options)
-
-    def _builder(self, wanted_s: float) -> Builder | None:
-        """What builds ahead, which is started if so many seconds of building are worth it."""
+    def _build_ahead(self, requests: Sequence[CandidateRequest]) -> None:
+        """Have candidates built on other cores before the worker comes to them, if they take long enough in all."""
         if self.settings.effort is QUICK or self._crew is not None:
-            return None
+            return
+        ahead_s = {name: backend.ahead_s for name, backend in self.backends.items()}
+        kernels = [
+            PlanKernel(each, self._keys.options(each)) for each in requests if ahead_s[each.backend] > 0
+        ]
+        self._ahead_s += sum(ahead_s[request.backend] for request in requests)
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        return self.session.builder(start=wanted_s >= worth_s)
+        if (builder := self.session.builder(start=self._ahead_s >= worth_s)) is not None:
+            builder.expect(each for each in kernels if not each.options.tune_trials)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
@@ -401,26 +403,18 @@ class Measurer:
         self, missing: Mapping[LayoutTransform, KernelKey]
     ) -> Iterator[tuple[LayoutTransform, Outcome]]:
         """The outcomes of transforms that are not known."""
-        settings, left = self.settings, [*missing]
+        settings, got = self.settings, set[LayoutTransform]()
+        limit_s, sample_s = settings.limits.time_s, settings.effort.kernel_s
         jobs = [
-            TransformJob(
-                MeasureTransform(
-                    *(transform, key.backend, settings.build),
-                    *(settings.limits.time_s, settings.effort.kernel_s),
-                ),
-                settings.threads,
-            )
+            TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
         for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            for _, outcome in done.parts:
-                transform = jobs[done.job].message.transform
-                left.remove(transform)
-                yield transform, outcome
+            got.update(transform for transform, _ in done.parts)
+            yield from done.parts
         for job in jobs:
-            if job.message.transform in left:
-                for _, outcome in job.run(self.session):
-                    yield job.message.transform, outcome
+            if job.transform not in got:
+                yield from job.run(self.session)
 
     def transform_backend(self, transform: LayoutTransform) -> Backend | None:
         """The first of the backends that makes the transform, or None."""
@@ -451,21 +445,6 @@ class Measurer:
         It is that of a launch that does nothing: what libraries do to each other is in the times of races.
         """
         return self._database.remember(_LAUNCH_US.at(self.settings.hardware), _empty_launch_us)
-
-
-class _Claiming:
-    """The session's worker, while others build ahead: what it comes to is not built there any more."""
-
-    def __init__(self, worker: WorkerSession, ahead: Ahead) -> None:
-        self._worker = worker
-        self._ahead = ahead
-        self.fatal_samples = worker.fatal_samples
-
-    def ask(self, message: Any, what: str, threads: int) -> Any:
-        """The worker's reply."""
-        if isinstance(message, TryKernel):
-            self._ahead.come_to(message.request)
-        return self._worker.ask(message, what, threads)
 
 
 def _empty_launch_us() -> float:

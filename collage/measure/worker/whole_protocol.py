@@ -36,7 +36,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class InitWhole:
-    """The first message for a model that engines run whole. Reply: Ready.
+    """The first message for a model that engines run whole. Reply: None.
 
     ``folder`` has a folder for each form, which holds it as ``model.onnx``. ``inputs`` are values in the model's order;
     ``backends`` holds pickles.
