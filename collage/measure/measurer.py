@@ -92,7 +92,7 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
-        self._ahead_s = 0.0
+        self._expected: set[CandidateRequest] = set()
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -292,7 +292,7 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        self._build_ahead([request for region in left[1:] for request in region])
+        self.build_ahead([request for region in left[1:] for request in region], first=True)
         for region in left:
             yield from job(region).run(self.session)
 
@@ -343,24 +343,22 @@ class Measurer:
         options = replace(self._keys.options(request), tuning=tuning)
         return Racer(request, options, self._limit_s(request), charge_us)
 
-    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
-        """Have these built on other cores, in this order: they are raced later."""
-        wanted = [*requests]
-        known = self.known(wanted)
-        self._build_ahead([each for each in wanted if each not in known])
+    def build_ahead(self, requests: Iterable[CandidateRequest], *, first: bool = False) -> None:
+        """Have candidates built on other cores before the worker comes to them, if they take long enough in all.
 
-    def _build_ahead(self, requests: Sequence[CandidateRequest]) -> None:
-        """Have candidates built on other cores before the worker comes to them, if they take long enough in all."""
+        They come ``first``, or after the others that it comes to, and without those that are known.
+        """
         if self.settings.effort is QUICK or self._crew is not None:
             return
-        ahead_s = {name: backend.ahead_s for name, backend in self.backends.items()}
-        kernels = [
-            PlanKernel(each, self._keys.options(each)) for each in requests if ahead_s[each.backend] > 0
-        ]
-        self._ahead_s += sum(ahead_s[request.backend] for request in requests)
+        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        known = {} if first else self.known(wanted)
+        kernels = [PlanKernel(each, self._keys.options(each)) for each in wanted if each not in known]
+        kernels = [each for each in kernels if not each.options.tune_trials]
+        self._expected |= {*wanted}
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        if (builder := self.session.builder(start=self._ahead_s >= worth_s)) is not None:
-            builder.expect(each for each in kernels if not each.options.tune_trials)
+        wanted_s = sum(self.backends[each.backend].ahead_s for each in self._expected)
+        if (builder := self.session.builder(start=wanted_s >= worth_s)) is not None:
+            builder.expect(kernels, first=first)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""

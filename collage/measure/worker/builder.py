@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from statistics import median
 
 from collage.core.deadline import BudgetOverError
@@ -57,10 +58,11 @@ class Builder:
         with self._changed:
             return sum(map(sum, self._taken.values()))
 
-    def expect(self, kernels: Iterable[PlanKernel]) -> None:
-        """The worker comes to these kernels, before the others that it comes to."""
+    def expect(self, kernels: Sequence[PlanKernel], *, first: bool) -> None:
+        """The worker comes to these kernels, before the others that it comes to or after them."""
         with self._changed:
-            self._waiting = [*dict.fromkeys((*kernels, *self._waiting))]
+            both = (kernels, self._waiting) if first else (self._waiting, kernels)
+            self._waiting = [*dict.fromkeys(chain(*both))]
             self._changed.notify_all()
 
     def claim(self, kernel: PlanKernel) -> None:

@@ -34,7 +34,7 @@ from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
 from collage.measure.machine.memory import limit_memory, memory_for_worker
-from collage.measure.machine.quiet import Machine, use_machine
+from collage.measure.machine.quiet import Machine, quiet_machine, use_machine
 from collage.measure.worker.protocol import (
     AskPlan,
     Init,
@@ -86,9 +86,12 @@ def main() -> None:
                 worker, reply = _begin(message), None
             elif isinstance(message, MeasureSpeeds):
                 with lean_imports():
-                    from collage.measure.machine.measure_speeds import measure_speeds  # imports TVM, as below
+                    from collage.backends.native_kernels.measure_speeds import (
+                        measure_speeds,  # imports TVM, as below
+                    )
 
-                reply = measure_speeds(message.threads, message.sample_s)
+                with quiet_machine():
+                    reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
                 reply = worker.answer(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import ClassVar
@@ -61,8 +61,8 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let measuring begin when the second process is there, and has built two kernels."""
     expect = Builder.expect
 
-    def waits(builder: Builder, kernels: Iterable[PlanKernel]) -> None:
-        expect(builder, kernels)
+    def waits(builder: Builder, kernels: Sequence[PlanKernel], *, first: bool) -> None:
+        expect(builder, kernels, first=first)
         end = time.monotonic() + 60
         while builder.spent_s == 0 and time.monotonic() < end and builder._threads[0].is_alive():
             time.sleep(0.01)
