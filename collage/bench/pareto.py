@@ -10,8 +10,8 @@ from typing import Any
 from collage.bench.engines import OURS, prepare
 from collage.bench.race import race
 from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
-from collage.compiler.accuracy import Accuracy, Asked
-from collage.compiler.metrics import Metric
+from collage.check.accuracy import Accuracy, Asked
+from collage.check.metrics import Metric
 from collage.core.deadline import Deadline
 from collage.core.new_file import new_file
 from collage.core.progress import Progress

@@ -59,9 +59,9 @@ def compiled_curve(model: Path, output: Path, options: Mapping[str, Any]) -> dic
     """
     from collage import api
     from collage.bench.pareto import UNSEEN, ParetoRace, curve
-    from collage.compiler.accuracy import Asked
+    from collage.check.accuracy import Asked
+    from collage.check.metrics import metric_of
     from collage.compiler.clock import share_of
-    from collage.compiler.metrics import metric_of
     from collage.core.deadline import Deadline
     from collage.core.progress import Progress
     from collage.report.best_so_far import INTERRUPT

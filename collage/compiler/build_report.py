@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
-from collage.compiler.accuracy import Asked
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.events import (
@@ -117,7 +116,7 @@ def _about_fixed(names: Sequence[str]) -> Iterator[str]:
 
 def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
     """What became of the tolerance, or None without one."""
-    asked = Asked.by(bench.task.options, bench.task.source.samples)
+    asked = bench.task.asked
     if asked is None:
         return None
     found = ErrorReport(asked.tolerance, asked.metric.name, asked.about)

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.finished import Finished
-from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.referee import LAST, RaceFailedError, Referee
 from collage.compiler.selection import Selection

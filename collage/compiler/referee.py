@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from collage.check.compare import difference, of_shared_digits
 from collage.check.extraordinary import note
+from collage.check.final_check import BEYOND_GUARDS, FinalCheck, Finding
+from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
-from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
-from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.suffixes import Suffixes
