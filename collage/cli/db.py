@@ -33,7 +33,27 @@ _ALL_OPTION = flag(
 )
 
 
-@click.command()
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_DAY_S = 86400.0
+_SHOWN = 20
+
+
+@click.group()
+def db() -> None:
+    """The database of measurements: what is in it, and how it travels.
+
+    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
+    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
+
+    \b
+    collage db stats                      how much is in it
+    collage db why "conv2d + relu"        what was measured for such a region
+    collage db export team.sqlite         write a file to give away
+    collage db import team.sqlite         take what this machine can use
+    """
+
+
+@db.command()
 @DB_OPTION
 @JSON_OPTION
 def stats(db: Path | None, as_json: bool) -> None:
@@ -63,7 +83,7 @@ def stats(db: Path | None, as_json: bool) -> None:
         say(f"{count} on {name}")
 
 
-@click.command("list")
+@db.command("list")
 @DB_OPTION
 @_BACKEND_OPTION
 @click.option(
@@ -110,7 +130,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
-@click.command()
+@db.command()
 @click.argument("text", metavar="OPERATORS")
 @DB_OPTION
 @_BACKEND_OPTION
@@ -247,26 +267,6 @@ def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
         text = printable(str(name))
         found[text] = found.get(text, 0) + count
     return found
-
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_DAY_S = 86400.0
-_SHOWN = 20
-
-
-@click.group()
-def db() -> None:
-    """The database of measurements: what is in it, and how it travels.
-
-    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
-    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
-
-    \b
-    collage db stats                      how much is in it
-    collage db why "conv2d + relu"        what was measured for such a region
-    collage db export team.sqlite         write a file to give away
-    collage db import team.sqlite         take what this machine can use
-    """
 
 
 @db.command("export")
@@ -417,10 +417,6 @@ def verify(db: Path | None, as_json: bool) -> None:
         )
     if not as_json:
         say(f"{path} is whole")
-
-
-for _command in (stats, list_rows, why):
-    db.add_command(_command)
 
 
 def installed_versions() -> dict[str, str]:
