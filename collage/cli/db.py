@@ -33,7 +33,27 @@ _ALL_OPTION = flag(
 )
 
 
-@click.command()
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_DAY_S = 86400.0
+_SHOWN = 20
+
+
+@click.group()
+def db() -> None:
+    """The database of measurements: what is in it, and how it travels.
+
+    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
+    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
+
+    \b
+    collage db stats                      how much is in it
+    collage db why "conv2d + relu"        what was measured for such a region
+    collage db export team.sqlite         write a file to give away
+    collage db import team.sqlite         take what this machine can use
+    """
+
+
+@db.command()
 @DB_OPTION
 @JSON_OPTION
 def stats(db: Path | None, as_json: bool) -> None:
@@ -63,7 +83,7 @@ def stats(db: Path | None, as_json: bool) -> None:
         say(f"{count} on {name}")
 
 
-@click.command("list")
+@db.command("list")
 @DB_OPTION
 @_BACKEND_OPTION
 @click.option(
@@ -110,7 +130,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
-@click.command()
+@db.command()
 @click.argument("text", metavar="OPERATORS")
 @DB_OPTION
 @_BACKEND_OPTION
@@ -186,23 +206,20 @@ def _refuse_unknown(database: Database, backend: str) -> None:
 
 
 def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
+    """Settings, threads, time (of a kernel that lost a race a lower bound), noise, and the load of the machine.
 
-    Of a kernel that lost a race only a lower bound of its time is known.
+    Of a rejected kernel it gives the reason. ``clocks``, if there are any, come last.
     """
-    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
-
-
-def _times(row: Row) -> tuple[str, ...]:
-
-    settings, threads = str(row["settings"]), str(row["threads"])
+    settings, threads = str(row["settings"])[:120], str(row["threads"])
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
     if row.rejected:
         free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
-        return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
-    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
-    if row.outrun:
-        return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
-    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+        found = f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
+    elif row.outrun:
+        found = settings, threads, f"> {row['min_us']:.1f}", "", busy
+    else:
+        found = settings, threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+    return (*found, *([clocks.get(id(row), "")] if clocks else []))
 
 
 def _compared(row: Row, best_us: float | None) -> str:
@@ -250,26 +267,6 @@ def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
         text = printable(str(name))
         found[text] = found.get(text, 0) + count
     return found
-
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_DAY_S = 86400.0
-_SHOWN = 20
-
-
-@click.group()
-def db() -> None:
-    """The database of measurements: what is in it, and how it travels.
-
-    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
-    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
-
-    \b
-    collage db stats                      how much is in it
-    collage db why "conv2d + relu"        what was measured for such a region
-    collage db export team.sqlite         write a file to give away
-    collage db import team.sqlite         take what this machine can use
-    """
 
 
 @db.command("export")
@@ -420,10 +417,6 @@ def verify(db: Path | None, as_json: bool) -> None:
         )
     if not as_json:
         say(f"{path} is whole")
-
-
-for _command in (stats, list_rows, why):
-    db.add_command(_command)
 
 
 def installed_versions() -> dict[str, str]:

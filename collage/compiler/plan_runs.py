@@ -10,10 +10,10 @@ from typing import Any
 
 import onnxruntime
 
-from collage.compiler.accuracy import Accuracy
+from collage.check.accuracy import Accuracy
+from collage.check.final_check import FinalCheck, Finding
 from collage.compiler.assemble import Assembler
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import FinalCheck, Finding
 from collage.compiler.plan_failures import PlanFailures
 from collage.core.progress import Progress
 from collage.graph.dataflow import Array

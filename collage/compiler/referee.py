@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from collage.check.compare import difference
+from collage.check.compare import difference, of_shared_digits
 from collage.check.extraordinary import note
+from collage.check.final_check import BEYOND_GUARDS, FinalCheck, Finding
+from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
-from collage.compiler.final_check import BEYOND_GUARDS, FinalCheck, Finding
-from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.suffixes import Suffixes
@@ -80,7 +80,7 @@ class Referee:
         try:
             if self._is_reduced(plan):
                 error, foreseen = self._errors(plan)
-                if complaint := self.complaint(error, foreseen):
+                if complaint := self.complaint(error, foreseen) or self._of_shared_digits(plan):
                     return Beyond(plan, error, foreseen, complaint)
             plans = [plan] if best is None or best == plan else [best, plan]
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
@@ -234,6 +234,15 @@ class Referee:
             return *difference([*found], [*expected]), self._errors(plan)[0]
         except (MetricError, ModelError):
             return *difference([*found], [*expected]), None
+
+    def _of_shared_digits(self, plan: Plan) -> str:
+        """What is wrong with an engine in whose precision a large number costs all others their digits, or ""."""
+        if not isinstance(plan, Whole) or not of_shared_digits({plan.precision}):
+            return ""
+        by_outputs = not self._bench.task.options.metric.is_max
+        check = self._bench.final_check.of_reduced({plan.precision}, of_outputs=by_outputs)
+        check = replace(check, samples=tuple(each for each in check.samples if each.ordinary))
+        return check.look(lambda inputs: (self._engine_outputs(plan, inputs), False)).complaint
 
     def _engine_outputs(self, plan: Whole, inputs: Sequence[Any]) -> Sequence[Any]:
         bench = self._bench

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import DRAWS, Backend
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
@@ -119,7 +119,8 @@ class Engines:
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
-        limit_s = self._limit_s + as_engine(self._backends[plan.engine]).patience_s(plan.profile)
+        backend = self._backends[plan.engine]
+        limit_s = self._limit_s + (backend.patience_s(plan.profile) if isinstance(backend, Engine) else 0.0)
         return self._openings.get(
             plan.label, partial(self._opened, plan.label, "open", plan, limit_s=limit_s)
         )()

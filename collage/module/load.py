@@ -16,7 +16,7 @@ from collage.module.file import Reading, damage, open_archive, refuse_decoder, t
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.runtime.executor import Executor
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 from collage.runtime.parts import Parts, load_parts
 from collage.runtime.suffix import SuffixExecutor
 

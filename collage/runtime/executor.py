@@ -28,7 +28,7 @@ from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import Assumed, Scanned, new_flag
 from collage.runtime.binder import Binder, noted, timed
-from collage.runtime.careful import Careful, no_original
+from collage.runtime.original import Careful, no_original
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Program
 from collage.schedule.region import Region

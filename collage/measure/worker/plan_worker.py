@@ -29,8 +29,8 @@ from collage.measure.worker.plan_check import PlanCheck
 from collage.measure.worker.plan_protocol import Plan, PlanFailed, Stage
 from collage.measure.worker.plan_trace import WorkerPosition, blame, clock_of
 from collage.measure.worker.protocol import AS_LOADED, AskPlan
-from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
+from collage.runtime.original import Careful
 from collage.runtime.parts import Backends, Loaded, load_kernels
 
 _NOTED_RUNS = 4
