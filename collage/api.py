@@ -139,10 +139,10 @@ def compile(
     Raises ModelError, UsageError, DatabaseError, ClusterError, MeasurementError or NoPlacementError, all of which are
     CollageErrors.
     """
+    from collage.check.metrics import check_tolerance, metric_of
     from collage.cluster.address import as_address
     from collage.compiler.clock import Budget
     from collage.compiler.compile import compile_model
-    from collage.compiler.metrics import check_tolerance, metric_of
     from collage.compiler.options import CompileOptions
     from collage.measure.timing.effort import EFFORTS, QUICK
 

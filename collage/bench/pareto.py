@@ -11,9 +11,9 @@ from typing import Any
 from collage.bench.engines import OURS, prepare
 from collage.bench.race import race
 from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
-from collage.compiler.accuracy import Accuracy, Asked
+from collage.check.accuracy import Accuracy, Asked
+from collage.check.metrics import Metric, metric_of
 from collage.compiler.clock import share_of
-from collage.compiler.metrics import Metric, metric_of
 from collage.core.deadline import Deadline
 from collage.core.new_file import new_file
 from collage.core.progress import Progress

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-import onnx
-
 from collage.backends.base import DRAWS, Backend
-from collage.backends.engine import artifact_for, as_engine
 from collage.backends.tuner import Tuner
 from collage.check.samples import Sample, Samples
 from collage.check.stages import RejectedError, stage
@@ -29,16 +26,11 @@ SharedBuffers: TypeAlias = "dict[tuple[str, int, Storage], Array]"
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What a kernel is built from.
-
-    ``original`` is the model as its author wrote it. Where it is given the backend compiles it instead of the subgraph,
-    which is all of the model then. ``ready`` is the artifact where it was built ahead.
-    """
+    """What a kernel is built from. ``ready`` is its artifact if it was built ahead."""
 
     subgraph: Subgraph
     backend: Backend
     options: BuildOptions
-    original: onnx.ModelProto | None = None
     ready: bytes | None = None
 
     def tuned(self) -> KernelSource:
@@ -56,9 +48,7 @@ class KernelSource:
         if self.ready is not None:
             return self.ready
         with stage("codegen"):
-            if self.original is None:
-                return self.backend.codegen(self.subgraph, self.options)
-            return artifact_for(as_engine(self.backend), self.original, self.options)
+            return self.backend.codegen(self.subgraph, self.options)
 
 
 @dataclass(frozen=True)

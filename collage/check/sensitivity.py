@@ -12,24 +12,30 @@ in the largest elements, which often count most: the likeliest class has the lar
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 
+from collage.check.accuracy import Accuracy, on_samples
 from collage.check.scales import scales
 from collage.core.deadline import Check, endless
 from collage.frontend.model import Model
 from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array
+from collage.measure_db.database import Database, Json
+from collage.measure_db.keys import Fact
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+_EDITION = 3
+"""The edition of measuring sensitivities."""
+_SAMPLES = 4
+"""Sensitivities are the largest ones of so many samples. If few numbers of the outputs count, noise may cancel."""
 NOISE = 4e-3
 """The largest noise of an element, in its scale: half of the last bit of a bfloat16 number."""
 GROUPS = 24
@@ -46,6 +52,35 @@ _NOISE = "/noise"
 
 Compare = Callable[[Sequence[Array], Sequence[Array]], float]
 """The error of outputs (first) in units of their scale, given what is expected of them (second)."""
+
+
+def _write(found: Mapping[int, float]) -> Json:
+    return {str(value): share for value, share in found.items()}
+
+
+def _read(value: Any) -> Mapping[int, float]:
+    return {int(number): float(share) for number, share in value.items()}
+
+
+_SENSITIVITIES: Fact[Mapping[int, float]] = Fact("sensitivities", _write, _read)
+
+
+def sensitivities_on_samples(
+    model: Model,
+    values: Sequence[int],
+    digest: str | None,
+    accuracy: Accuracy,
+    database: Database,
+    check: Check,
+) -> Mapping[int, float]:
+    """The sensitivities of values, measured or recalled. ``digest`` is that of the model as it was loaded."""
+
+    def look() -> Mapping[int, float]:
+        samples = accuracy.inputs[:_SAMPLES]
+        found = sensitivities(model, values, samples, accuracy.of_floats, check)
+        return {value: float(f"{share:.4g}") for value, share in found.items()}
+
+    return on_samples(_SENSITIVITIES, look, accuracy, database, (digest, values, _EDITION))
 
 
 @dataclass(frozen=True)
@@ -74,7 +109,7 @@ def sensitivities(
     if not named:
         return {}
     noisy = _NoisyModel(model, named)
-    batches = [*_batches(model, _groups(named))]
+    rounds = [*batches(model, _groups(named), lambda group: (each.value for each in group))]
     found: dict[int, float] = {}
     for number in range(max(_RUNS, len(samples)) if samples else 0):
         inputs, make = samples[number % len(samples)], _KINDS[number % len(_KINDS)]
@@ -82,7 +117,7 @@ def sensitivities(
         check()
         expected = noisy.run(feeds, {})
         rng = np.random.default_rng(number)
-        for groups in batches:
+        for groups in rounds:
             check()
             exact = noisy.values(feeds, [each for group in groups for each in group])
             for group in groups:
@@ -125,12 +160,12 @@ def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
         yield named[begin:end]
 
 
-def _batches(model: Model, groups: Iterable[Sequence[_Named]]) -> Iterator[list[Sequence[_Named]]]:
-    """The groups, as many at a time as one run may give the values of."""
-    batch: list[Sequence[_Named]] = []
+def batches(model: Model, groups: Iterable[T], values: Callable[[T], Iterable[int]]) -> Iterator[list[T]]:
+    """The groups, as many at a time as one run may give the ``values`` of."""
+    batch: list[T] = []
     size = 0
     for group in groups:
-        own = sum(model.graph.type_of(each.value).nbytes for each in group)
+        own = sum(model.graph.type_of(value).nbytes for value in values(group))
         if batch and size + own > BATCH_BYTES:
             yield batch
             batch, size = [], 0
@@ -140,15 +175,21 @@ def _batches(model: Model, groups: Iterable[Sequence[_Named]]) -> Iterator[list[
         yield batch
 
 
+def value_names(model: Model) -> dict[int, str]:
+    """Names in the ONNX model of its float32 values, inputs first, then in the order of the nodes."""
+    found: dict[int, str] = {}
+    made = (name for node in model.onnx.graph.node for name in node.output)
+    for name in (*model.input_names, *made):
+        value = model.onnx_values.get(name)
+        if value is not None and model.graph.type_of(value).dtype == "float32":
+            found.setdefault(value, name)
+    return found
+
+
 def _named(model: Model, values: Collection[int]) -> list[_Named]:
     """The float32 values with names that stand for these values, in the order of their producers."""
     graph = model.graph
-    names: dict[int, str] = {}
-    for node in model.onnx.graph.node:
-        for name in node.output:
-            value = model.onnx_values.get(name)
-            if value is not None and graph.type_of(value).dtype == "float32":
-                names.setdefault(value, name)
+    names = {v: name for v, name in value_names(model).items() if v not in graph.inputs}
     stands: dict[int, list[int]] = {}
     for value in values:
         found = _next_named(model, value, names)

@@ -1,33 +1,63 @@
 """Ranges of values inside a model: what ONNX Runtime finds on samples, from the least number to the largest one.
 
-Two ranges are found of each value. One has all numbers, and one leaves out the largest magnitudes, 1 in 10,000 of
+Backends may offer to store such values in 8 bits, if the samples are the user's. Numbers beyond the range are cut. Two
+ranges are found of each value. One has all numbers, and one leaves out the largest magnitudes, 1 in 10,000 of
 them, so that steps of 8 bits are finer for the others. Which one is the better is seen on the samples, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
+from collage.check.accuracy import Accuracy, on_samples
 from collage.check.scales import scales
+from collage.check.sensitivity import batches, value_names
+from collage.core.deadline import Check, Deadline, endless
 from collage.frontend.model import Model
 from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array, TensorType
-from collage.graph.ranges import Range
+from collage.graph.ranges import Range, shared
 from collage.graph.storage import PLAIN
+from collage.measure_db.database import Database, Json
+from collage.measure_db.keys import Fact
 
 QUANTILE = 0.9999
 """The share of magnitudes that the narrower range has."""
 _CHECKED = 2
 """So many samples tell which range is the better."""
-_AT_ONCE_BYTES = 1 << 28
-"""Values up to this are kept from one run; what is more takes runs of its own."""
 _LOOKED_AT = 1 << 16
 """A quantile is taken of so many numbers of a sample."""
+
+
+def _write(found: Mapping[int, Range]) -> Json:
+    return {str(value): [each.low, each.high, each.seen] for value, each in found.items()}
+
+
+def _read(value: Any) -> Mapping[int, Range]:
+    return {int(number): Range(*map(float, each)) for number, each in value.items()}
+
+
+_RANGES: Fact[Mapping[int, Range]] = Fact("value_ranges", _write, _read)
+_EDITION = 2
+"""The edition of finding ranges."""
+
+
+def ranges_on_samples(
+    model: Model, digest: str | None, accuracy: Accuracy, database: Database, deadline: Deadline
+) -> Mapping[int, Range]:
+    """The ranges of values on the samples, found or recalled. ``digest`` is that of the model as it was loaded."""
+
+    def look() -> Mapping[int, Range]:
+        by_largest = accuracy.asked.metric.is_max
+        return value_ranges(model, accuracy.inputs, by_largest=by_largest, check=deadline.check)
+
+    about = (digest, sorted(model.opaque), _EDITION)
+    return shared(model.graph, on_samples(_RANGES, look, accuracy, database, about))
 
 
 def value_ranges(
@@ -35,7 +65,7 @@ def value_ranges(
     samples: Sequence[Sequence[Array]],
     *,
     by_largest: bool = True,
-    check: Callable[[], None] = lambda: None,
+    check: Check = endless,
 ) -> dict[int, Range]:
     """The ranges of float32 values with rows or channels that have names in the ONNX model.
 
@@ -43,7 +73,11 @@ def value_ranges(
     of an element in its scale where ``by_largest``, else the smaller root of the mean square. Raises whatever
     ONNX Runtime raises.
     """
-    names = _names(model)
+    names = {
+        v: name
+        for v, name in value_names(model).items()
+        if not model.graph.is_constant(v) and (kind := model.graph.type_of(v)).size and len(kind.shape) >= 2
+    }
     whole: dict[int, Range] = {}
     narrow: dict[int, Range] = {}
     odd: set[int] = set()
@@ -94,20 +128,6 @@ def _error(array: Array, found: Range, by_largest: bool) -> float:
     return float(np.abs(relative).max() if by_largest else np.sqrt(np.mean(np.square(relative))))
 
 
-def _names(model: Model) -> dict[int, str]:
-    """Names in the ONNX model of the float32 values with rows or channels."""
-    found: dict[int, str] = {}
-    made = (name for node in model.onnx.graph.node for name in node.output)
-    for name in (*model.input_names, *made):
-        value = model.onnx_values.get(name)
-        if value is None or model.graph.is_constant(value):
-            continue
-        kind = model.graph.type_of(value)
-        if kind.dtype == "float32" and kind.size and len(kind.shape) >= 2:
-            found.setdefault(value, name)
-    return found
-
-
 class _Run:
     """The model in ONNX Runtime, with all values that have names among its outputs."""
 
@@ -119,7 +139,10 @@ class _Run:
             if name not in known:
                 proto.graph.output.append(onnx.ValueInfoProto(name=name))
         self._inputs = dict(zip(model.graph.inputs, model.input_names, strict=True))
-        self._groups = [*_groups(model, {v: n for v, n in names.items() if v not in self._inputs})]
+        made = {value: name for value, name in names.items() if value not in self._inputs}
+        self._groups = [
+            {value: made[value] for value in each} for each in batches(model, made, lambda value: (value,))
+        ]
         self._given = [value for value in names if value in self._inputs]
         self._session = unoptimised_session(proto)
 
@@ -130,17 +153,3 @@ class _Run:
             yield value, np.asarray(feeds[self._inputs[value]])
         for group in self._groups:
             yield from zip(group, self._session.run([*group.values()], feeds), strict=True)
-
-
-def _groups(model: Model, names: Mapping[int, str]) -> Iterator[dict[int, str]]:
-    """The names in groups of values that fit into memory at once."""
-    group: dict[int, str] = {}
-    nbytes = 0
-    for value, name in names.items():
-        nbytes += model.graph.type_of(value).nbytes
-        if group and nbytes > _AT_ONCE_BYTES:
-            yield group
-            group, nbytes = {}, model.graph.type_of(value).nbytes
-        group[value] = name
-    if group:
-        yield group

@@ -10,18 +10,18 @@ from functools import cached_property
 import onnx
 
 from collage.backends.base import VIEW
-from collage.compiler.accuracy import Accuracy, Asked
+from collage.check.accuracy import Accuracy
+from collage.check.final_check import FinalCheck
+from collage.check.metrics import MetricError
+from collage.check.value_ranges import ranges_on_samples
 from collage.compiler.assemble import Assembler
 from collage.compiler.clock import Clock
 from collage.compiler.devices import offers_on
 from collage.compiler.events import Measured, Profiled, Searched
-from collage.compiler.final_check import FinalCheck
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
-from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed
 from collage.compiler.plan_runs import PlanRuns
-from collage.compiler.ranges import ranges_on_samples
 from collage.compiler.task import Task
 from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
@@ -278,10 +278,11 @@ class Bench:
     @cached_property
     def accuracy(self) -> Accuracy:
         """The samples that errors of outputs are measured on. It is made on first use. Raises ModelError."""
-        asked = Asked.by(self.task.options, self.task.source.samples)
-        assert asked is not None
-        seed = self.task.options.seed
-        return Accuracy.of(self.imported.original, self.model, asked, seed, self.clock.deadline)
+        task = self.task
+        assert task.asked is not None
+        return Accuracy.of(
+            self.imported.original, self.model, task.asked, task.options.seed, self.clock.deadline
+        )
 
     @property
     def knows_accuracy(self) -> bool:

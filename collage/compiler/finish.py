@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.finished import Finished
-from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.referee import LAST, RaceFailedError, Referee
 from collage.compiler.selection import Selection
@@ -171,7 +171,8 @@ class Finish:
         whole = self._bench.whole
         if plan.label not in whole.found.errors and not plan.precision:
             return ""  # it was not tried on inputs: nobody can make them up
-        wrong = whole.on_hostile(plan)[0]
+        if not (wrong := whole.on_hostile(plan)[0]):
+            return ""
         others = [
             each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
         ]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import uncovered
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Placed, Plan, Whole
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
 from collage.compiler.propose.evolve import evolve
@@ -22,7 +22,7 @@ from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduc
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import streams
 from collage.compiler.referee import RaceFailedError, Referee
-from collage.compiler.verdict import Beyond, Failed, Verdict
+from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
 
@@ -184,6 +184,8 @@ def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
         _drop(bench, referee, best, verdict)
         if verdict.plan == plan:
             break
+    if isinstance(plan, Whole) and not isinstance(verdict, Ran):
+        bench.known.engines_refused[plan] = verdict.reason
     if isinstance(verdict, Failed):
         return verdict
     if isinstance(verdict, Beyond):

@@ -12,6 +12,7 @@ import onnx
 from collage.backends.base import Backend, BackendKind
 from collage.backends.registry import Registry
 from collage.backends.source_digest import keyed_versions
+from collage.check.accuracy import MADE_UP, MADE_UP_QUICK, Asked
 from collage.compiler.options import CompileOptions
 from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource
@@ -20,6 +21,7 @@ from collage.graph.storage import CUDA
 from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
+from collage.measure.timing.effort import QUICK
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class Task:
     def keyed_versions(self) -> Mapping[str, str]:
         """``versions`` as in keys of measurements: those of backends from outside have a digest of their source."""
         return keyed_versions(self.backends, self.versions)
+
+    @property
+    def asked(self) -> Asked | None:
+        """The error that the user asks for; None without a tolerance. A quick compile makes fewer samples up."""
+        options = self.options
+        if not options.tolerance:
+            return None
+        made_up = MADE_UP_QUICK if options.effort is QUICK else MADE_UP
+        return Asked(options.tolerance, options.metric, self.source.samples, made_up)
 
     @property
     def build(self) -> BuildOptions:

@@ -71,7 +71,7 @@ class WholeBench:
         self.found = EngineTrial()
         self.made = 0
         self.cannot_run = False
-        """Whether measuring has failed. Engines count as right on finite inputs only from then on, if it is not known."""
+        """Whether measuring has failed. What is not known of an engine then counts as right on finite inputs only."""
         self._folded: WholeForm | None = None
         self._database = database
         self._workers = workers

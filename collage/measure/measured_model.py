@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import onnx
-
 from collage.check.extraordinary import unguarded
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
@@ -17,7 +15,6 @@ from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import ALL_PLAIN
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 
 
@@ -25,7 +22,6 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 class MeasuredModel:
     """A model, and the forms of it that engines and guards need.
 
-    ``original`` is the model as its author wrote it (see ``as_region``); without it no engine is measured on it.
     ``as_loaded`` is the model that answers inputs which guarded kernels are not right on. If ``guards`` is False,
     kernels that are right on finite numbers only cannot be guarded, and are of no use. If the compile is ``exact``,
     they are of no use either. ``extraordinary`` are values whose usual numbers a scan does not let through;
@@ -33,7 +29,6 @@ class MeasuredModel:
     """
 
     model: Model
-    original: onnx.ModelProto | None = None
     as_loaded: AsLoaded | None = None
     guards: bool = True
     exact: bool = False
@@ -45,11 +40,6 @@ class MeasuredModel:
         if nodes not in self._subgraphs:
             self._subgraphs[nodes] = Subgraph(self.model, nodes)
         return self._subgraphs[nodes]
-
-    @cached_property
-    def original_digest(self) -> str:
-        """A hash of the original, or "" without one."""
-        return "" if self.original is None else original_digest(self.original)
 
     @cached_property
     def serialised(self) -> bytes | Framed | None:
@@ -66,8 +56,6 @@ class MeasuredModel:
 
     def describe(self, request: CandidateRequest) -> str:
         """The request in words for people: ``conv2d+add+relu (blocked)``."""
-        if request.original:
-            return ", ".join(filter(None, ("the model as written", request.profile)))
         text = str(self.subgraph(request.nodes))
         return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
 
@@ -92,6 +80,6 @@ class MeasuredModel:
         if unknown := sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t)):
             return f"nothing scans {', '.join(unknown)} for these"
         inputs = self.subgraph(request.nodes).inputs
-        if not request.original and not unguarded(graph, self.extraordinary).isdisjoint(inputs):
+        if not unguarded(graph, self.extraordinary).isdisjoint(inputs):
             return "it reads some in the model's usual inputs"
         return ""

@@ -10,17 +10,13 @@ from functools import cache, cached_property, partial
 from types import TracebackType
 from typing import Any
 
-import onnx
-
 from collage.backends.base import Backend, BackendKind
-from collage.backends.engine import as_engine
 from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
-from collage.measure.ahead import Ahead
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
@@ -31,8 +27,8 @@ from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.race import EXACT, rivals_of, time_alone
-from collage.measure.worker.builder import Builder
-from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact, as_number
@@ -96,6 +92,7 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
+        self._expected: set[CandidateRequest] = set()
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -118,11 +115,6 @@ class Measurer:
     def model(self) -> Model:
         """The model whose candidates are measured."""
         return self.measured.model
-
-    @property
-    def original(self) -> onnx.ModelProto | None:
-        """The model as its author wrote it, in the place of the whole graph, where that is measured, too."""
-        return self.measured.original
 
     @property
     def as_loaded(self) -> bytes | Framed | None:
@@ -300,9 +292,9 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        self._ahead.expect((request for region in left[1:] for request in region), first=True)
+        self.build_ahead([request for region in left[1:] for request in region], first=True)
         for region in left:
-            yield from job(region).run(_Claiming(self.session, self._ahead))
+            yield from job(region).run(self.session)
 
     def _job(
         self,
@@ -351,22 +343,22 @@ class Measurer:
         options = replace(self._keys.options(request), tuning=tuning)
         return Racer(request, options, self._limit_s(request), charge_us)
 
-    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
-        """Have these built on other cores, in this order, after those that are raced now: they are raced later."""
-        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
-        known = self.known(wanted)
-        self._ahead.expect((each for each in wanted if each not in known), first=False)
+    def build_ahead(self, requests: Iterable[CandidateRequest], *, first: bool = False) -> None:
+        """Have candidates built on other cores before the worker comes to them, if they take long enough in all.
 
-    @cached_property
-    def _ahead(self) -> Ahead:
-        return Ahead(self._builder, self.backends, self._keys.options)
-
-    def _builder(self, wanted_s: float) -> Builder | None:
-        """What builds ahead, which is started if so many seconds of building are worth it."""
+        They come ``first``, or after the others that it comes to, and without those that are known.
+        """
         if self.settings.effort is QUICK or self._crew is not None:
-            return None
+            return
+        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        known = {} if first else self.known(wanted)
+        kernels = [PlanKernel(each, self._keys.options(each)) for each in wanted if each not in known]
+        kernels = [each for each in kernels if not each.options.tune_trials]
+        self._expected |= {*wanted}
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        return self.session.builder(start=wanted_s >= worth_s)
+        wanted_s = sum(self.backends[each.backend].ahead_s for each in self._expected)
+        if (builder := self.session.builder(start=wanted_s >= worth_s)) is not None:
+            builder.expect(kernels, first=first)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
@@ -378,10 +370,7 @@ class Measurer:
 
     def _limit_s(self, request: CandidateRequest) -> float:
         """The most seconds that a candidate may take."""
-        limit_s = self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
-        if request.original:
-            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
-        return limit_s
+        return self.settings.limits.time_s + TRIAL_LIMIT_S * self._keys.options(request).tune_trials
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.
@@ -412,26 +401,18 @@ class Measurer:
         self, missing: Mapping[LayoutTransform, KernelKey]
     ) -> Iterator[tuple[LayoutTransform, Outcome]]:
         """The outcomes of transforms that are not known."""
-        settings, left = self.settings, [*missing]
+        settings, got = self.settings, set[LayoutTransform]()
+        limit_s, sample_s = settings.limits.time_s, settings.effort.kernel_s
         jobs = [
-            TransformJob(
-                MeasureTransform(
-                    *(transform, key.backend, settings.build),
-                    *(settings.limits.time_s, settings.effort.kernel_s),
-                ),
-                settings.threads,
-            )
+            TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
         for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            for _, outcome in done.parts:
-                transform = jobs[done.job].message.transform
-                left.remove(transform)
-                yield transform, outcome
+            got.update(transform for transform, _ in done.parts)
+            yield from done.parts
         for job in jobs:
-            if job.message.transform in left:
-                for _, outcome in job.run(self.session):
-                    yield job.message.transform, outcome
+            if job.transform not in got:
+                yield from job.run(self.session)
 
     def transform_backend(self, transform: LayoutTransform) -> Backend | None:
         """The first of the backends that makes the transform, or None."""
@@ -462,21 +443,6 @@ class Measurer:
         It is that of a launch that does nothing: what libraries do to each other is in the times of races.
         """
         return self._database.remember(_LAUNCH_US.at(self.settings.hardware), _empty_launch_us)
-
-
-class _Claiming:
-    """The session's worker, while others build ahead: what it comes to is not built there any more."""
-
-    def __init__(self, worker: WorkerSession, ahead: Ahead) -> None:
-        self._worker = worker
-        self._ahead = ahead
-        self.fatal_samples = worker.fatal_samples
-
-    def ask(self, message: Any, what: str, threads: int) -> Any:
-        """The worker's reply."""
-        if isinstance(message, TryKernel):
-            self._ahead.come_to(message.request)
-        return self._worker.ask(message, what, threads)
 
 
 def _empty_launch_us() -> float:

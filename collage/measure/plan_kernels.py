@@ -6,14 +6,13 @@ from collections.abc import Collection
 from functools import cached_property
 
 from collage.backends.base import VIEW
-from collage.backends.engine import artifact_for, as_engine
 from collage.core.library_text import library_text
 from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
 from collage.measure.artifacts import Artifacts
 from collage.measure.request_keys import RequestKeys
-from collage.measure.worker.plan_protocol import Make, PlanKernel
-from collage.measure.worker.protocol import AS_LOADED, artifact_folder, plan_folder
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import AS_LOADED, Ask, artifact_folder, plan_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import Outcome, Rejection, RejectionKind
@@ -74,7 +73,7 @@ class PlanKernels:
             artifact = view.codegen(self._measured.subgraph(what.nodes), kernel.options)
             self._artifacts.keep(kernel.key, artifact)
             return None
-        message = Make(kernel, self._settings.limits.time_s)
+        message = Ask("make", (kernel,), self._settings.limits.time_s)
         made = self._session.ask(message, what.backend, self._settings.threads)
         return made if isinstance(made, Rejection) else None
 
@@ -99,12 +98,7 @@ class PlanKernels:
             self.make(kernel)
             return
         backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
-        if request.original:
-            assert self._measured.original is not None
-            artifact = artifact_for(as_engine(backend), self._measured.original, kernel.options)
-        else:
-            artifact = backend.codegen(subgraph, kernel.options)
-        self._artifacts.keep(kernel.key, artifact, subgraph.constants)
+        self._artifacts.keep(kernel.key, backend.codegen(subgraph, kernel.options), subgraph.constants)
 
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
         """Record that the kernel must not be used, though it was measured."""

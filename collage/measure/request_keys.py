@@ -46,8 +46,6 @@ class RequestKeys:
         """The key that the request's outcome is recorded under."""
         settings, subgraph = self._settings, self._measured.subgraph(request.nodes)
         about = settings.backends[request.backend].settings(self.options(request))
-        if request.original:
-            about += f" {request.profile} on the original {self._measured.original_digest}"
         on_gpu = settings.backends[request.backend].device == CUDA
         among = 0 if on_gpu else weights_among(subgraph)  # a GPU's own cache is flushed for each sample
         return KernelKey(
@@ -76,7 +74,6 @@ class RequestKeys:
             exclusive=len(request.nodes) == len(self._measured.model.graph.nodes),
             tune_trials=settings.build.tune_trials if tunes else 0,
             variant=request.variant,
-            profile=request.profile,
         )
 
     def transform_key(self, transform: LayoutTransform) -> KernelKey:

@@ -29,17 +29,8 @@ def model_digest(model: Model) -> str:
 
     The content of weights does not count: whether a conversion is right does not depend on it.
     """
-    return _digest(model.onnx, f"{sorted(model.opaque)}")
-
-
-def original_digest(model: onnx.ModelProto) -> str:
-    """A hash of the nodes, types and small initializers of a model as its author wrote it."""
-    return _digest(model, "")
-
-
-def _digest(model: onnx.ModelProto, more: str) -> str:
     hasher = hashlib.sha256()
-    graph = model.graph
+    graph = model.onnx.graph
     for node in graph.node:
         hasher.update(node.SerializeToString(deterministic=True))
     for info in [*graph.input, *graph.output]:
@@ -48,5 +39,7 @@ def _digest(model: onnx.ModelProto, more: str) -> str:
         hasher.update(f"{tensor.name}{tensor.dims}{tensor.data_type}".encode())
         if bytes_of(tensor) <= _SMALL_BYTES and tensor.data_location != onnx.TensorProto.EXTERNAL:
             hasher.update(tensor.SerializeToString(deterministic=True))
-    hasher.update(f"{more}{[(o.domain, o.version) for o in model.opset_import]}".encode())
+    hasher.update(
+        f"{sorted(model.opaque)}{[(o.domain, o.version) for o in model.onnx.opset_import]}".encode()
+    )
     return hasher.hexdigest()

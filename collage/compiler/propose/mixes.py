@@ -200,7 +200,8 @@ def promising_reduced(bench: Bench, nodes: Collection[int]) -> list[CandidateReq
 def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
     """What is measured for the first mix: first little, and more each time."""
     few = promising_of(bench)
-    bench.measurer.build_ahead(_requests(few))
+    compiled = (o.request for o in few if bench.task.backends[o.request.backend].kind is BackendKind.COMPILER)
+    bench.measurer.build_ahead(compiled)
     yield _likely(bench, few)
     yield _requests(few)
     yield _requests(promising_of(bench, between=True))

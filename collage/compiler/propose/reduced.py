@@ -15,18 +15,19 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 from collage.check.compare import of_shared_digits
+from collage.check.metrics import MetricError
+from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.events import Bounded
-from collage.compiler.metrics import MetricError
 from collage.compiler.placing import place, with_price
 from collage.compiler.plan import Placed, Plan
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
-from collage.compiler.propose.sensitivities import error_model
 from collage.compiler.referee import RaceFailedError, Referee
 from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import ModelError
+from collage.frontend.subgraph import edges
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.steering import Steering
@@ -129,7 +130,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
     aimed = knobs.aim * told.tolerance
     budget = known.errors
     if budget is None:
-        model = error_model(bench, bench.accuracy) if knobs.sensitivities else ErrorModel()
+        model = _error_model(bench) if knobs.sensitivities else ErrorModel()
         budget = ErrorBudget(aimed if is_predicted else _FIRST, model)
     steering = Steering(replace(budget, gap=knobs.gap), aimed, is_predicted)
     found, attempts, rounds = False, 0, 0
@@ -186,3 +187,13 @@ def _refused(bench: Bench, plan: Placed) -> frozenset[str]:
         log.info("%s: %s", plan.label, finding.complaint)
         return found
     return frozenset()
+
+
+def _error_model(bench: Bench) -> ErrorModel:
+    """What predicts errors of outputs from those of kernels of reduced precision."""
+    model = bench.model
+    nodes = {o.request.nodes for o in bench.known.offers if o.request.variant.precision}
+    taken = (value for each in nodes for ports in edges(model, each) for value in ports)
+    values = sorted({value for value in taken if model.graph.values[value].producer is not None})
+    digest, check = bench.measurer.as_loaded_digest, bench.clock.deadline.check
+    return ErrorModel(sensitivities_on_samples(model, values, digest, bench.accuracy, bench.database, check))

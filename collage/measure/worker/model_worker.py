@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,6 @@ from collage.check.samples import Samples
 from collage.check.spent import BUILD, NETWORKS, REFERENCE, TRANSFORMS, spent, taken
 from collage.check.stages import RejectedError
 from collage.check.store import ValueStore
-from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.errors import MeasurementError
 from collage.frontend.model import Model, from_simplified
@@ -30,24 +30,21 @@ from collage.frontend.read.apart import load_model
 from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
 from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
-from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.plan_worker import PlanWorker
 from collage.measure.worker.protocol import (
-    ORIGINAL_FILE,
     VALUES,
+    AskPlan,
     CandidateRequest,
     CheckDone,
     CheckKernel,
-    Evaluate,
     Evaluated,
     Init,
-    MeasureTransform,
     RaceKernels,
-    Spent,
-    TellSpent,
     Tried,
     TryKernel,
     ahead_folder,
@@ -131,30 +128,27 @@ class ModelWorker:
             return self._racing.race(message)
         if isinstance(message, CheckKernel):
             return self._check(message)
-        if isinstance(message, TellSpent):
-            return Spent(taken())
-        self._racing.let_go()
-        if isinstance(message, Make):
-            return self._make(message)
-        if isinstance(message, BuildAhead):
-            return self._build_ahead(message.kernel)
-        if isinstance(message, MeasureTransform):
-            with spent(TRANSFORMS):
-                return self._measure_transform(message)
-        if isinstance(message, Evaluate):
-            with spent(REFERENCE):
-                return self._evaluate(message.node_limit_s)
-        with spent(NETWORKS):
-            reply = self._plans.answer(message)
-        return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
+        if message.method != "spent":
+            self._racing.let_go()
+        if isinstance(message, AskPlan):
+            with spent(NETWORKS):
+                return self._plans.answer(message)
+        return getattr(self, message.method)(*message.args)
 
-    def _evaluate(self, node_limit_s: float) -> Evaluated:
-        wrong = self._store.complete()
-        if wrong is None:
-            inputs = random_inputs(self.model, np.random.default_rng(_SEED))
-            wrong = evaluate(self.model, inputs, self._store, node_limit_s)
-            self._store.mark_complete(wrong)
-        return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
+    def spent(self) -> Mapping[str, float]:
+        """The seconds since the last call, by kind of work (see ``collage.check.spent``)."""
+        return taken()
+
+    def evaluate(self, node_limit_s: float) -> Evaluated:
+        """Compute the reference values, if they are not in the folder yet; a node has so many seconds."""
+        with spent(REFERENCE):
+            wrong = self._store.complete()
+            if wrong is None:
+                inputs = random_inputs(self.model, np.random.default_rng(_SEED))
+                wrong = evaluate(self.model, inputs, self._store, node_limit_s)
+                self._store.mark_complete(wrong)
+                gc.collect()
+            return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
 
     def _try(self, message: TryKernel) -> Tried:
         key = PlanKernel(message.request, message.options).key
@@ -183,25 +177,28 @@ class ModelWorker:
         )
         return CheckDone(checked) if isinstance(checked, Rejection) else checked
 
-    def _measure_transform(self, message: MeasureTransform) -> Outcome:
-        kernel = PlanKernel(message.transform, message.options)
+    def transform(
+        self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float
+    ) -> Outcome:
+        """Measure a layout transform that the backend ``maker`` makes, and keep its artifact."""
+        kernel, backend = PlanKernel(transform, options), self._backend(maker)
 
         def keep(artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the backend's fault
                 self._artifacts.keep(kernel.key, artifact)
 
-        backend = self._backend(message.backend)
-        return with_free_memory(
-            backend,
-            lambda: measure_transform(message.transform, backend, message.options, message.sample_s, keep),
-        )
+        with spent(TRANSFORMS):
+            return with_free_memory(
+                backend, lambda: measure_transform(transform, backend, options, sample_s, keep)
+            )
 
-    def _make(self, message: Make) -> Made | Rejection:
-        request, options = message.kernel.what, message.kernel.options
+    def make(self, kernel: PlanKernel) -> Rejection | None:
+        """Build a candidate and keep its artifact; the plan that it is for checks it."""
+        request, options = kernel.what, kernel.options
         assert isinstance(request, CandidateRequest)
         alike = self._alike.get(self._kind(request, options))
 
-        def made() -> Made | Rejection:
+        def made() -> Rejection | None:
             with spent(BUILD):
                 try:
                     artifact = (
@@ -211,12 +208,13 @@ class ModelWorker:
                     )
                 except RejectedError as rejected:
                     return rejected.rejection
-            self._keep(message.kernel, artifact)
-            return Made()
+            self._keep(kernel, artifact)
+            return None
 
         return with_free_memory(self._backend(request.backend), made)
 
-    def _build_ahead(self, kernel: PlanKernel) -> BuiltAhead | Rejection:
+    def build_ahead(self, kernel: PlanKernel) -> float | Rejection:
+        """Build a candidate, and keep its artifact for the worker that measures it. Gives the seconds."""
         request = kernel.what
         assert isinstance(request, CandidateRequest)
         began = time.perf_counter()
@@ -225,19 +223,17 @@ class ModelWorker:
         except RejectedError as rejected:
             return rejected.rejection
         self._ahead.keep(kernel.key, artifact, Subgraph(self.model, request.nodes).constants)
-        return BuiltAhead(time.perf_counter() - began)
+        return time.perf_counter() - began
 
     def _source(self, request: CandidateRequest, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
-        original = load_model(Path(self._init.folder) / ORIGINAL_FILE) if request.original else None
-        subgraph = Subgraph(self.model, request.nodes)
-        return KernelSource(subgraph, self._backend(request.backend), options, original)
+        return KernelSource(Subgraph(self.model, request.nodes), self._backend(request.backend), options)
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
         assert isinstance(kernel.what, CandidateRequest)
         constants = Subgraph(self.model, kernel.what.nodes).constants
         self._artifacts.keep(kernel.key, artifact, constants)
-        if not constants and not kernel.what.original:
+        if not constants:
             self._alike[self._kind(kernel.what, kernel.options)] = kernel
 
     def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:

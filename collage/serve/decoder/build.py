@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from collage.backends.registry import Registry
-from collage.compiler.metrics import check_tolerance
+from collage.check.metrics import check_tolerance
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.frontend.read.load import ModelSource

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.bench.pareto import ParetoRace, curve, module_name
+from collage.check.accuracy import Asked
+from collage.check.metrics import Metric
 from collage.cli.options import JSON_OPTION, parse_names
-from collage.compiler.accuracy import Asked
-from collage.compiler.metrics import Metric
 from scripts.lib.bench import common
 from scripts.lib.bench.common import Options, Show
 from scripts.lib.errors import largest

@@ -15,7 +15,7 @@ import collage.backends.onnxruntime
 from collage.backends.dynamic_quantisation import quantised
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.compare import relative_error
-from collage.compiler.metrics import Metric
+from collage.check.metrics import Metric
 from collage.compiler.options import CompileOptions
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16, FP16, TF32

@@ -11,8 +11,8 @@ import onnx
 
 import collage
 from collage.bench.pareto import ParetoRace, curve, frontier, module_name
-from collage.compiler.accuracy import Asked
-from collage.compiler.metrics import Metric
+from collage.check.accuracy import Asked
+from collage.check.metrics import Metric
 from tests.helpers.backends.product_models import product_model
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collage.compiler.accuracy import MADE_UP, Accuracy, Asked
-from collage.compiler.metrics import Metric
+from collage.check.accuracy import MADE_UP, Accuracy, Asked
+from collage.check.metrics import Metric
 from collage.core.deadline import Deadline
 from collage.frontend.model import import_model
 from tests.helpers.models import elementwise_net

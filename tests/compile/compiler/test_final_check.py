@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from collage.compiler.final_check import FinalCheck, Run
+from collage.check.final_check import FinalCheck, Run
 from collage.core.deadline import Deadline
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run

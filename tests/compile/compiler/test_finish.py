@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from collage.check.final_check import Finding
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import Finding
 from collage.compiler.finish import Finish, _ranked
 from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
 from collage.compiler.propose.engines import engines

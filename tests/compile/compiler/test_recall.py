@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collage.check.metrics import Metric
 from collage.compiler.build_report import report_of
 from collage.compiler.finished import Finished, finished_key
-from collage.compiler.metrics import Metric
 from collage.compiler.plan import Placed, Whole
 from collage.compiler.record import look_up, plan_of
 from collage.core.typed import typed

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collage.check.final_check import Finding
+from collage.check.metrics import Metric
 from collage.compiler.events import Bounded
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import Finding
-from collage.compiler.metrics import Metric
 from collage.compiler.propose.engines import engines, engines_reduced
 from collage.compiler.propose.mixes import calibrated
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced

@@ -27,7 +27,6 @@ from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 ALL = (0, 1, 2, 3)
 ROWS = Variant((PLAIN,), (CHANNELS_LAST,), "rows")
 MODEL = "dac2f80a309b7a611fc509ff33cd5f40c737ffff900a570217e4304144adabb0"
-ORIGINAL = "de41e496b2a8617619dbba27f7ac912c7b91972fb26e7ec4c3df3359f1a26e69"
 SAMPLES = "9caadbcdf578284313baa3b1310570682a0faafe3b6a0198c7155e7221412468"
 WHOLE = "3644f58a7ac271afb2b983d3bece3fc0"
 
@@ -76,7 +75,7 @@ def settings_of(effort: Effort) -> MeasureSettings:
 
 def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
     model = chain_model((8, 1 << 17))  # 512 KiB of weights
-    return RequestKeys(MeasuredModel(model, original=model.onnx), settings_of(effort).on_threads(threads))
+    return RequestKeys(MeasuredModel(model), settings_of(effort).on_threads(threads))
 
 
 @pytest.mark.parametrize(("effort", "mark"), [(FULL, ""), (QUICK, " quick")])
@@ -96,11 +95,6 @@ def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
         ),
         (CandidateRequest((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
         (CandidateRequest(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
-        (
-            CandidateRequest(ALL, "tuner", original=True, profile="spin"),
-            WHOLE,
-            f"3 trials, exclusive True spin on the original {ORIGINAL} among 1 MiB",
-        ),
     ],
 )
 def test_keys_of_requests(

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from collage.backends.native_kernels.measure_speeds import _best_size
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds, rounded
 from collage.kernel.target import Target
-from collage.measure.machine.measure_speeds import _best_size
 from collage.measure.machine.speeds import (
     MACHINE_SPEEDS,
     machine_speeds,

@@ -20,6 +20,7 @@ from collage.backends.engine import Engine
 from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
+from collage.check.final_check import FinalCheck, Finding
 from collage.compiler.assemble import Assembler
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
@@ -27,7 +28,6 @@ from collage.compiler.clock import Budget, Clock
 from collage.compiler.compile import compiled
 from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
-from collage.compiler.final_check import FinalCheck, Finding
 from collage.compiler.import_model import Imported
 from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Placed, Plan, Whole

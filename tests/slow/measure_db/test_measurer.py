@@ -126,7 +126,7 @@ def test_what_is_known_is_not_measured_again(
         assert isinstance(found[requests[1]], Rejection)
         assert epsilon > 0
         assert wrong == {}
-    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_, **__: pytest.fail("a worker was started"))
     with measurer(chain_model(), database, *backends) as second:
         assert second.measure(requests) == found
         assert second.verify() == wrong

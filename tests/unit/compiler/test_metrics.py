@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collage.compiler.metrics import Metric, MetricError, check_tolerance, metric_of
+from collage.check.metrics import Metric, MetricError, check_tolerance, metric_of
 from collage.errors import UsageError
 
 

@@ -16,9 +16,9 @@ import onnx
 
 from collage.check.compare import Expected, difference, of_shared_digits, region_tolerance
 from collage.check.input_kinds import WHOLE_KINDS, free_integers
+from collage.check.metrics import OUTPUT, Metric
 from collage.check.nearby import as_good_as_can_be, nearby_outputs
 from collage.check.precise import precise_run
-from collage.compiler.metrics import OUTPUT, Metric
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError

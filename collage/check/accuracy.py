@@ -11,27 +11,30 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from collage.check.compare import Expected
-from collage.compiler.final_check import OutputRule, output_rules
-from collage.compiler.metrics import Metric
-from collage.compiler.options import CompileOptions
+from collage.check.final_check import OutputRule, output_rules
+from collage.check.metrics import Metric
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
-from collage.errors import ModelError
+from collage.errors import DatabaseError, ModelError
 from collage.frontend.model import Model
 from collage.frontend.random_inputs import random_inputs, random_value
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.value_types import value_type
 from collage.frontend.session import Reference
 from collage.graph.dataflow import Array
-from collage.measure.timing.effort import QUICK
+from collage.measure_db.database import Database
+from collage.measure_db.keys import Fact
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Run: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 """Runs something on inputs in the model's order, and gives its outputs in order."""
@@ -55,14 +58,6 @@ class Asked:
     metric: Metric
     samples: tuple[Mapping[str, Any], ...] = ()
     made_up: int = MADE_UP
-
-    @staticmethod
-    def by(options: CompileOptions, samples: tuple[Mapping[str, Any], ...]) -> Asked | None:
-        """What the options ask for; None where the tolerance is 0. A quick compile makes fewer samples up."""
-        if not options.tolerance:
-            return None
-        made_up = MADE_UP_QUICK if options.effort is QUICK else MADE_UP
-        return Asked(options.tolerance, options.metric, samples, made_up)
 
     @property
     def about(self) -> str:
@@ -169,6 +164,31 @@ class Accuracy:
             for at in floats
         )
         return max(found)
+
+
+def on_samples(
+    fact: Fact[Mapping[int, T]],
+    look: Callable[[], Mapping[int, T]],
+    accuracy: Accuracy,
+    database: Database,
+    about: tuple[str | None, Sequence[int], int],
+) -> Mapping[int, T]:
+    """What ``look`` finds on the samples, or the database has; nothing if ONNX Runtime does not run the model so.
+
+    ``about`` is the digest of the model as it was loaded, the values or nodes that it is about, and the edition of
+    ``look``. Raises DatabaseError, and BudgetOverError.
+    """
+    digest, numbers, edition = about
+    try:
+        if digest is None or accuracy.digest is None:
+            return look()
+        text = repr((digest, accuracy.digest, [*numbers], onnxruntime.__version__, edition))
+        return database.remember(fact.at(hashlib.sha256(text.encode()).hexdigest()), look)
+    except DatabaseError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        log.info("%ss are not known: %s", fact.name, library_text(error))
+        return {}
 
 
 def _inputs(
