@@ -55,9 +55,8 @@ class Executor:
         """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
         ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
-        ``careful`` answers calls in which a scan finds something. ``arena`` is
-        the host's, with bytes that other executors use, too, none of which runs at the same time; without it there is a
-        new one.
+        ``careful`` answers calls in which a scan finds something. ``arena`` is the host's, with bytes that other
+        executors use, too, none of which runs at the same time; without it there is a new one.
         """
         self.program = program
         self.careful = careful

@@ -14,16 +14,15 @@ import numpy as np
 from collage.backends.onnxruntime import UNOPTIMISED, OnnxRuntime
 from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
-from collage.graph.dataflow import Array, np_dtype
-from collage.graph.given_array import MismatchError, given_array, given_texts
+from collage.graph.dataflow import Array
+from collage.graph.given_array import MismatchError
 from collage.graph.magnitudes import LIMIT, is_scanned
-from collage.graph.value_type import STRING, TENSOR
+from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.frames import Artifact, Framed
 from collage.kernel.kernel import Session
 from collage.kernel.model_artifact import model_artifact
 from collage.kernel.options import BuildOptions
 from collage.native.scan import Scanned, are_all_ordinary, new_flag, scan_call
-from collage.runtime.inputs import refuse_dtype
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 
@@ -229,14 +228,10 @@ class Fallback:
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Any:
+    """The value as an array of the port's dtype, and of any shape; values of other kinds as they are."""
     if isinstance(port, ValuePort) and port.type.kind != TENSOR:
         return value
     try:
-        if port.type.dtype == STRING:
-            return given_texts(value)
-        wanted = np_dtype(port.type.dtype)
-        array = given_array(value, wanted)
+        return ValueType(TENSOR, port.type.dtype).check(value)
     except MismatchError as error:
         raise InputError(f"input {port.name} {error}.") from error
-    refuse_dtype(port.name, array, wanted)
-    return array
