@@ -117,7 +117,9 @@ class _Region:
             heat = list(best)
             if self._incumbent:
                 yield from self._hold(self._incumbent, keep=self._tried)
-            while waiting and (len(heat) <= _HEAT or self._held_bytes() < MOST_BYTES):
+            while waiting and (
+                len(heat) <= _HEAT or sum(each.held_bytes for each in self._tried.values()) < MOST_BYTES
+            ):
                 number = waiting.pop(0)
                 yield from self._hold([*heat, number], keep=[*heat, *self._incumbent])
                 heat.append(number)
@@ -131,7 +133,9 @@ class _Region:
         """Have the worker hold these kernels, and none but those it shall keep."""
         kept = [number for number in self._tried if number in {*keep, *numbers}]
         self._tried = {number: self._tried[number] for number in kept}
-        while missing := [n for n in numbers if n not in self._tried and self._takes_part(n)]:
+        while missing := [
+            n for n in numbers if n not in self._tried and n in {*self._left, *self._incumbent}
+        ]:
             number, racer = missing[0], self._racers[missing[0]]
             message = TryKernel(
                 *(number, racer.request, racer.options, racer.limit_s, tuple(self._tried)),
@@ -234,9 +238,6 @@ class _Region:
         rival_us = min([*best, *([self._known_us] if self._incumbent else [])], default=raced.us)
         return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks)
 
-    def _takes_part(self, number: int) -> bool:
-        return number in self._left or number in self._incumbent
-
     def _failed(self, number: int, rejection: Rejection) -> Iterator[Part]:
         """A kernel cannot be used. Without the incumbent the others race among themselves."""
         if number in self._incumbent:
@@ -249,9 +250,6 @@ class _Region:
     def _out(self, number: int, outcome: Outcome) -> Part:
         self._left.discard(number)
         return self._racers[number].request, outcome
-
-    def _held_bytes(self) -> int:
-        return sum(each.held_bytes for each in self._tried.values())
 
     def _ask(self, message: Any, number: int) -> Any:
         """The reply, a Rejection if the process has ended, or None if the reference has ended it, not the kernel.

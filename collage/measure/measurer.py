@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from types import TracebackType
-from typing import Any
 
 from collage.backends.base import Backend, BackendKind
 from collage.backends.tuner import TRIAL_LIMIT_S
@@ -30,20 +29,15 @@ from collage.measure.timing.race import EXACT, rivals_of, time_alone
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
-from collage.measure_db.database import Database, Json, KernelKey
+from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Fact, as_number
 from collage.measure_db.results import Measurement, Outcome, Slower
 
-
-def _write_reasons(reasons: Mapping[int, str]) -> Json:
-    return {str(index): reason for index, reason in reasons.items()}
-
-
-def _read_reasons(value: Any) -> Mapping[int, str]:
-    return {int(index): str(reason) for index, reason in value.items()}
-
-
-_WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
+_WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact(
+    "wrong_conversions",
+    lambda reasons: {str(index): reason for index, reason in reasons.items()},
+    lambda value: {int(index): str(reason) for index, reason in value.items()},
+)
 _EXTRAORDINARY: Fact[tuple[int, ...]] = Fact("out_of_range_values", list, lambda found: (*map(int, found),))
 
 _LAUNCH_US: Fact[float] = Fact("launch_us", float, as_number)
@@ -88,7 +82,7 @@ class Measurer:
         self.network_us = 0.0
         """The time of the fastest module so far in microseconds, or 0: what the network's kernels are parts of."""
         self._database = database
-        self._progress = progress or _silent
+        self._progress = progress or (lambda _: None)
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
@@ -443,13 +437,9 @@ def _empty_launch_us() -> float:
     """The cost of a launch that does nothing, in this process."""
 
     def run(count: int) -> float:
-        return batch_ns([_nothing] * count, time.perf_counter_ns, 0) / count
+        return batch_ns([lambda: None] * count, time.perf_counter_ns, 0) / count
 
     return time_alone(run, _LAUNCH_S).us
-
-
-def _nothing() -> None:
-    """A kernel that does nothing."""
 
 
 def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest]]:
@@ -458,7 +448,3 @@ def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest
     for request in requests:
         found.setdefault(request.nodes, []).append(request)
     return list(found.values())
-
-
-def _silent(_: Progress) -> None:
-    """Nobody is told."""

@@ -22,7 +22,7 @@ from collage.kernel.target import hardware_of
 from collage.measure.request_keys import precision_in, variant_in, variant_text
 from collage.measure.timing.race import rivals_of
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, read_text
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,9 @@ def losses_in(database: Database) -> Mapping[str, Sequence[Loss]]:
     operators: dict[str, str] = {}
     for key, description, us in database.times():
         if us > 0:
-            regions[_machine(key), key.digest].append(((key.backend, variant_in(key)), us))
+            regions[_place(key.hardware, key.threads), key.digest].append(
+                ((key.backend, variant_in(key)), us)
+            )
             operators[key.digest] = description.partition(" (")[0]
     classes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for name, text in database.facts_of(REGION.name):
@@ -167,10 +169,6 @@ def losses_in(database: Database) -> Mapping[str, Sequence[Loss]]:
     for (machine, network, region, kind), each in sums.items():
         found[machine].append(Loss(network, region, kind, len(each), sum(each) / len(each)))
     return found
-
-
-def _machine(key: KernelKey) -> str:
-    return _place(key.hardware, key.threads)
 
 
 def _place(hardware: str, threads: int) -> str:

@@ -12,10 +12,6 @@ from collage.measure.worker.protocol import CandidateRequest
 Nodes: TypeAlias = "tuple[int, ...]"
 
 
-def _unknown(_: Nodes) -> float:
-    return math.inf
-
-
 @dataclass(frozen=True)
 class Rivals:
     """The kernels that candidates race against, and what there is to gain; times are in microseconds.
@@ -27,7 +23,7 @@ class Rivals:
 
     cover: Mapping[Nodes, tuple[CandidateRequest, ...]] = field(default_factory=dict)
     network_us: float = 0.0
-    share_us: Callable[[Nodes], float] = _unknown
+    share_us: Callable[[Nodes], float] = lambda _: math.inf
     switch_us: float = 0.0
 
 

@@ -112,7 +112,7 @@ class Database(DatabaseFile):
 
     def best_clocks(self, hardware: str) -> Mapping[str, Clocks]:
         """The highest clocks that kernels were measured at on the GPUs of that hardware, by the GPU's name."""
-        rows = self._rows(_BEST_CLOCKS, (hardware,))
+        rows = self.run(_BEST_CLOCKS, (hardware,))
         try:
             return {
                 str(gpu): Clocks(str(gpu), int(sm_mhz), int(memory_mhz))
@@ -131,7 +131,7 @@ class Database(DatabaseFile):
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
-        rows = self._rows(_GET, (_asked(wanted), self._since, GATE))
+        rows = self.run(_GET, (_asked(wanted), self._since, GATE))
         try:
             found = {wanted[number]: (_outcome(row), created) for number, created, *row in rows}
         except (TypeError, ValueError) as error:
@@ -154,7 +154,7 @@ class Database(DatabaseFile):
         else:
             found = (None, None, None, None, None, "", False, outcome.busy, None, None)
             found = (*found, outcome.kind.value, outcome.message, outcome.free_bytes)
-        self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
+        self.run(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
     def times(self) -> list[tuple[KernelKey, str, float]]:
         """The keys, descriptions and microseconds of all kernels that were timed, also of those that lost races.
@@ -164,7 +164,7 @@ class Database(DatabaseFile):
         try:
             return [
                 (KernelKey(*key), str(text), float(_numbers((us,))[0]))
-                for *key, text, us in self._rows(_TIMES, (GATE, self._since))
+                for *key, text, us in self.run(_TIMES, (GATE, self._since))
             ]
         except TypeError as error:
             raise self._damaged(str(error)) from error
@@ -174,7 +174,7 @@ class Database(DatabaseFile):
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
-        rows = self._rows(_GET_NETWORKS, (_asked(wanted), self._since))
+        rows = self.run(_GET_NETWORKS, (_asked(wanted), self._since))
         try:
             return {wanted[number]: _timing(row) for number, *row in rows}
         except TypeError as error:
@@ -186,7 +186,7 @@ class Database(DatabaseFile):
 
     def put_network(self, key: NetworkKey, timing: Timing, description: str = "") -> None:
         """Record an end-to-end timing, replacing an earlier one."""
-        self._write(_PUT_NETWORK, (*astuple(key), *astuple(timing), time.time(), description))
+        self.run(_PUT_NETWORK, (*astuple(key), *astuple(timing), time.time(), description))
 
     def get_facts(self, name: str, keys: Iterable[str]) -> dict[str, Json]:
         """Small values recorded under a name (``"epsilon_us"``) and these keys (machine, versions), in one query.
@@ -196,7 +196,7 @@ class Database(DatabaseFile):
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
-        rows = self._rows(_GET_FACTS, (json.dumps(wanted), name, self._since))
+        rows = self.run(_GET_FACTS, (json.dumps(wanted), name, self._since))
         found: dict[str, Json] = {}
         for number, value in rows:
             try:
@@ -209,12 +209,12 @@ class Database(DatabaseFile):
         """The keys of all values that are recorded under a name, and the values as JSON."""
         return [
             (str(key), str(value))
-            for key, value in self._rows("SELECT key, value FROM facts WHERE name = ? ORDER BY key", (name,))
+            for key, value in self.run("SELECT key, value FROM facts WHERE name = ? ORDER BY key", (name,))
         ]
 
     def put_fact(self, name: str, key: str, value: Json) -> None:
         """Record a small value, replacing an earlier one."""
-        self._write(
+        self.run(
             "INSERT OR REPLACE INTO facts (name, key, value, created) VALUES (?, ?, ?, ?)",
             (name, key, json.dumps(value), time.time()),
         )
@@ -228,13 +228,13 @@ class Database(DatabaseFile):
             rejected=self._counts("backend", "WHERE rejection IS NOT NULL"),
             rejections=self._counts("rejection", "WHERE rejection IS NOT NULL"),
             hardware=self._counts("hardware", ""),
-            networks=self._rows("SELECT count(*) FROM networks")[0][0],
-            facts=self._rows("SELECT count(*) FROM facts")[0][0],
+            networks=self.run("SELECT count(*) FROM networks")[0][0],
+            facts=self.run("SELECT count(*) FROM facts")[0][0],
         )
 
     def _counts(self, column: str, where: str) -> dict[str, int]:
         query = f"SELECT {column}, count(*) FROM kernels {where} GROUP BY {column} ORDER BY {column}"
-        return dict(self._rows(query))
+        return dict(self.run(query))
 
 
 def _matches(columns: str) -> str:

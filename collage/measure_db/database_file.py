@@ -128,22 +128,14 @@ class DatabaseFile:
             raise
 
     def run(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement on the tables themselves, and return its rows, for what looks after whole databases."""
-        return self._rows(query, tuple(values))
+        """Run a statement, and return its rows."""
+        with self._errors():
+            return self._connection.execute(query, values).fetchall()
 
     def each(self, query: str) -> Iterator[tuple[Any, ...]]:
         """The rows of a query one by one: those before a page that cannot be read come in any case."""
         with self._errors():
             yield from self._connection.execute(query)
-
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """All rows that a query gives."""
-        with self._errors():
-            return self._connection.execute(query, values).fetchall()
-
-    def _write(self, query: str, values: tuple[Any, ...]) -> None:
-        with self._errors():
-            self._connection.execute(query, values)
 
     def _roll_back(self) -> None:
         """End a transaction that failed, unless SQLite has ended it (as it does where the disk is full)."""
