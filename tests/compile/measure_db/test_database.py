@@ -272,7 +272,7 @@ def test_migration_keeps_what_is_there(path: Path) -> None:
 
     with Database(path, migrations=[*MIGRATIONS, add_note]) as database:
         assert database.get([KEY]) == {KEY: MEASURED}
-        assert database._rows("SELECT note FROM kernels") == [("none",)]
+        assert database.run("SELECT note FROM kernels") == [("none",)]
 
 
 def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(
