@@ -23,11 +23,10 @@ from collage.errors import CollageError
 from collage.frontend.read.apart import save_model
 from collage.frontend.read.randomness import Randomness
 from collage.kernel.frames import Framed
-from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure.worker.protocol import Ask
 from collage.measure.worker.serialisation import pickle_backend
-from collage.measure.worker.whole_protocol import WRITTEN, InitWhole, Opened, Whole
+from collage.measure.worker.whole_protocol import WRITTEN, EngineTrial, InitWhole, Opened, Whole
 from collage.runtime.parts import Parts
 
 log = logging.getLogger(__name__)

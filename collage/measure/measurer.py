@@ -170,14 +170,15 @@ class Measurer:
         """The requests of one region that are expected to win, at most so many; one if it is clear which."""
         return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
-    def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
-        return self.measured.usable(request, outcome)
-
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._recorded(keys)
-        return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
+        return {
+            request: self.measured.usable(request, found[key])
+            for request, key in keys.items()
+            if key in found
+        }
 
     def _recorded(self, keys: Mapping[CandidateRequest, KernelKey]) -> dict[KernelKey, Outcome]:
         """The recorded outcomes that are not doubted, looked up in one query."""
@@ -196,16 +197,10 @@ class Measurer:
         """
         return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
 
-    def finish(
-        self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS
-    ) -> dict[CandidateRequest, Outcome]:
-        """The same, with each candidate measured to the end, also those that have lost a race before."""
-        return self._outcomes(requests, rivals, to_the_end=True)
-
     def measure(
         self, requests: Sequence[CandidateRequest], progress: Show | None = None
     ) -> dict[CandidateRequest, Outcome]:
-        """What ``finish`` gives, with the progress shown by ``progress``."""
+        """Outcomes of candidates that are measured to the end, also of those that have lost a race before."""
         return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
 
     def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
@@ -276,7 +271,9 @@ class Measurer:
             done += request in key_of
             show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
-            request: self._usable(request, outcomes[key]) for request, key in keys.items() if key in outcomes
+            request: self.measured.usable(request, outcomes[key])
+            for request, key in keys.items()
+            if key in outcomes
         }
 
     def _raced(
@@ -378,7 +375,9 @@ class Measurer:
         A transform is made by the first of the backends that can. Where it runs outside the team of threads it costs a
         context switch, too, which is not part of this.
         """
-        keys, known = self._look_up(transforms)
+        made = [each for each in transforms if self.transform_backend(each) is not None]
+        keys = {transform: self._keys.transform_key(transform) for transform in made}
+        known = self._database.get(keys.values(), lambda _: self.settings.limits.time_s)
         unknown = {key: transform for transform, key in keys.items() if key not in known}
         missing = {transform: key for key, transform in unknown.items()}
         for done, (transform, outcome) in enumerate(self._transformed(missing)):
@@ -387,15 +386,10 @@ class Measurer:
             known[key] = self._record(key, outcome, text)
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
-        return _costs_us(keys, known)
-
-    def _look_up(
-        self, transforms: Collection[LayoutTransform]
-    ) -> tuple[dict[LayoutTransform, KernelKey], dict[KernelKey, Outcome]]:
-        """The keys of the transforms that some backend makes, and the recorded outcomes."""
-        made = [each for each in transforms if self.transform_backend(each) is not None]
-        keys = {transform: self._keys.transform_key(transform) for transform in made}
-        return keys, self._database.get(keys.values(), lambda _: self.settings.limits.time_s)
+        found = {transform: known.get(key) for transform, key in keys.items()}
+        return {
+            each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)
+        }
 
     def _transformed(
         self, missing: Mapping[LayoutTransform, KernelKey]
@@ -464,14 +458,6 @@ def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest
     for request in requests:
         found.setdefault(request.nodes, []).append(request)
     return list(found.values())
-
-
-def _costs_us(
-    keys: Mapping[LayoutTransform, KernelKey], outcomes: Mapping[KernelKey, Outcome]
-) -> dict[LayoutTransform, float]:
-    """The times of the transforms that were measured."""
-    found = {transform: outcomes.get(key) for transform, key in keys.items()}
-    return {each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)}
 
 
 def _silent(_: Progress) -> None:

@@ -62,12 +62,8 @@ class Loss:
 
 def class_of(subgraph: Subgraph) -> str:
     """The operators of a region, and powers of two near the numbers of elements that it writes and reads."""
-    read = [*subgraph.input_types, *(_type_of(subgraph, value) for value in subgraph.constants)]
+    read = [*subgraph.input_types, *map(subgraph.model.graph.type_of, subgraph.constants)]
     return f"{subgraph}|{_bucket(subgraph.output_types)}|{_bucket(read)}"
-
-
-def _type_of(subgraph: Subgraph, value: int) -> TensorType:
-    return subgraph.model.graph.type_of(value)
 
 
 def _bucket(types: Iterable[TensorType]) -> int:

@@ -15,7 +15,7 @@ from collage.compiler.whole_bench import WholeBench
 from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN
-from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.whole_protocol import EngineTrial
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -59,14 +59,20 @@ from collage.measure_db.results import Outcome, Rejection
 _SEED = 0
 
 
-class _Backends:
-    """Backends by name, recreated on first use."""
+class _Backends(dict[str, Backend]):
+    """Backends by name, recreated from pickles on first use."""
 
-    def __init__(self, get: Callable[[str], Backend]) -> None:
-        self._get = get
+    def __init__(self, pickles: Mapping[str, bytes]) -> None:
+        super().__init__()
+        self._pickles = pickles
 
-    def __getitem__(self, name: str) -> Backend:
-        return self._get(name)
+    def __missing__(self, name: str) -> Backend:
+        try:
+            self[name] = pickle.loads(self._pickles[name])
+        except Exception as error:  # unpickling runs the backend's own code, which may raise anything
+            text = f"{type(error).__name__}: {library_text(error)}"
+            raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
+        return self[name]
 
 
 Answer = TypeVar("Answer", Tried, CheckDone)
@@ -83,7 +89,7 @@ class ModelWorker:
     def __init__(self, init: Init) -> None:
         forget_borrowed()  # the files of the model before this one
         self._init = init
-        self._backends: dict[str, Backend] = {}
+        self._backends = _Backends(init.backends)
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
         self._racing = Racing(self._samples, Path(init.folder))
@@ -115,7 +121,7 @@ class ModelWorker:
         return PlanWorker(
             plan_folder(self._init.folder),
             self.model,
-            _Backends(self._backend),
+            self._backends,
             self._artifacts,
             self._samples,
         )
@@ -159,7 +165,7 @@ class ModelWorker:
             ready = self._ahead.take(key)
         self._samples.keep_within(message.limit_s)
         tried = with_free_memory(
-            self._backend(message.request.backend),
+            self._backends[message.request.backend],
             lambda: _either(self._racing.try_alone(message, replace(source, ready=ready))),
         )
         return Tried(tried) if isinstance(tried, Rejection) else tried
@@ -173,7 +179,7 @@ class ModelWorker:
                 self._keep(PlanKernel(request, options), artifact)
 
         checked = with_free_memory(
-            self._backend(request.backend), lambda: _either(self._racing.check(message.number, keep))
+            self._backends[request.backend], lambda: _either(self._racing.check(message.number, keep))
         )
         return CheckDone(checked) if isinstance(checked, Rejection) else checked
 
@@ -181,7 +187,7 @@ class ModelWorker:
         self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float
     ) -> Outcome:
         """Measure a layout transform that the backend ``maker`` makes, and keep its artifact."""
-        kernel, backend = PlanKernel(transform, options), self._backend(maker)
+        kernel, backend = PlanKernel(transform, options), self._backends[maker]
 
         def keep(artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the backend's fault
@@ -211,7 +217,7 @@ class ModelWorker:
             self._keep(kernel, artifact)
             return None
 
-        return with_free_memory(self._backend(request.backend), made)
+        return with_free_memory(self._backends[request.backend], made)
 
     def build_ahead(self, kernel: PlanKernel) -> float | Rejection:
         """Build a candidate, and keep its artifact for the worker that measures it. Gives the seconds."""
@@ -227,7 +233,7 @@ class ModelWorker:
 
     def _source(self, request: CandidateRequest, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
-        return KernelSource(Subgraph(self.model, request.nodes), self._backend(request.backend), options)
+        return KernelSource(Subgraph(self.model, request.nodes), self._backends[request.backend], options)
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
         assert isinstance(kernel.what, CandidateRequest)
@@ -239,12 +245,3 @@ class ModelWorker:
     def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:
         """What the artifact of a region without constants depends on."""
         return Subgraph(self.model, request.nodes).digest, request.backend, options
-
-    def _backend(self, name: str) -> Backend:
-        if name not in self._backends:
-            try:
-                self._backends[name] = pickle.loads(self._init.backends[name])
-            except Exception as error:  # unpickling runs the backend's own code, which may raise anything
-                text = f"{type(error).__name__}: {library_text(error)}"
-                raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
-        return self._backends[name]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from collage.graph.dataflow import Array
 from collage.measure.worker.plan_protocol import Plan, Stage
-from collage.schedule.schedule import Ordered
+from collage.schedule.schedule import running
 
 
 class WorkerPosition:
@@ -48,16 +47,6 @@ def blame(folder: str | Path, plan: Plan) -> int | None:
     if stage is not Stage.NOTED:
         return None
     return running(plan.program.ordered, [int(end) for end in clock_of(folder, plan.name, len(plan.kernels))])
-
-
-def running(ordered: Ordered, clock: Sequence[int]) -> int | None:
-    """The launch that was running, or None where more than one may have been.
-
-    A launch may have been running when it has not ended, and all that it waits for has.
-    """
-    ended = sum(1 << v for v, end in enumerate(clock) if end)
-    possible = [v for v, before in enumerate(ordered.before) if not clock[v] and before & ended == before]
-    return possible[0] if len(possible) == 1 else None
 
 
 def _mapped(path: Path, count: int) -> Array:

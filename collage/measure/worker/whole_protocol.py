@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 WRITTEN, FOLDED = "written", "folded"
@@ -57,3 +57,26 @@ class Opened:
     loaded: bool = True
     message: str = ""
     narrow: bool = False
+
+
+@dataclass(frozen=True)
+class EngineTrial:
+    """Errors of the plans that are right, and why the others are not, each by the plan's label.
+
+    ``errors`` are the largest absolute and relative error. ``loaded`` are plans that load the model, but fail on the
+    inputs that there are.
+    """
+
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def of(self, label: str) -> EngineTrial:
+        """What was found of one plan."""
+        return EngineTrial(
+            {name: each for name, each in self.errors.items() if name == label},
+            {name: each for name, each in self.refused.items() if name == label},
+            tuple({label}.intersection(self.loaded)),
+            self.notes,
+        )

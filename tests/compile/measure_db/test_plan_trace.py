@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from collage.measure.worker.plan_protocol import Stage
-from collage.measure.worker.plan_trace import WorkerPosition, clock_of, running
+from collage.measure.worker.plan_trace import WorkerPosition, clock_of
 from collage.schedule.dag import Dag
-from collage.schedule.schedule import TEAM, Ordered, Schedule
+from collage.schedule.schedule import TEAM, Ordered, Schedule, running
 
 DIAMOND = Dag.of_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 

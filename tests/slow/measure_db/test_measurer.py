@@ -72,7 +72,7 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as second:
         assert second.race([numpy, slow]) == found
         assert second.measurements_made == 0
-        to_the_end = second.finish([slow])[slow]
+        to_the_end = second.measure([slow])[slow]
         assert isinstance(to_the_end, Measurement) and to_the_end.min_us >= 1000.0
         assert second.race([numpy, slow])[slow] == to_the_end
 
