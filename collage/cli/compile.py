@@ -16,7 +16,7 @@ from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
     MODEL_ARGUMENT,
-    PATH,
+    OUTPUT_OPTION,
     QUIET_OPTION,
     SEED_OPTION,
     SHAPE_SETS_OPTION,
@@ -70,14 +70,7 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 @click.command()
 @MODEL_ARGUMENT
-@option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="OUT.collage",
-    type=PATH,
-    help="The file to write; `collage run` and `collage.load` take it.",
-)
+@OUTPUT_OPTION
 @option(
     "--backends",
     type=parse_names,

@@ -19,6 +19,7 @@ from collage.errors import DatabaseError, to_paste, unknown_names
 if TYPE_CHECKING:
     from collage.measure_db.database import Database
     from collage.measure_db.exchange import Exchange
+    from collage.measure_db.listing import RowFilter
     from collage.measure_db.rows import Row
 
 _CLOCKS = "GPU's MHz"
@@ -107,12 +108,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
       collage db list
       collage db list --backend tvm --rejected
     """
-    from collage.measure_db.listing import RowFilter, latest
+    from collage.measure_db.listing import latest
 
-    choice = RowFilter(backend, "" if everything else this_machine(), only, old=everything)
     with existing(db) as database:
-        _refuse_unknown(database, backend)
-        rows = latest(database, choice, limit)
+        rows = latest(database, _filter(database, backend, everything, only), limit)
         clocks = _clocks(database, rows)
     if as_json:
         print_json({"rows": [_as_json(row) for row in rows]})
@@ -147,12 +146,10 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
       collage db why conv2d
       collage db why "conv2d + add + relu" --backend onednn --json
     """
-    from collage.measure_db.listing import RowFilter, candidates
+    from collage.measure_db.listing import candidates
 
-    choice = RowFilter(backend, "" if everything else this_machine(), old=everything)
     with existing(db) as database:
-        _refuse_unknown(database, backend)
-        regions = candidates(database, text, choice)
+        regions = candidates(database, text, _filter(database, backend, everything))
         clocks = _clocks(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
@@ -194,15 +191,17 @@ def this_machine() -> str:
     return host().measured_on
 
 
-def _refuse_unknown(database: Database, backend: str) -> None:
-    """Raise UsageError for a backend that is neither registered nor in the database."""
+def _filter(database: Database, backend: str, everything: bool, only: str = "") -> RowFilter:
+    """The rows to show. Raises UsageError for a backend that is neither registered nor in the database."""
     from collage.api import default_registry
     from collage.backends.base import BUILT_IN
+    from collage.measure_db.listing import RowFilter
 
     found = database.stats()
     known = {*default_registry().names, *BUILT_IN, *_by_name(found.measured), *_by_name(found.rejected)}
     if backend and backend not in known:
         raise unknown_names("backend", [backend], known)
+    return RowFilter(backend, "" if everything else this_machine(), only, old=everything)
 
 
 def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from collage.core.typed import typed
 from collage.errors import ModelError
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.read.apart import weight_files, without_weights
-from collage.frontend.read.compared import compared_numbers
-from collage.frontend.read.index_limits import index_limits
+from collage.frontend.read.index_limits import compared_numbers, index_limits
 from collage.frontend.read.load import as_written
 from collage.kernel.frames import Framed
 from collage.measure.engines import Engines

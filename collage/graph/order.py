@@ -1,7 +1,7 @@
 """A topological order that keeps branches together, the positions where it is cut, and the windows between the cuts.
 
-The op-level search (Algorithm 1) visits nodes in this order: the fewer branches are open at a time, the fewer states it
-has. An interval of any topological order is convex, so the windows can be offered to graph engines as regions.
+With few branches open at a time the op-level search (Algorithm 1) has few states. An interval of any topological order
+is convex, so windows can be regions of graph engines.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any
 from collage.core.typed import MalformedError, typed
 from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED, BestSoFar
-from collage.report.words import split_words
 from collage.schedule.region import CandidateId, Region
 
 _LEAST_PERCENT = 0.5
@@ -235,7 +234,7 @@ def _entry(candidate: CandidateReport, taken: CandidateReport | None, threads: i
         "backend": candidate.backend,
         "pattern": candidate.pattern,
         "layout": candidate.layout,
-        "split": split_words(candidate.candidate, threads),
+        "split": _split_words(candidate, threads),
         "operators": len(candidate.nodes),
     }
     if candidate.precision:
@@ -269,3 +268,12 @@ def _slower_by(one: CandidateReport, other: CandidateReport) -> float | None:
         return None
     percent = (times[0] / times[1] - 1) * 100
     return percent if percent >= _LEAST_PERCENT else None
+
+
+def _split_words(candidate: CandidateReport, threads: int) -> str:
+    """How a candidate divides its work, its reduced precision, and whether it has fewer than the usual ``threads``."""
+    split = candidate.split
+    if candidate.original:
+        split = ", ".join(filter(None, ("as written", candidate.profile)))
+    alone = "one thread" if candidate.threads < threads else ""
+    return ", ".join(filter(None, (split, candidate.precision, alone)))
