@@ -93,7 +93,7 @@ class Assembler:
         keys = [kernel.key for kernel in executable.kernels]
         found = {key: self._measurer.kernels.load(key) for key in dict.fromkeys(keys)}
         artifacts = [found[key] for key in keys]
-        careful = self._measurer.as_loaded if program.is_guarded else None
+        careful = self._measurer.measured.serialised if program.is_guarded else None
         return Parts(program, artifacts, constants, self.target, executable.versions, careful)
 
     def _pieces(self, plan: Placed, tunings: Mapping[CandidateRequest, str], buffers: Buffers) -> list[Piece]:

@@ -14,7 +14,6 @@ from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
-from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
@@ -111,13 +110,8 @@ class Measurer:
         return self.measured.model
 
     @property
-    def as_loaded(self) -> bytes | Framed | None:
-        """The artifact of the model that goes with programs of guarded kernels, if there is one."""
-        return self.measured.serialised
-
-    @property
     def as_loaded_digest(self) -> str | None:
-        """A hash of that; None where there is none."""
+        """A hash of the model as it was loaded, if guarded kernels need it."""
         return self.measured.serialised_digest
 
     @property
