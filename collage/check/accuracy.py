@@ -10,15 +10,15 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
 import onnxruntime
 
-from collage.check.compare import Expected
-from collage.check.final_check import OutputRule, output_rules
+from collage.check.compare import Expected, Rule
+from collage.check.final_check import output_rules
 from collage.check.metrics import Metric
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
@@ -75,7 +75,7 @@ class Accuracy:
     names: tuple[str, ...]
     inputs: tuple[tuple[Array, ...], ...]
     expected: tuple[tuple[Array, ...], ...]
-    rules: tuple[OutputRule, ...]
+    rules: tuple[Rule, ...]
     given: bool
 
     @staticmethod
@@ -99,7 +99,7 @@ class Accuracy:
             except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
                 text = library_text(error)
                 raise ModelError(f"ONNX Runtime cannot run the model on a sample: {text}") from error
-        rules = (OutputRule(0.0, False, False),) * len(made) if model is None else tuple(output_rules(model))
+        rules = (Rule(),) * len(made) if model is None else tuple(output_rules(model))
         return Accuracy(asked, tuple(made), inputs, tuple(expected), rules, bool(asked.samples))
 
     @property
@@ -137,12 +137,7 @@ class Accuracy:
     def largest(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
         """The largest difference over the scale of its element; infinite for integers, NaN or types that differ."""
         return max(
-            (
-                Expected.of(
-                    e, rounded=rule.rounded, channels_first=rule.channels_first, drawn=rule.drawn
-                ).error(a)
-                for a, e, rule in zip(outputs, expected, self.rules, strict=True)
-            ),
+            (Expected.of(e, rule).error(a) for a, e, rule in zip(outputs, expected, self.rules, strict=True)),
             default=0.0,
         )
 
@@ -160,7 +155,7 @@ class Accuracy:
                 *({self.names[at]: each[at] for at in floats} for each in (expected, outputs))
             )
         found = (
-            Expected.of(expected[at], channels_first=self.rules[at].channels_first).error(outputs[at])
+            Expected.of(expected[at], replace(self.rules[at], rounded=False, drawn=False)).error(outputs[at])
             for at in floats
         )
         return max(found)

@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from collage.backends.base import DRAWS, Backend
 from collage.backends.tuner import Tuner
-from collage.check.samples import Sample, Samples
+from collage.check.sample import Sample
+from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, TensorType

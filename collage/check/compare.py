@@ -145,39 +145,43 @@ def dtypes_of(values: Sequence[Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """How an output is compared. The operators that it is made by decide it.
+
+    ``allowed`` is the largest error, in units of the output's scale. If values are ``rounded`` on the way, integers of
+    8 and 16 bits may differ by an error, too. ``channels_first`` is as in ``scales``. A ``drawn`` output depends on
+    random numbers: only its type, shape and finiteness are compared.
+    """
+
+    allowed: float = 0.0
+    rounded: bool = False
+    channels_first: bool = False
+    drawn: bool = False
+
+
+@dataclass(frozen=True)
 class Expected:
     """An array that outputs are compared with, many times. Make it with ``of``."""
 
     value: Array
-    """In the order of the storage, and not rounded where that is narrow."""
+    """In the order of the storage, and not rounded if that is narrow."""
     dtype: np.dtype[np.generic]
-    """What outputs have."""
+    """The dtype of outputs."""
     odd: Array | None
-    """Tells of each element whether it is NaN or infinite; None where all are finite."""
+    """Which elements are NaN or infinite; None if all are finite."""
     inverse: Array | None
     """One over the scale of each element; None for integers and booleans, which must be equal."""
     huge: Array | None
-    """Tells of each element whether any huge number or infinity will do in its place; None where none is like that."""
+    """Which elements any huge number or infinity may replace; None if there are none."""
     narrow: Narrow | None = None
     """The format of outputs that are stored in fewer bits."""
     drawn: bool = False
-    """Whether outputs depend on random numbers, so that only type, shape and finiteness are compared."""
 
     @staticmethod
-    def of(
-        array: Array,
-        *,
-        rounded: bool = False,
-        channels_first: bool = False,
-        layout: Storage = PLAIN,
-        lenient: bool = False,
-        drawn: bool = False,
-    ) -> Expected:
+    def of(array: Array, rule: Rule = Rule(), *, layout: Storage = PLAIN, lenient: bool = False) -> Expected:
         """What is expected of outputs in the storage ``layout``, from a plain array.
 
-        Where values are ``rounded`` on the way, integers of 8 and 16 bits may differ by an error, too. Where the
-        comparison is ``lenient``, what overflows may also be a huge number, and the other way round.
-        ``channels_first`` is as in ``scales``, and ``drawn`` as in the class.
+        If the comparison is ``lenient``, what overflows may also be a huge number, and the other way round.
         """
         dtype = array.dtype
         narrow = layout.format if isinstance(layout.format, Narrow) else None
@@ -185,12 +189,14 @@ class Expected:
             dtype = np_dtype(stored_type(TensorType(array.shape, dtype.name), layout).dtype)
         layout = unrounded(layout)
         stored = to_layout(array, layout)
-        if not is_inexact(array) and not (rounded and _is_short(array)):
-            return Expected(stored, dtype, None, None, None, narrow, drawn)
+        if not is_inexact(array) and not (
+            rule.rounded and array.dtype.kind in "iu" and array.dtype.itemsize <= 2
+        ):
+            return Expected(stored, dtype, None, None, None, narrow, rule.drawn)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
         huge = np.abs(wide) >= _overflow(dtype) if lenient else None
-        inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
+        inverse = (1.0 / scales(array, channels_first=rule.channels_first)).astype(
             widened(array).real.dtype, copy=False
         )
         if layout.format != PLAIN.format:
@@ -204,7 +210,7 @@ class Expected:
             inverse,
             huge if huge is not None and (odd | huge).any() else None,
             narrow,
-            drawn,
+            rule.drawn,
         )
 
     def error(self, actual: Array) -> float:
@@ -259,17 +265,13 @@ class Expected:
         return found * NormalDist().inv_cdf((1 + 0.5 ** (1 / self.value.size)) / 2)
 
 
-def relative_error(
-    actual: Array, expected: Array, *, rounded: bool = False, channels_first: bool = False
-) -> float:
+def relative_error(actual: Array, expected: Array, *, rounded: bool = False) -> float:
     """The largest absolute error over the scale of its element (see ``scales``).
 
-    NaN and infinities must be the same and at the same places, and integers and booleans must be equal. Otherwise, and
-    for another shape or dtype, the error is infinite.
-
-    Where values are ``rounded`` on the way, integers of 8 and 16 bits may differ by an error, too.
+    NaN and infinities must be the same and at the same places, and integers and booleans must be equal, unless values
+    are ``rounded`` on the way. Otherwise, and for another shape or dtype, the error is infinite.
     """
-    return Expected.of(expected, rounded=rounded, channels_first=channels_first).error(actual)
+    return Expected.of(expected, Rule(rounded=rounded)).error(actual)
 
 
 def is_tolerable(
@@ -338,7 +340,7 @@ def _drawn_difference(actual: Any, expected: Any) -> tuple[float, float]:
     a = np.asarray(actual)
     if a.ndim == expected.ndim:
         expected = np.resize(expected, a.shape)  # how many elements there are may depend on them, too
-    error = Expected.of(expected, drawn=True).error(a)
+    error = Expected.of(expected, Rule(drawn=True)).error(a)
     return error, error
 
 
@@ -376,7 +378,3 @@ def difference(
 def is_inexact(array: Array) -> bool:
     """Whether the array holds floating-point numbers, of any type."""
     return array.dtype.kind in "fc" or "float" in array.dtype.name
-
-
-def _is_short(array: Array) -> bool:
-    return array.dtype.kind in "iu" and array.dtype.itemsize <= 2

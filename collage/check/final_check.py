@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 
-from collage.check.compare import Expected, difference, of_shared_digits, region_tolerance
+from collage.check.compare import Rule, difference, of_shared_digits, region_tolerance
 from collage.check.input_kinds import WHOLE_KINDS, free_integers
 from collage.check.metrics import OUTPUT, Metric
-from collage.check.nearby import as_good_as_can_be, nearby_outputs
-from collage.check.precise import precise_run
+from collage.check.sample import USUAL, Sample
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
@@ -46,32 +45,6 @@ _REDUCED = 0.25
 """The error that outputs of a module of reduced precision may have here, on inputs of whatever kind. It only tells
 wrong modules from right ones."""
 
-USUAL = "usual"
-
-
-@dataclass(frozen=True)
-class CheckedSample:
-    """Inputs in the model's order, and ONNX Runtime's outputs for them; ``ordinary`` is as in ``InputKind``."""
-
-    kind: str
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
-    ordinary: bool
-
-
-@dataclass(frozen=True)
-class OutputRule:
-    """How an output is compared. The operators on the way to the output decide it.
-
-    ``allowed`` is the largest allowed error, in units of the output's scale. ``rounded``, ``channels_first`` and
-    ``drawn`` are as in ``measure_db.compare``.
-    """
-
-    allowed: float
-    rounded: bool
-    channels_first: bool
-    drawn: bool = False
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -96,12 +69,9 @@ class FinalCheck:
 
     original: onnx.ModelProto
     names: tuple[str, ...]
-    samples: tuple[CheckedSample, ...]
-    rules: tuple[OutputRule, ...]
+    samples: tuple[Sample, ...]
     may_decide_otherwise: bool = False
     of_outputs: bool = False
-    _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, compare=False, repr=False)
-    """Outputs for inputs, or weights, that differ in their last bits, by the kind of the sample."""
 
     @staticmethod
     def of(original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline) -> FinalCheck:
@@ -115,7 +85,7 @@ class FinalCheck:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
-        return FinalCheck(original, names, samples, tuple(output_rules(model)))
+        return FinalCheck(original, names, samples)
 
     def of_reduced(self, precisions: Iterable[str], *, of_outputs: bool = False) -> FinalCheck:
         """The check of modules of reduced precisions, whose errors are checked on samples (see ``accuracy``).
@@ -125,75 +95,49 @@ class FinalCheck:
         others their digits, that is no excuse. ``of_outputs`` is for users whose own metric does not look at single
         elements: a channel that is next to zero may be off by more than it holds then.
         """
-        rules = [
-            replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each
-            for each in self.rules
-        ]
+
+        def reduced(rule: Rule) -> Rule:
+            return replace(rule, allowed=max(rule.allowed, _REDUCED)) if rule.allowed else rule
+
+        samples = (replace(each, rules=tuple(map(reduced, each.rules))) for each in self.samples)
         lenient = not of_shared_digits(precisions)
-        return replace(self, rules=tuple(rules), may_decide_otherwise=lenient, of_outputs=of_outputs)
+        return replace(self, samples=tuple(samples), may_decide_otherwise=lenient, of_outputs=of_outputs)
 
     def look(self, run: Run) -> Finding:
         """Run the module on each sample, and compare. A module whose guards trip on usual inputs is refused, too."""
         absolute = relative = 0.0
         for sample in self.samples:
             outputs, careful = run(sample.inputs)
-            usual = sample.kind == USUAL
-            if usual and careful:
+            if sample.usual and careful:
                 return Finding(absolute, relative, BEYOND_GUARDS)
-            for position, (actual, expected, rule) in enumerate(
-                zip(outputs, sample.outputs, self.rules, strict=True)
-            ):
-                error = Expected.of(
-                    expected,
-                    rounded=rule.rounded,
-                    channels_first=rule.channels_first,
-                    lenient=sample.ordinary and not usual,
-                    drawn=rule.drawn,
-                ).error(actual)
-                if usual and not rule.drawn:
+            for position, (actual, rule) in enumerate(zip(outputs, sample.rules, strict=True)):
+                expected, error = sample.outputs[position], sample.expected(position).error(actual)
+                if sample.usual and not rule.drawn:
                     absolute = max(absolute, difference(actual, expected, rounded=rule.rounded)[0])
                     relative = max(relative, error)
                     if self.of_outputs:
                         error = Metric(OUTPUT).measured({USUAL: expected}, {USUAL: actual})
-                if self.may_decide_otherwise and not usual and np.isfinite(error):
+                elif self.may_decide_otherwise and not sample.usual and np.isfinite(error):
                     continue
-                if not error <= rule.allowed and not self._tolerates(sample, position, actual, error):
-                    where = "" if usual else f" where inputs hold {sample.kind}"
-                    how = (
-                        f"by {error:.2g} of their scale" if np.isfinite(error) else "in NaN, type or integers"
-                    )
-                    complaint = (
-                        f"outputs differ from ONNX Runtime's{where}: output {position} {how} "
-                        f"({rule.allowed:.0e} allowed)"
-                    )
-                    return Finding(absolute, relative, complaint, sample.ordinary)
+                if error <= rule.allowed or self._excuses(sample, position, actual, error):
+                    continue
+                where = "" if sample.usual else f" where inputs hold {sample.kind}"
+                how = f"by {error:.2g} of their scale" if np.isfinite(error) else "in NaN, type or integers"
+                complaint = (
+                    f"outputs differ from ONNX Runtime's{where}: output {position} {how} "
+                    f"({rule.allowed:.0e} allowed)"
+                )
+                return Finding(absolute, relative, complaint, sample.ordinary)
         return Finding(absolute, relative, "")
 
-    def _tolerates(self, sample: CheckedSample, position: int, actual: Array, error: float) -> bool:
-        """Whether an output that is a little off is as good as float arithmetic on nearby inputs can be."""
-        rule, expected = self.rules[position], sample.outputs[position]
-        of_floats = expected.dtype.kind not in "iub"
-        # NaN in another place is no rounding error.
-        if rule.rounded or rule.drawn or (of_floats and not np.isfinite(error)):
-            return False
-        feeds = dict(zip(self.names, sample.inputs, strict=True))
-        if sample.kind not in self._nearby:
-            self._nearby[sample.kind] = [*nearby_outputs(self.original, feeds, reference_run)]
-        nearby = [each[position] for each in self._nearby[sample.kind]]
-
-        def precise() -> Any:
-            outputs = precise_run(self.original, feeds)
-            return None if outputs is None else outputs[position]
-
-        return as_good_as_can_be(
-            *(actual, expected, rule.allowed, nearby, precise), channels_first=rule.channels_first
+    def _excuses(self, sample: Sample, position: int, actual: Array, error: float) -> bool:
+        return sample.may_be_rounding(position, error) and sample.excuses(
+            position, actual, sample.rules[position].allowed, self.original, self.names, reference_run
         )
 
 
-def _samples(
-    original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline
-) -> Iterator[CheckedSample]:
-    graph = model.graph
+def _samples(original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline) -> Iterator[Sample]:
+    graph, rules = model.graph, tuple(output_rules(model))
     rng = np.random.default_rng([_SEED, seed])
     usual = random_inputs(model, rng)
     reference = Reference(original)
@@ -202,7 +146,7 @@ def _samples(
         deadline.check()
         return tuple(reference.run(dict(zip(model.input_names, inputs, strict=True))))
 
-    yield CheckedSample(USUAL, tuple(usual), run(usual), True)
+    yield Sample(USUAL, tuple(usual), run(usual), True, rules)
     indices = [indexed_rows(model, value) is not None for value in graph.inputs]
     free = free_integers(graph, graph.inputs, range(len(graph.nodes)), indices)
     started = time.monotonic()
@@ -214,12 +158,12 @@ def _samples(
             log.info("%s: no time is left to check on %s", model.name, kind.name)
             return
         try:
-            yield CheckedSample(kind.name, inputs, run(inputs), kind.ordinary)
+            yield Sample(kind.name, inputs, run(inputs), kind.ordinary, rules)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             log.info("%s: ONNX Runtime refuses %s: %s", model.name, kind.name, library_text(error))
 
 
-def output_rules(model: Model) -> Iterator[OutputRule]:
+def output_rules(model: Model) -> Iterator[Rule]:
     """The rule for each output, which follows from the dtypes and the roundings on the way to it."""
     graph = model.graph
     for output in graph.outputs:
@@ -233,7 +177,7 @@ def output_rules(model: Model) -> Iterator[OutputRule]:
         rounded = any(rounds(node.op) for node in nodes)
         allowed = region_tolerance((graph.type_of(v).dtype for v in values), rounded=rounded)
         drawn = any(node.id in model.random_nodes for node in nodes)
-        yield OutputRule(allowed, rounded, _channels_first(model, producer), drawn)
+        yield Rule(allowed, rounded, _channels_first(model, producer), drawn)
 
 
 def _channels_first(model: Model, producer: int | None) -> bool:

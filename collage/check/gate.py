@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from collage.backends.base import BackendKind
 from collage.check.bound_kernel import BoundKernel, usual_sample
-from collage.check.compare import (
-    reduced_tolerance,
-    region_tolerance,
-    rounds_each_number,
-    saturates,
-)
-from collage.check.samples import Sample, Samples
+from collage.check.compare import reduced_tolerance, rounds_each_number, saturates
+from collage.check.sample import Sample
+from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.storage import PLAIN, from_layout, to_layout
+from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes
 from collage.kernel.device_array import poison, put, to_host
+from collage.kernel.kernel import Call
 from collage.measure_db.results import Rejection, RejectionKind
+
+_ROUNDING = 0.05
+"""Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
+
+Filled: TypeAlias = "tuple[Array, Array | None]"
+"""A buffer, and what it holds in its storage, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Gate:
         self._samples = samples
         self._precision = kernel.source.options.variant.precision
         self._usual = usual_sample(self._subgraph, samples)
+        backend, model = kernel.source.backend, self._subgraph.model
+        storages = kernel.buffers.output_storages
+        whole = len(self._subgraph.nodes) == len(model.graph.nodes)
+        engine = whole and backend.kind is BackendKind.ENGINE
+        self._judge = Judge(samples, self._subgraph, storages, self._precision, engine)
 
     def check_first(self) -> float:
         """Compare a run on the usual inputs, and return the ``error`` of ``Checked``. Raises RejectedError."""
@@ -105,109 +114,97 @@ class Gate:
 
     def _fill(self, sample: Sample) -> None:
         """Put the sample's inputs into the kernel's buffers."""
+        for array, stored in self._inputs(sample):
+            put(array, stored)
+
+    def _inputs(self, sample: Sample) -> list[tuple[Array, Array]]:
         buffers = self._kernel.buffers
-        for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
-            put(array, sample.stored(position, storage))
+        inputs = enumerate(zip(buffers.inputs, buffers.input_storages, strict=True))
+        return [(array, sample.stored(position, storage)) for position, (array, storage) in inputs]
 
     def _run(self, sample: Sample, about: str) -> float:
         """Run the kernel once, on a sample that its buffers hold, and return the largest relative error.
 
         Raises RejectedError, whose message begins with ``about``.
         """
-        buffers = self._kernel.buffers
-        for output in buffers.outputs:
-            poison(output)
-        with stage("run"):
-            self._kernel.call()
-        for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
-            if not _same_bytes(to_host(array), sample.stored(position, storage)):
-                raise _inaccurate(f"{about}writes to its inputs")
-        errors = [
-            self._error(sample, position, to_host(array), about)
-            for position, array in enumerate(buffers.outputs)
-        ]
+        outputs = self._kernel.buffers.outputs
+        run_checked(self._kernel.call, self._inputs(sample), outputs, about)
+        errors = (
+            self._judge.error(sample, position, to_host(array), about)
+            for position, array in enumerate(outputs)
+        )
         return max(errors, default=0.0)
-
-    def _error(self, sample: Sample, position: int, array: Array, about: str) -> float:
-        """The error of an output, or what is allowed where rounding explains it. Raises RejectedError."""
-        # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
-        storage = self._kernel.buffers.output_storages[position]
-        expected = sample.expected(position, storage)
-        allowed = allowed_error(self._subgraph, sample, self._precision)
-        error = expected.error(array)
-        if error <= allowed:
-            return error
-        plain = from_layout(array, storage, self._subgraph.output_types[position])
-        padded = storage != PLAIN and not np.array_equal(as_bytes(to_layout(plain, storage)), as_bytes(array))
-        output = CheckedOutput(position, plain, error, self._precision)
-        cut = sample is not self._usual and saturates(self._precision) and bool(np.isfinite(error))
-        if not padded and (cut or self._may_decide_otherwise(sample, error)):
-            return error
-        if padded or not may_be_rounding(self._samples, self._subgraph, sample, output):
-            raise _inaccurate(
-                f"{about}output {position} {_difference(array, expected.value, error, allowed)}"
-            )
-        return error if self._precision else allowed
-
-    def _may_decide_otherwise(self, sample: Sample, error: float) -> bool:
-        """Whether an engine on a whole model may be so far off on inputs that it was not made for.
-
-        A network that classifies may decide otherwise there for the sake of a few roundings. Errors on inputs that it
-        was made for are bounded by the user's tolerance. An error that is not finite is always wrong.
-        """
-        whole = len(self._subgraph.nodes) == len(self._subgraph.model.graph.nodes)
-        engine = whole and self._kernel.source.backend.kind is BackendKind.ENGINE
-        changed = sample is not self._usual
-        return engine and changed and rounds_each_number(self._precision) and bool(np.isfinite(error))
 
 
 @dataclass(frozen=True)
-class CheckedOutput:
-    """A kernel's output ``position`` as a plain array, with its error and the precision of the kernel."""
+class Judge:
+    """Compares outputs of a kernel, which are in these storages, with those of samples.
 
-    position: int
-    plain: Array
-    error: float
-    precision: str
-
-
-def allowed_error(subgraph: Subgraph, sample: Sample, precision: str) -> float:
-    """The error that outputs of a kernel of that precision may have, in units of their scale (see ``scales``)."""
-    exact = region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
-    return max(exact, reduced_tolerance(precision)) if precision else exact
-
-
-def may_be_rounding(samples: Samples, subgraph: Subgraph, sample: Sample, output: CheckedOutput) -> bool:
-    """Whether an output that is off by more than is allowed is as good as can be expected all the same.
-
-    What rounding to a reduced precision changes may be large, as where a softmax reads large numbers.
+    ``engine`` says that an engine runs the whole model. It may be wrong on inputs that the model was not made for: a
+    network that classifies may decide otherwise there for the sake of a few roundings. Errors on inputs that it was
+    made for are bounded by the user's tolerance. An error that is not finite is always wrong.
     """
-    position, precision = output.position, output.precision
-    reduced = bool(precision) and np.isfinite(output.error)
-    if sample.rounded or not (reduced or sample.is_doubtful(position, output.error)):
-        return False
-    allowed = allowed_error(subgraph, sample, precision)
-    return samples.tolerates(subgraph, sample, position, output.plain, allowed, precision)
+
+    samples: Samples
+    subgraph: Subgraph
+    storages: Sequence[Storage]
+    precision: str = ""
+    engine: bool = False
+
+    def error(self, sample: Sample, position: int, array: Array, about: str) -> float:
+        """The error of an output, or what is allowed if rounding explains it. Raises RejectedError."""
+        # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
+        precision, storage = self.precision, self.storages[position]
+        expected, allowed = sample.expected(position, storage), sample.rules[position].allowed
+        if precision:
+            allowed = max(allowed, reduced_tolerance(precision))
+        error = expected.error(array)
+        if error <= allowed:
+            return error
+        plain = from_layout(array, storage, self.subgraph.output_types[position])
+        filled = storage == PLAIN or same_bytes(to_layout(plain, storage), array)
+        otherwise = saturates(precision) or (self.engine and rounds_each_number(precision))
+        if filled and otherwise and not sample.usual and np.isfinite(error):
+            return error
+        doubtful = precision or error <= _ROUNDING or sample.outputs[position].dtype.kind in "iub"
+        if (
+            filled
+            and doubtful
+            and sample.may_be_rounding(position, error)
+            and self.samples.tolerates(self.subgraph, sample, position, plain, allowed, precision)
+        ):
+            return error if precision else allowed
+        raise inaccurate(f"{about}output {position} {_difference(array, expected.value, error, allowed)}")
 
 
-def _inaccurate(text: str) -> RejectedError:
+def run_checked(call: Call, inputs: Sequence[Filled], outputs: Sequence[Array], about: str) -> None:
+    """Poison the outputs and run. Inputs must stay as they are, unless they share memory with outputs.
+
+    Raises RejectedError.
+    """
+    for array in outputs:
+        if not any(np.may_share_memory(array, other) for other, _ in inputs):
+            poison(array)
+    with stage("run"):
+        call()
+    for array, stored in inputs:
+        if stored is None or any(np.may_share_memory(array, other) for other in outputs):
+            continue
+        if not same_bytes(to_host(array), stored):
+            raise inaccurate(f"{about}writes to its inputs")
+
+
+def inaccurate(text: str) -> RejectedError:
+    """The rejection of a kernel whose outputs are wrong."""
     return RejectedError(Rejection(RejectionKind.INACCURATE, text))
 
 
-def _same_bytes(one: Array, other: Array) -> bool:
-    """Whether two arrays of the same type are identical, NaN and all; words are compared faster than bytes."""
+def same_bytes(one: Array, other: Array) -> bool:
+    """Whether two arrays of one type are identical, NaN and all; words are compared faster than bytes."""
     a, b = as_bytes(one), as_bytes(np.ascontiguousarray(other))
     words = a.size // 8 * 8
     whole = np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64))
     return whole and np.array_equal(a[words:], b[words:])
-
-
-def _dtypes(subgraph: Subgraph) -> Iterator[str]:
-    """The dtypes of all values that the subgraph's operators read and write."""
-    graph = subgraph.model.graph
-    for node in subgraph.operators:
-        for value in (*node.inputs, *node.outputs):
-            yield graph.type_of(value).dtype
 
 
 def _difference(actual: Array, expected: Array, error: float, allowed: float) -> str:

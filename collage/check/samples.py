@@ -12,18 +12,17 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from collage.check.compare import Expected
+from collage.check.compare import Rule, region_tolerance
 from collage.check.input_kinds import KINDS, InputKind, free_integers
-from collage.check.nearby import as_good_as_can_be, nearby_outputs
-from collage.check.precise import precise_run
 from collage.check.reference import PartSession
+from collage.check.sample import USUAL, Sample
 from collage.check.spent import REFERENCE, spent
 from collage.check.store import ValueStore
 from collage.core.library_text import library_text
@@ -32,69 +31,17 @@ from collage.frontend.read.apart import has_files
 from collage.frontend.relax.op_kinds import is_convolution, rounds
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.storage import PLAIN, Storage, to_layout
 
 log = logging.getLogger(__name__)
 
-USUAL = "usual"
 _BUDGET_S, _SHARE = 15.0, 0.25
 """Seconds for the reference runs of one region on changed inputs, and the most of them as a share of the limit of the
 candidate that waits for them. Kinds of inputs that come too late are left out."""
 _LARGEST_BYTES = 1 << 30
 """A region with larger constants gets no changed inputs, unless they are in files: ONNX Runtime needs the constants in
 one protobuf."""
-_ROUNDING = 0.05
-"""Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
 _NOTE = ".trying"
 _CONTROL_FLOW = frozenset(("onnx.Loop", "onnx.If"))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Plain inputs of a region in order, and the outputs that ONNX Runtime makes of them.
-
-    ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``. ``drawn`` are
-    the positions of outputs that depend on random numbers.
-    """
-
-    kind: str
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
-    ordinary: bool
-    rounded: bool
-    channels_first: bool
-    drawn: frozenset[int] = frozenset()
-    _stored: dict[tuple[int, Storage], Array] = field(default_factory=dict, repr=False)
-    _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
-    _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, repr=False)
-    _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
-
-    def stored(self, position: int, layout: Storage) -> Array:
-        """An input as kernels read it, in the storage ``layout``."""
-        if layout == PLAIN:
-            return self.inputs[position]
-        key = position, layout
-        if key not in self._stored:
-            self._stored[key] = to_layout(self.inputs[position], layout)
-        return self._stored[key]
-
-    def expected(self, position: int, layout: Storage) -> Expected:
-        """What is expected of an output in the storage ``layout``."""
-        key = position, layout
-        if key not in self._expected:
-            self._expected[key] = Expected.of(
-                self.outputs[position],
-                rounded=self.rounded,
-                channels_first=self.channels_first,
-                layout=layout,
-                lenient=self.ordinary and self.kind != USUAL,
-                drawn=position in self.drawn,
-            )
-        return self._expected[key]
-
-    def is_doubtful(self, position: int, error: float) -> bool:
-        """Whether an error may be one of rounding: a small one, or an integer that a comparison of floats decides."""
-        return error <= _ROUNDING or self.outputs[position].dtype.kind in "iub"
 
 
 @dataclass(frozen=True)
@@ -175,45 +122,21 @@ class Samples:
     def tolerates(
         self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float, precision: str
     ) -> bool:
-        """Whether a plain output that is off by more than ``allowed`` is still ``as_good_as_can_be``.
-
-        ``precision`` is that of the kernel which made it. False where the region has no ONNX form.
-        """
+        """Whether a sample of the region ``excuses`` a plain output. False if the region has no ONNX form."""
         self._turn_to(subgraph)
         names = [f"v{value}" for value in subgraph.inputs]
         try:
-            if precision not in sample._nearby:
-                sample._nearby[precision] = self._near(subgraph, sample, precision)
+            session = self._reference(subgraph)
+            model = self._model
+            assert model is not None
+
+            def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
+                return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
+
+            return sample.excuses(position, actual, allowed, model, names, run, precision)
         except Exception as error:  # ORT's exceptions share no base class but Exception
             log.debug("%s: %s", subgraph, error)
             return False
-        nearby = [outputs[position] for outputs in sample._nearby[precision]]
-
-        def precise() -> Any:
-            if not sample._precise:
-                model = self._model or subgraph.to_onnx()
-                sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
-            (outputs,) = sample._precise
-            return None if outputs is None else outputs[position]
-
-        return as_good_as_can_be(
-            *(actual, sample.outputs[position], allowed, nearby, precise),
-            channels_first=sample.channels_first,
-            precision=precision,
-        )
-
-    def _near(self, subgraph: Subgraph, sample: Sample, precision: str) -> list[list[Array]]:
-        session = self._reference(subgraph)
-        model = self._model
-        assert model is not None
-
-        def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
-            return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
-
-        names = (f"v{value}" for value in subgraph.inputs)
-        feeds = dict(zip(names, sample.inputs, strict=True))
-        # Digits that outliers cost are no excuse: only what a kernel does to the usual inputs is charged.
-        return list(nearby_outputs(model, feeds, run, precision, steps=sample.kind == USUAL))
 
     def _reference(self, subgraph: Subgraph) -> PartSession:
         if self._session is None:
@@ -229,16 +152,13 @@ class Samples:
     def _sample(
         self, kind: str, ordinary: bool, subgraph: Subgraph, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> Sample:
-        ops = [node.op for node in subgraph.operators]
-        return Sample(
-            kind,
-            tuple(inputs),
-            tuple(outputs),
-            ordinary,
-            any(map(rounds, ops)),
-            any(map(is_convolution, ops)),
-            subgraph.drawn,
-        )
+        graph, operators = subgraph.model.graph, subgraph.operators
+        rounded = any(rounds(node.op) for node in operators)
+        dtypes = (graph.type_of(value).dtype for node in operators for value in (*node.inputs, *node.outputs))
+        allowed = region_tolerance(dtypes, rounded=rounded)
+        of_channels = any(is_convolution(node.op) for node in operators)
+        rules = (Rule(allowed, rounded, of_channels, at in subgraph.drawn) for at in range(len(outputs)))
+        return Sample(kind, tuple(inputs), tuple(outputs), ordinary, tuple(rules))
 
     def _make(
         self, subgraph: Subgraph, kinds: Sequence[InputKind], free: Sequence[bool], late: list[str]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from collage.check.gate import CheckedOutput, allowed_error, may_be_rounding
+from collage.check.gate import Judge, inaccurate, run_checked, same_bytes
 from collage.check.samples import Samples
-from collage.check.stages import RejectedError, stage
+from collage.check.stages import stage
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
-from collage.kernel.buffers import as_bytes
-from collage.kernel.device_array import poison, put, to_host
+from collage.graph.storage import PLAIN, from_layout, to_layout
+from collage.kernel.device_array import put, to_host
 from collage.kernel.kernel import Call, Kernel
 from collage.measure.worker.plan_protocol import Plan, Stage
 from collage.measure.worker.plan_trace import WorkerPosition
-from collage.measure_db.results import Rejection, RejectionKind
 from collage.runtime.executor import Executor
 
 _KEPT_BYTES = 256 << 20
@@ -65,16 +64,15 @@ class PlanCheck:
         except KeyError:  # the value is inside an ONNX node
             return None
 
-    def judge(self, launch: int) -> _Judge | None:
+    def judge(self, launch: int) -> Callable[[int, Array, str], float] | None:
         """What compares the outputs of a launch, or None for layout transforms and views, which move values only."""
         region = self._plan.program.launches[launch]
-        if not region.nodes:
-            return None
+        if not region.nodes or any(self.reference(b) is None for b in (*region.inputs, *region.outputs)):
+            return None  # values inside an ONNX node are not known
         subgraph = Subgraph(self._model, region.nodes)
-        if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
-            return None  # the values are inside an ONNX node, where the reference knows none
-        layouts = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
-        return _Judge(self._samples, subgraph, layouts, region.precision)
+        storages = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
+        judge = Judge(self._samples, subgraph, storages, region.precision)
+        return partial(judge.error, self._samples.usual(subgraph))
 
     def moved(self, launch: int) -> Array | None:
         """What a launch that is a layout transform gives for the reference value that it reads, or None."""
@@ -95,32 +93,6 @@ class PlanCheck:
         return region.inputs, region.outputs
 
 
-class _Judge:
-    """Compares outputs as the numerics gate of each kernel does."""
-
-    def __init__(
-        self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage], precision: str
-    ) -> None:
-        self._samples = samples
-        self._precision = precision
-        self._subgraph = subgraph
-        self._layouts = layouts
-        self._sample = samples.usual(subgraph)
-
-    def complaint(self, position: int, stored: Array) -> str:
-        """What is wrong with an output, or "" where nothing is."""
-        allowed = allowed_error(self._subgraph, self._sample, self._precision)
-        error = self._sample.expected(position, self._layouts[position]).error(stored)
-        if error <= allowed:
-            return ""
-        plain = from_layout(stored, self._layouts[position], self._subgraph.output_types[position])
-        output = CheckedOutput(position, plain, error, self._precision)
-        if may_be_rounding(self._samples, self._subgraph, self._sample, output):
-            return ""
-        what = f"differs by {error:.1e} of its scale" if np.isfinite(error) else "is wrong"
-        return f"output {position} {what} (allowed: {allowed:.0e})"
-
-
 class _Launch:
     """One launch, bound to the plan's buffers."""
 
@@ -135,48 +107,26 @@ class _Launch:
             self._call: Call = kernel.bind([a for a, _ in self._inputs], [a for a, _ in self._outputs])
 
     def run(self, number: int) -> None:
-        for array, buffer in self._inputs:
-            expected = self._check.reference(buffer)
-            if expected is not None:
-                put(array, expected)
-        for array, _ in self._outputs:
-            if not self._overlaps(array, self._inputs):
-                poison(array)
-        with stage("run"):
-            self._call()
-        for array, buffer in self._inputs:
-            expected = self._check.reference(buffer)
-            if expected is None or self._overlaps(array, self._outputs):
-                continue
-            if not np.array_equal(as_bytes(to_host(array)), as_bytes(np.ascontiguousarray(expected))):
-                raise _inaccurate(f"in call {number}, writes to its inputs")
+        about = f"in call {number}, "
+        inputs = [(array, self._check.reference(buffer)) for array, buffer in self._inputs]
+        for array, stored in inputs:
+            if stored is not None:
+                put(array, stored)
+        run_checked(self._call, inputs, [array for array, _ in self._outputs], about)
         for position, (array, buffer) in enumerate(self._outputs):
             expected = self._check.reference(buffer) if self._moved is None else self._moved
-            if expected is None:
-                continue
-            array = to_host(array)
             if self._judge is not None:
-                complaint = self._judge.complaint(position, array)
-            else:
-                complaint = "" if same_values(array, expected) else f"output {position} is wrong"
-            if complaint:
-                raise _inaccurate(f"in call {number}, {complaint}")
-
-    @staticmethod
-    def _overlaps(array: Array, others: Sequence[tuple[Array, int]]) -> bool:
-        return any(np.may_share_memory(array, other) for other, _ in others)
+                self._judge(position, to_host(array), about)
+            elif expected is not None and not same_values(to_host(array), expected):
+                raise inaccurate(f"{about}output {position} is wrong")
 
 
 def same_values(one: Array, other: Array) -> bool:
     """Whether arrays of one type are identical, or differ in denormals of a narrow type only, which may be zeros."""
-    if np.array_equal(as_bytes(one), as_bytes(np.ascontiguousarray(other))):
+    if same_bytes(one, other):
         return True
     if one.dtype.name != "bfloat16":
         return False
     a, b = (np.asarray(each).astype(np.float32) for each in (one, other))
     a, b = (np.where(np.abs(each) < np.finfo(np.float32).tiny, 0.0, each) for each in (a, b))
     return bool(np.array_equal(a, b, equal_nan=True))
-
-
-def _inaccurate(text: str) -> RejectedError:
-    return RejectedError(Rejection(RejectionKind.INACCURATE, text))

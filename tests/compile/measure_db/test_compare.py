@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collage.check.compare import Expected, region_tolerance, relative_error
+from collage.check.compare import Expected, Rule, region_tolerance, relative_error
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
 from collage.kernel.buffers import aligned_empty, as_bytes, poison
 
@@ -101,7 +101,7 @@ def test_normal_noise_is_told_by_its_largest_element(layout: Storage) -> None:
     scale = np.abs(wanted).max(axis=(2, 3), keepdims=True)
     drawn = rng.standard_normal(wanted.shape)
     actual = (wanted + 1e-3 * scale * drawn / np.abs(drawn).max()).astype(np.float32)
-    expected = Expected.of(wanted, channels_first=True, layout=layout)
+    expected = Expected.of(wanted, Rule(channels_first=True), layout=layout)
     stored = to_layout(actual, layout)
     assert expected.error(stored) == pytest.approx(1e-3, rel=1e-3)
     assert expected.as_noise(stored) == pytest.approx(1e-3, rel=0.15)
@@ -113,6 +113,6 @@ def test_an_element_of_next_to_no_scale_makes_no_large_noise() -> None:
     wanted = np.abs(rng.standard_normal((1, 32, 8, 8))).astype(np.float32)
     wanted[:, 5] *= 2e-3
     actual = wanted + np.float32(1e-3) * rng.standard_normal(wanted.shape).astype(np.float32)
-    expected = Expected.of(wanted, channels_first=True)
+    expected = Expected.of(wanted, Rule(channels_first=True))
     assert expected.error(actual) > 0.3
     assert 5e-4 < expected.as_noise(actual) < 5e-3

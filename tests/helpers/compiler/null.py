@@ -428,7 +428,7 @@ class NullBench(Bench):
 
     @cached_property
     def final_check(self) -> FinalCheck:
-        return FinalCheck(self.task.source.original, (), (), ())
+        return FinalCheck(self.task.source.original, (), ())
 
 
 class Made:
