@@ -53,14 +53,14 @@ class PreciseConv(OpRun):
 
     def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> tuple[Any]:
         rank = x.ndim - 2
-        dilations, strides = given["dilations"] or [1] * rank, given["strides"] or [1] * rank
+        dilations, strides = given.get("dilations") or [1] * rank, given.get("strides") or [1] * rank
         spans = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
-        pads = _pads(given["auto_pad"], given["pads"], x.shape[2:], spans, strides)
+        pads = _pads(given.get("auto_pad"), given.get("pads"), x.shape[2:], spans, strides)
         padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
         extents = [(n - span) // s + 1 for n, span, s in zip(padded.shape[2:], spans, strides, strict=True)]
         found = np.zeros((x.shape[0], w.shape[0], *extents), x.dtype)
         for tap, places in _taps(w.shape[2:], dilations, extents, strides):
-            for ins, outs in _groups(given["group"] or 1, x.shape[1], w.shape[0]):
+            for ins, outs in _groups(given.get("group") or 1, x.shape[1], w.shape[0]):
                 part = np.tensordot(padded[places][:, ins], w[tap][outs], ([1], [1]))
                 found[:, outs] += np.moveaxis(part, -1, 1)
         return (_biased(found, b),)
@@ -71,15 +71,15 @@ class ConvTranspose(OpRun):
 
     def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> tuple[Any]:
         rank = x.ndim - 2
-        dilations, strides = given["dilations"] or [1] * rank, given["strides"] or [1] * rank
-        extra, pads = given["output_padding"] or [0] * rank, given["pads"] or [0] * 2 * rank
-        if given["output_shape"] or given["auto_pad"] in ("SAME_UPPER", "SAME_LOWER"):
+        dilations, strides = given.get("dilations") or [1] * rank, given.get("strides") or [1] * rank
+        extra, pads = given.get("output_padding") or [0] * rank, given.get("pads") or [0] * 2 * rank
+        if given.get("output_shape") or given.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
             raise NotImplementedError("output shapes that are given")
         full = [
             (n - 1) * s + (k - 1) * d + 1 + e
             for n, s, k, d, e in zip(x.shape[2:], strides, w.shape[2:], dilations, extra, strict=True)
         ]
-        groups = given["group"] or 1
+        groups = given.get("group") or 1
         found = np.zeros((x.shape[0], groups * w.shape[1], *full), x.dtype)
         for tap, places in _taps(w.shape[2:], dilations, x.shape[2:], strides):
             for ins, outs in _groups(groups, x.shape[1], found.shape[1]):
