@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
-    from collage.runtime.bound_engine import BoundEngine
-    from collage.runtime.bound_suffix import BoundSuffix
+    from collage.runtime.bound_engine import BoundEngine, BoundSuffix
 
 prepare()
 
@@ -75,8 +74,7 @@ _HOMES = {
     "collage.patterns.language": "is_const is_op is_tuple wildcard",
     "collage.patterns.rules": "BasePatternRule check_path",
     "collage.runtime.bound": "BoundCall",
-    "collage.runtime.bound_engine": "BoundEngine",
-    "collage.runtime.bound_suffix": "BoundSuffix",
+    "collage.runtime.bound_engine": "BoundEngine BoundSuffix",
     "collage.module.module": "CompiledModule",
     "collage.module.shaped": "ShapedModule",
 }

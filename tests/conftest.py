@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collage.core.forked_process import kept_fork_servers
+from collage.core import forked_process
 from collage.core.machine_lock import LOCK_VARIABLE
 from tests.helpers.cuda_processes import BUILT_VARIABLE
 
@@ -52,8 +52,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def fork_servers() -> Iterator[None]:
     """One process imports TVM for the workers of all tests."""
-    with kept_fork_servers():
+    with forked_process.ForkServers() as forked_process.kept:
         yield
+    forked_process.kept = None
 
 
 @pytest.fixture(scope="session", autouse=True)

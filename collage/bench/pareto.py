@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +12,23 @@ from collage.bench.engines import OURS, prepare
 from collage.bench.race import race
 from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
 from collage.check.accuracy import Accuracy, Asked
-from collage.check.metrics import Metric
+from collage.check.metrics import Metric, metric_of
+from collage.compiler.clock import share_of
 from collage.core.deadline import Deadline
 from collage.core.new_file import new_file
 from collage.core.progress import Progress
-from collage.errors import ModelError
+from collage.errors import CollageError, ModelError
 from collage.frontend.model import import_model
 from collage.frontend.read.external_data import without_links
 from collage.frontend.read.load import load_onnx
 from collage.frontend.read.shapes import fix_shapes
 from collage.frontend.read.value_types import check_samples
+from collage.report.best_so_far import INTERRUPT
 
+log = logging.getLogger(__name__)
+
+TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
+"""The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
 UNSEEN = 12
 """The number of made-up inputs that the errors are measured on where no others are given."""
 MADE_UP = Asked(0.0, Metric(), made_up=UNSEEN)
@@ -167,3 +174,50 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     axes.legend(frameon=False)
     with new_file(file) as stream:
         figure.savefig(stream, format=file.suffix[1:])
+
+
+def curve_files(output: Path, tolerance: float) -> dict[float, Path]:
+    """The module files by tolerance, from the smallest one on: ``output`` for ``tolerance``, the others beside it."""
+    beside = {each: output.with_name(f"{output.stem}-{each:g}{output.suffix}") for each in TOLERANCES}
+    return dict(sorted({**beside, tolerance: output}.items()))
+
+
+def picture_file(output: Path) -> Path:
+    """The file of the curve's picture."""
+    return output.with_suffix(".pareto.svg")
+
+
+def compiled_curve(model: Path, output: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile at all tolerances of the curve, with ``options`` of ``collage.compile``, and race the modules.
+
+    Returns the curve with the files of the modules and of the picture, which is None without matplotlib. The largest
+    tolerance comes first, since its measurements serve all others. They share the budget. After Ctrl-C the others get
+    their first modules. Errors are by the metric of the compiles, and on their samples, if there are any.
+    """
+    from collage.api import compile
+
+    course, interrupted, show = Deadline(), False, options["progress"]
+    files = curve_files(output, options["tolerance"])
+    for number, each in enumerate(reversed(files)):
+        show(Progress(f"tolerance {each:g}", number, len(files)))
+        share = share_of(options["budget_s"], course, len(files) - number, interrupted=interrupted)
+        module = compile(model, **{**options, "tolerance": each, "budget_s": share})
+        interrupted = interrupted or module.report.ended == INTERRUPT
+        module.save(files[each])
+    given = options["inputs"]
+    samples = tuple([given] if isinstance(given, Mapping) else given) if given else ()
+    asked = Asked(0.0, metric_of(options["metric"]), samples, UNSEEN)
+    contest = ParetoRace(model, files, module.report.threads, shapes=options["shapes"], asked=asked)
+    found, picture = curve(contest, show), str(picture_file(output))
+    try:
+        draw(found, Path(picture))
+    except ImportError:
+        picture = ""
+    except CollageError as error:
+        log.warning("there is no picture of the curve: %s", error)
+        picture = ""
+    return {
+        **found,
+        "modules": {f"{each:g}": str(file) for each, file in files.items()},
+        "picture": picture or None,
+    }

@@ -1,9 +1,7 @@
-"""The command ``collage compile``, and its curve of time against error, ``--pareto``."""
+"""The command ``collage compile``."""
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
@@ -12,13 +10,13 @@ from typing import Any
 import click
 
 from collage.cli.console import print_json, print_rich, print_table, say
-from collage.cli.errors import measurements_survive
+from collage.cli.errors import log_lines, measurements_survive
 from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
     MODEL_ARGUMENT,
-    PATH,
+    OUTPUT_OPTION,
     QUIET_OPTION,
     SEED_OPTION,
     SHAPE_SETS_OPTION,
@@ -38,57 +36,8 @@ from collage.cli.signals import stopping_first
 from collage.core.lean_imports import lean_imports
 from collage.frontend.read.model_path import check_model_path
 
-log = logging.getLogger(__name__)
 
-TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
-"""The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
-
-
-def check_curve(model: Path, output: Path, tolerance: float) -> None:
-    """Raise UsageError if a file of the curve would replace the model, and CollageError if it cannot be written."""
-    for each in (*_files(output, tolerance).values(), _picture_file(output)):
-        refuse_same(model, each, "--pareto", ".collage")
-        check_writable(each)
-
-
-def compiled_curve(model: Path, output: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile at all tolerances of the curve, with ``options`` of ``collage.compile``, and race the modules.
-
-    Returns the curve (``bench.pareto.curve``) with the files of the modules and of the picture. The largest tolerance
-    comes first, since its measurements serve all others. They share the budget. After Ctrl-C the others get their first
-    modules. Errors are by the metric of the compiles, and on their samples, if there are any.
-    """
-    from collage import api
-    from collage.bench.pareto import UNSEEN, ParetoRace, curve
-    from collage.check.accuracy import Asked
-    from collage.check.metrics import metric_of
-    from collage.compiler.clock import share_of
-    from collage.core.deadline import Deadline
-    from collage.core.progress import Progress
-    from collage.report.best_so_far import INTERRUPT
-
-    course, interrupted, show = Deadline(), False, options["progress"]
-    files = _files(output, options["tolerance"])
-    for number, each in enumerate(reversed(files)):
-        show(Progress(f"tolerance {each:g}", number, len(files)))
-        share = share_of(options["budget_s"], course, len(files) - number, interrupted=interrupted)
-        module = api.compile(model, **{**options, "tolerance": each, "budget_s": share})
-        interrupted = interrupted or module.report.ended == INTERRUPT
-        module.save(files[each])
-    given = options["inputs"]
-    samples = tuple([given] if isinstance(given, Mapping) else given) if given else ()
-    asked = Asked(0.0, metric_of(options["metric"]), samples, UNSEEN)
-    contest = ParetoRace(model, files, module.report.threads, shapes=options["shapes"], asked=asked)
-    found = curve(contest, show)
-    picture = _drawn(found, output)
-    return {
-        **found,
-        "modules": {f"{each:g}": str(file) for each, file in files.items()},
-        "picture": None if picture is None else str(picture),
-    }
-
-
-def show_curve(found: Mapping[str, Any], *, as_json: bool) -> None:
+def _show_curve(found: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the points from the fastest to the slowest, with a mark for those on the frontier, and the files."""
     if as_json:
         print_json(found)
@@ -108,54 +57,20 @@ def show_curve(found: Mapping[str, Any], *, as_json: bool) -> None:
     say(f"\nwrote {', '.join(files)}")
 
 
-def _files(output: Path, tolerance: float) -> dict[float, Path]:
-    """The module files by tolerance, from the smallest one on: ``output`` for ``tolerance``, the others beside it."""
-    beside = {each: output.with_name(f"{output.stem}-{each:g}{output.suffix}") for each in TOLERANCES}
-    return dict(sorted({**beside, tolerance: output}.items()))
-
-
-def _picture_file(output: Path) -> Path:
-    return output.with_suffix(".pareto.svg")
-
-
-def _drawn(found: Mapping[str, Any], output: Path) -> Path | None:
-    """The picture's file, or None without matplotlib, which draws it, and with a warning if it cannot be written."""
-    from collage.bench.pareto import draw
-    from collage.errors import CollageError
-
-    file = _picture_file(output)
-    try:
-        draw(found, file)
-    except ImportError:
-        return None
-    except CollageError as error:
-        log.warning("there is no picture of the curve: %s", error)
-        return None
-    return file
-
-
 def _import_tvm() -> None:
     with lean_imports():
         import collage.frontend.relax.importer
         import collage.patterns.relax_form  # noqa: F401
 
 
-def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> None:
-    """``collage.measure.prior`` reads the variable."""
-    if name:
-        os.environ["COLLAGE_PRIOR_WITHOUT"] = Path(name).stem
+def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.with_resource(log_lines("collage.compiler.stages", "collage.compiler.referee"))
 
 
 @click.command()
 @MODEL_ARGUMENT
-@option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="OUT.collage",
-    type=PATH,
-    help="The file to write; `collage run` and `collage.load` take it.",
-)
+@OUTPUT_OPTION
 @option(
     "--backends",
     type=parse_names,
@@ -219,13 +134,6 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
     help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
 )
 @flag("--remeasure", help="Measure everything again.")
-@option(
-    "--prior-without",
-    metavar="MODEL",
-    expose_value=False,
-    callback=_prior_without,
-    help="Leave out what this model has contributed to the kernel times that come with Collage. For benchmarks.",
-)
 @flag(
     "--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates."
 )
@@ -269,6 +177,13 @@ def _prior_without(_: click.Context, __: click.Parameter, name: str | None) -> N
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
+@flag(
+    "-v",
+    "--verbose",
+    expose_value=False,
+    callback=_verbose,
+    help="Show the stages as they run, with seconds, gains, and each plan's time against the best one's.",
+)
 def compile(
     model: Path,
     output: Path,
@@ -320,7 +235,11 @@ def compile(
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
     if pareto:
-        check_curve(model, output, options["tolerance"])
+        from collage.bench.pareto import curve_files, picture_file
+
+        for each in (*curve_files(output, options["tolerance"]).values(), picture_file(output)):
+            refuse_same(model, each, "--pareto", ".collage")
+            check_writable(each)
     with measurements_survive(writes=not pareto), stopping_first():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
@@ -334,6 +253,8 @@ def compile(
                 options["shapes"] = sets[0]
                 options["inputs"] = read_samples(sample_paths) if sample_paths else read_arrays(files)
             if pareto:
+                from collage.bench.pareto import compiled_curve
+
                 curve = compiled_curve(model, output, options)
             else:
                 module = (
@@ -343,7 +264,7 @@ def compile(
                 )
                 module.save(output)
     if pareto:
-        show_curve(curve, as_json=as_json)
+        _show_curve(curve, as_json=as_json)
         return
     from collage.cli.show import summary_view
     from collage.module.file import read_summary

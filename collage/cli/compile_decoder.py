@@ -14,6 +14,7 @@ from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
     DB_OPTION,
     JSON_OPTION,
+    OUTPUT_OPTION,
     PATH,
     QUIET_OPTION,
     THREADS_OPTION,
@@ -39,9 +40,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 
 @click.command("compile-decoder")
 @click.argument("model", metavar="MODEL", type=PATH)
-@option(
-    "-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write, to be served."
-)
+@OUTPUT_OPTION
 @option(
     "--buckets",
     type=parse_buckets,

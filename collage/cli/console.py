@@ -49,22 +49,9 @@ def print_table(
 
     Long texts take several lines; if the table is ``wide``, those of its last column only. Empty titles are not shown.
     """
-    from collage.report.show_terminal import plain_table
+    from collage.report.show_terminal import table
 
-    table = plain_table()
-    table.show_header = any(titles)
-    for position, title in enumerate(titles):
-        last = wide and position == len(titles) - 1
-        table.add_column(
-            title,
-            justify="right" if title in right else "left",
-            no_wrap=wide and not last,
-            overflow="fold",
-            ratio=1 if last else None,
-        )
-    for row in rows:
-        table.add_row(*row)
-    print_rich(table)
+    print_rich(table(titles, rows, right=right, folded={titles[-1]: 1} if wide else None))
 
 
 class Printable:

@@ -19,6 +19,7 @@ from collage.errors import DatabaseError, to_paste, unknown_names
 if TYPE_CHECKING:
     from collage.measure_db.database import Database
     from collage.measure_db.exchange import Exchange
+    from collage.measure_db.listing import RowFilter
     from collage.measure_db.rows import Row
 
 _CLOCKS = "GPU's MHz"
@@ -33,7 +34,27 @@ _ALL_OPTION = flag(
 )
 
 
-@click.command()
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_DAY_S = 86400.0
+_SHOWN = 20
+
+
+@click.group()
+def db() -> None:
+    """The database of measurements: what is in it, and how it travels.
+
+    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
+    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
+
+    \b
+    collage db stats                      how much is in it
+    collage db why "conv2d + relu"        what was measured for such a region
+    collage db export team.sqlite         write a file to give away
+    collage db import team.sqlite         take what this machine can use
+    """
+
+
+@db.command()
 @DB_OPTION
 @JSON_OPTION
 def stats(db: Path | None, as_json: bool) -> None:
@@ -63,7 +84,7 @@ def stats(db: Path | None, as_json: bool) -> None:
         say(f"{count} on {name}")
 
 
-@click.command("list")
+@db.command("list")
 @DB_OPTION
 @_BACKEND_OPTION
 @click.option(
@@ -87,12 +108,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
       collage db list
       collage db list --backend tvm --rejected
     """
-    from collage.measure_db.listing import RowFilter, latest
+    from collage.measure_db.listing import latest
 
-    choice = RowFilter(backend, "" if everything else this_machine(), only, old=everything)
     with existing(db) as database:
-        _refuse_unknown(database, backend)
-        rows = latest(database, choice, limit)
+        rows = latest(database, _filter(database, backend, everything, only), limit)
         clocks = _clocks(database, rows)
     if as_json:
         print_json({"rows": [_as_json(row) for row in rows]})
@@ -110,7 +129,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
-@click.command()
+@db.command()
 @click.argument("text", metavar="OPERATORS")
 @DB_OPTION
 @_BACKEND_OPTION
@@ -127,12 +146,10 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
       collage db why conv2d
       collage db why "conv2d + add + relu" --backend onednn --json
     """
-    from collage.measure_db.listing import RowFilter, candidates
+    from collage.measure_db.listing import candidates
 
-    choice = RowFilter(backend, "" if everything else this_machine(), old=everything)
     with existing(db) as database:
-        _refuse_unknown(database, backend)
-        regions = candidates(database, text, choice)
+        regions = candidates(database, text, _filter(database, backend, everything))
         clocks = _clocks(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
@@ -174,35 +191,34 @@ def this_machine() -> str:
     return host().measured_on
 
 
-def _refuse_unknown(database: Database, backend: str) -> None:
-    """Raise UsageError for a backend that is neither registered nor in the database."""
+def _filter(database: Database, backend: str, everything: bool, only: str = "") -> RowFilter:
+    """The rows to show. Raises UsageError for a backend that is neither registered nor in the database."""
     from collage.api import default_registry
     from collage.backends.base import BUILT_IN
+    from collage.measure_db.listing import RowFilter
 
     found = database.stats()
     known = {*default_registry().names, *BUILT_IN, *_by_name(found.measured), *_by_name(found.rejected)}
     if backend and backend not in known:
         raise unknown_names("backend", [backend], known)
+    return RowFilter(backend, "" if everything else this_machine(), only, old=everything)
 
 
 def _figures(row: Row, clocks: Mapping[int, str]) -> tuple[str, ...]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected. Then ``clocks``, if any.
+    """Settings, threads, time (of a kernel that lost a race a lower bound), noise, and the load of the machine.
 
-    Of a kernel that lost a race only a lower bound of its time is known.
+    Of a rejected kernel it gives the reason. ``clocks``, if there are any, come last.
     """
-    return (*_times(row), *([clocks.get(id(row), "")] if clocks else []))
-
-
-def _times(row: Row) -> tuple[str, ...]:
-
-    settings, threads = str(row["settings"]), str(row["threads"])
+    settings, threads = str(row["settings"])[:120], str(row["threads"])
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
     if row.rejected:
         free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free"
-        return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
-    busy = "" if row["busy"] is None else f"{row['busy']:.0%}"
-    if row.outrun:
-        return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
-    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+        found = f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
+    elif row.outrun:
+        found = settings, threads, f"> {row['min_us']:.1f}", "", busy
+    else:
+        found = settings, threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
+    return (*found, *([clocks.get(id(row), "")] if clocks else []))
 
 
 def _compared(row: Row, best_us: float | None) -> str:
@@ -250,26 +266,6 @@ def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
         text = printable(str(name))
         found[text] = found.get(text, 0) + count
     return found
-
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_DAY_S = 86400.0
-_SHOWN = 20
-
-
-@click.group()
-def db() -> None:
-    """The database of measurements: what is in it, and how it travels.
-
-    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
-    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
-
-    \b
-    collage db stats                      how much is in it
-    collage db why "conv2d + relu"        what was measured for such a region
-    collage db export team.sqlite         write a file to give away
-    collage db import team.sqlite         take what this machine can use
-    """
 
 
 @db.command("export")
@@ -420,10 +416,6 @@ def verify(db: Path | None, as_json: bool) -> None:
         )
     if not as_json:
         say(f"{path} is whole")
-
-
-for _command in (stats, list_rows, why):
-    db.add_command(_command)
 
 
 def installed_versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -25,27 +26,19 @@ def doctor(db: Path | None, as_json: bool) -> None:
       collage doctor
       collage doctor --json
     """
-    from collage.cli.doctor_checks import Status, checks
+    from collage.cli.doctor_checks import FAIL, checks
 
-    found = [check() for check in checks(db)]
-    healthy = all(each.status is not Status.FAIL for each in found)
+    found = checks(db)
+    healthy = all(each.status != FAIL for each in found)
     if as_json:
-        listed = [
-            {"name": each.name, "status": each.status.value, "detail": each.detail, "fix": each.fix}
-            for each in found
-        ]
-        print_json({"ok": healthy, "checks": listed})
+        print_json({"ok": healthy, "checks": [asdict(each) for each in found]})
     else:
         from rich.text import Text
 
-        rows = [
-            (
-                Text(each.status.value, style=_STYLES[each.status.value]),
-                each.name,
-                each.detail + (f"\n-> {each.fix}" if each.fix else ""),
-            )
-            for each in found
-        ]
-        print_table(("", "", ""), rows, wide=True)
+        rows = []
+        for each in found:
+            mended = f"\n-> {each.fix}" if each.fix else ""
+            rows.append((Text(each.status, style=_STYLES[each.status]), each.name, each.detail + mended))
+        print_table(("", "check", "result"), rows, wide=True)
     if not healthy:
         click.get_current_context().exit(1)

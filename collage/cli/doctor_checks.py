@@ -7,11 +7,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -23,32 +20,15 @@ from collage.core.cpuinfo import ARITHMETIC, precisions_of
 from collage.errors import CollageError, DatabaseLockedError
 from collage.kernel.target import cores, flags, host, usable_cores
 
-
-class Status(Enum):
-    """The outcome of a check."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-OK, WARN, FAIL = Status
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the database of measurements is, or the ``problem`` that leaves it without a place."""
-
-    path: Path | None
-    problem: str = ""
+OK, WARN, FAIL = "ok", "warn", "fail"
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check, and how to mend what is wrong, or "" when nothing has to be done."""
+    """A finding, its status, and how to mend what is wrong ("" if nothing has to be done)."""
 
     name: str
-    status: Status
+    status: str
     detail: str
     fix: str = ""
 
@@ -66,80 +46,70 @@ _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
     "apache-tvm": "other versions have another interface",
 }
-_NO_PLACE = "set HOME, or use --db PATH"
 _IMPORT_LIMIT_S = 120
 _PROBE_S = 1.0
 _LOCKED_S = 2.0
 
 
-def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
-    """All checks, each of which is to be called; ``database`` is used instead of the default one."""
-    place = place_of(database)
-    return (
+def checks(database: Path | None = None) -> list[Check]:
+    """The findings of all checks; ``database`` is used instead of the default one."""
+    path, problem = _place_of(database)
+    if path is None:
+        at_path = [
+            Check(name, FAIL, problem, "set HOME, or use --db PATH") for name in ("cache folder", "database")
+        ]
+    else:
+        at_path = [_cache_check(path.parent), _database_check(path)]
+    return [
         *_requirement_checks(),
-        cpu_check,
-        gpu_check,
-        native_check,
-        lambda: load_check(place),
-        quota_check,
-        memory_check,
-        lambda: cache_check(place),
-        lambda: database_check(place),
-        backends_check,
-    )
+        _cpu_check(),
+        gpu_check(),
+        _native_check(),
+        _load_check(),
+        _quota_check(),
+        _memory_check(),
+        *at_path,
+        _backends_check(),
+    ]
 
 
-def place_of(database: Path | None) -> Place:
-    """The place of the file that is given, or else of the default one. It raises nothing where there is none."""
+def _place_of(database: Path | None) -> tuple[Path | None, str]:
+    """The given file, or else the default one; without either, why there is none."""
     from collage.measure_db.database_file import default_path
 
     try:
-        return Place(database or default_path())
+        return database or default_path(), ""
     except CollageError as error:
-        return Place(None, str(error).rpartition(". ")[0])
+        return None, str(error).rpartition(". ")[0]
     except OSError as error:
-        return Place(None, f"the cache folder cannot be found: {error}")
+        return None, f"the cache folder cannot be found: {error}"
 
 
-def _requirement_checks() -> Sequence[Callable[[], Check]]:
-    """Checks of Python and the libraries against the versions that the installed package was tested with."""
+def _requirement_checks() -> list[Check]:
+    """Python and the libraries, against the versions that the installed package was tested with."""
     try:
         package = metadata.distribution("collage")
     except metadata.PackageNotFoundError:
-        return (not_installed_check,)
+        detail = "not installed, so the versions of libraries are not checked"
+        return [Check("collage", WARN, detail, "pip install '.[cpu]' in the folder it runs from")]
     python = SpecifierSet(package.metadata["Requires-Python"])
-    needed = [Requirement(each) for each in package.requires or ()]
-    return (
-        partial(python_check, python),
-        *(partial(library_check, each) for each in needed if each.name in _MODULES),
-    )
-
-
-def not_installed_check() -> Check:
-    """The check that replaces those of libraries where Collage runs from a folder."""
-    detail = "not installed, so the versions of libraries are not checked"
-    return Check("collage", WARN, detail, "pip install '.[cpu]' in the folder it runs from")
-
-
-def python_check(needed: SpecifierSet) -> Check:
-    """Whether Collage was tested with this version of Python."""
     detail = f"{platform.python_version()} ({sys.executable})"
-    if needed.contains(".".join(map(str, sys.version_info[:3]))):
-        return Check("Python", OK, detail)
-    return Check("Python", FAIL, detail, f"use Python {needed}")
+    known = python.contains(".".join(map(str, sys.version_info[:3])))
+    found = [Check("Python", OK, detail) if known else Check("Python", FAIL, detail, f"use Python {python}")]
+    needed = map(Requirement, package.requires or ())
+    return found + [_library_check(each) for each in needed if each.name in _MODULES]
 
 
-def library_check(needed: Requirement) -> Check:
+def _library_check(needed: Requirement) -> Check:
     """Whether a library is installed in a tested version and can be imported."""
     name = needed.name
-    optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
     install = f"pip install '{name}{needed.specifier}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
+        optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
         return Check(name, WARN if optional else FAIL, "not installed", install)
-    trouble = _import_trouble(_MODULES[name])
-    if trouble:
+    if trouble := _import_trouble(_MODULES[name]):
         return Check(name, FAIL, f"{version} cannot be imported: {trouble}", install)
     if not needed.specifier.contains(version, prereleases=True):
         why = _WHY.get(name, "not tested")
@@ -165,7 +135,7 @@ def _import_trouble(module: str) -> str:
     return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else ""
 
 
-def cpu_check() -> Check:
+def _cpu_check() -> Check:
     """The CPU's model and the instruction sets that decide its speed."""
     found = flags()
     device = host().device.split(", cpu family")[0]
@@ -193,7 +163,7 @@ def gpu_check() -> Check:
     return Check("GPU", OK, f"{found.name} ({found.architecture}), {size(found.memory_bytes)}")
 
 
-def native_check() -> Check:
+def _native_check() -> Check:
     """Whether native code was built. Without it kernels run on their libraries' threads, and searches take longer."""
     from collage.native.cover_walk import can_walk
     from collage.native.library import core_problem
@@ -207,7 +177,7 @@ def native_check() -> Check:
     return Check("native core", OK, "built")
 
 
-def load_check(place: Place) -> Check:
+def _load_check() -> Check:
     """How busy others keep the machine now."""
     from collage.measure.machine.quiet import Machine
 
@@ -219,7 +189,7 @@ def load_check(place: Place) -> Check:
     return Check("load", OK, detail)
 
 
-def quota_check() -> Check:
+def _quota_check() -> Check:
     """The CPU time that a container leaves to this process, and what follows from it."""
     found = cores()
     if found.quota is None:
@@ -227,18 +197,14 @@ def quota_check() -> Check:
     detail = f"{found.quota.cores:g} cores, by {found.quota.source}"
     if not found.shared:
         return Check("CPU quota", OK, f"{detail}: no less than the cores it may run on")
-    threads = f"{found.usable} thread{'s' if found.usable != 1 else ''}"
     if found.quota.cores < found.usable:
-        return Check(
-            "CPU quota",
-            WARN,
-            f"{detail}: even one thread is stopped for a part of each period",
-            "give the container at least one core",
-        )
+        detail += ": even one thread is stopped for a part of each period"
+        return Check("CPU quota", WARN, detail, "give the container at least one core")
+    threads = f"{found.usable} thread{'s' if found.usable != 1 else ''}"
     return Check("CPU quota", OK, f"{detail}: compiles use {threads} unless --threads says otherwise")
 
 
-def memory_check() -> Check:
+def _memory_check() -> Check:
     """The memory that a measuring worker may take."""
     from collage.measure.machine.memory import spare_memory
     from collage.report.show import size
@@ -251,11 +217,8 @@ def memory_check() -> Check:
     return Check("memory", OK, f"{size(spare)} to spare")
 
 
-def cache_check(place: Place) -> Check:
+def _cache_check(folder: Path) -> Check:
     """Whether the folder of the database can be written."""
-    if place.path is None:
-        return Check("cache folder", FAIL, place.problem, _NO_PLACE)
-    folder = place.path.parent
     if trouble := _folder_trouble(folder):
         return Check("cache folder", FAIL, f"{folder}: {trouble}", "make it writable, or use --db PATH")
     return Check("cache folder", OK, str(folder))
@@ -272,13 +235,10 @@ def _folder_trouble(folder: Path) -> str:
     return ""
 
 
-def database_check(place: Place) -> Check:
+def _database_check(path: Path) -> Check:
     """Whether the database of measurements opens."""
     from collage.measure_db.database import Database
 
-    if place.path is None:
-        return Check("database", FAIL, place.problem, _NO_PLACE)
-    path = place.path
     try:
         if trouble := _folder_trouble(path.parent):  # SQLite makes files beside it
             return Check("database", FAIL, f"{path}: it cannot be written ({trouble})", "use --db PATH")
@@ -297,7 +257,7 @@ def database_check(place: Place) -> Check:
     return Check("database", OK, f"{path}: {count} measurements")
 
 
-def backends_check() -> Check:
+def _backends_check() -> Check:
     """Whether all backends of installed packages can be loaded."""
     from collage.backends.registry import builtin_registry
 

@@ -181,3 +181,26 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
         say(f"collage: {record.levelname.lower()}: {text}", err=True)
+
+
+class _InfoLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:  # warnings are shown in any case
+            say(record.getMessage(), err=True)
+
+
+@contextmanager
+def log_lines(*names: str) -> Iterator[None]:
+    """Show the information that these loggers give inside the block, a line each on stderr."""
+    handler = _InfoLines()
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.addHandler(handler)
+        each.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(level)

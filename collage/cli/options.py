@@ -129,6 +129,9 @@ def _given(name: str) -> bool:
 
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=PATH)
+OUTPUT_OPTION = option(
+    "-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write."
+)
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH)
 _SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
 _FIX = "Fix an input's symbolic dimensions; once for each such input."

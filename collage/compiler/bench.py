@@ -297,7 +297,7 @@ class Bench:
 
     def finish_races(self, requests: Collection[CandidateRequest]) -> None:
         """Measure requests to the end that have lost a race."""
-        self.known.outcomes.update(self.measurer.finish([*requests]))
+        self.known.outcomes.update(self.measurer.measure([*requests]))
 
     def recall(self, requests: Sequence[CandidateRequest]) -> None:
         """Take over what the database knows of the requests."""

@@ -87,7 +87,7 @@ class Best:
         us = (
             verdict.us if before is None else verdict.ratio * before.us
         )  # as if the machine had not changed since
-        self._standings = [each for each in self._standings if each.plan != verdict.plan]
+        self._standings = [each for each in self._standings if not _are_same(each.plan, verdict.plan)]
         self._standings.append(Standing(verdict.plan, score, us))
         if isinstance(verdict.plan, Placed) and self.first_mix is None:
             self.first_mix = self._now(Standing(verdict.plan, score, us))
@@ -163,3 +163,10 @@ class Best:
     def _now(self, standing: Standing) -> BestSoFar:
         seconds = round(self._clock.deadline.elapsed_s, 3)
         return BestSoFar(seconds, round(standing.us / 1e3, 6), standing.plan.label)
+
+
+def _are_same(one: Plan, other: Plan) -> bool:
+    """Whether the plans run the same, whatever they are predicted to cost."""
+    if isinstance(one, Placed) and isinstance(other, Placed):
+        return (one.alike, one.suffix) == (other.alike, other.suffix)
+    return one == other

@@ -175,16 +175,21 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
             found = _candidate(last.request, last.purpose, last.outcome)
             yield replace(found, threads=1 if last.single_threaded else threads)
     nodes = tuple(range(len(bench.nodes)))
-    for label, why in bench.whole.found.refused.items():
-        engine, how = label.split(", ", 1)
-        form, _, profile = how.partition(", ")
-        about = CandidateReport(nodes, engine, "whole model", reason=why, threads=threads, profile=profile)
-        written = form == "as written"
-        yield replace(about, original=written, split="" if written else how)
-    for plan, us in known.engine_us.items():
-        about = CandidateReport(nodes, plan.engine, "whole model", split=plan.split, cost_us=us, noise_us=0.0)
-        about = replace(about, threads=threads, original=plan.form == WRITTEN)
-        yield replace(about, profile=plan.profile, precision=plan.precision)
+    for plan in (*known.engines_refused, *known.engine_us):
+        us = known.engine_us.get(plan)
+        yield CandidateReport(
+            nodes,
+            plan.engine,
+            "whole model",
+            split=plan.split,
+            cost_us=us,
+            noise_us=None if us is None else 0.0,
+            reason=known.engines_refused.get(plan, "") if us is None else "",
+            threads=threads,
+            original=plan.form == WRITTEN,
+            profile=plan.profile,
+            precision=plan.precision,
+        )
 
 
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:

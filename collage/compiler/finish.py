@@ -171,7 +171,8 @@ class Finish:
         whole = self._bench.whole
         if plan.label not in whole.found.errors and not plan.precision:
             return ""  # it was not tried on inputs: nobody can make them up
-        wrong = whole.on_hostile(plan)[0]
+        if not (wrong := whole.on_hostile(plan)[0]):
+            return ""
         others = [
             each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
         ]

@@ -24,7 +24,7 @@ from collage.report.report import GraphLevelReport
 if TYPE_CHECKING:
     from collage.compiler.bench import Bench
 
-EDITION = 3
+EDITION = 4
 """The edition of the search and of these values. Count it up if either changes, and every model is searched again."""
 
 Named: TypeAlias = tuple[tuple[int, ...], str, str]
@@ -47,6 +47,7 @@ class Finished:
 
     - ``complete``: whether it has ended by itself; another compile goes on from the plan if not.
     - ``kernels``, ``suffix``, ``streams``: the placement, the engine of its suffix, and its schedule.
+    - ``kernel_errors``: what each kernel is predicted to add to the error of the outputs (see ``Candidate``).
     - ``whole``: engine, form, profile and precision of a plan without a placement.
     - ``kernels_us``: the times of the launches' kernels by themselves; None for a view.
     - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
@@ -66,7 +67,7 @@ class Finished:
     timings: Mapping[str, Timing]
     launches_us: tuple[float, ...]
     predicted_us: float
-    predicted_error: float
+    kernel_errors: tuple[float, ...]
     errors: tuple[float, float, float | None]
     epsilon_us: float
     notes: tuple[str, ...]
@@ -119,21 +120,7 @@ def finished_key(bench: Bench) -> str | None:
         task.target.threads,
         task.speeds if bench.has_graph else "",
     )
-    asked = (
-        options.effort.name,
-        options.seed,
-        options.tune_trials,
-        options.time_limit_s,
-        options.streams,
-        options.graph_level_s,
-        options.strict,
-        options.exact,
-        options.reassociate,
-        options.tolerance,
-        options.eight_bits,
-        options.device,
-        (options.metric.name, _digest(source.samples)) if options.tolerance else "",
-    )
+    asked = *options.key, _digest(source.samples) if options.tolerance else ""
     hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())
     for text in sorted(offers):
         hasher.update(text.encode())

@@ -47,6 +47,8 @@ class Known:
     log: list[Event] = field(default_factory=list)
     engine_us: dict[Whole, float] = field(default_factory=dict)
     """The times of engines on the whole model in microseconds."""
+    engines_refused: dict[Whole, str] = field(default_factory=dict)
+    """The reasons against engines on the whole model."""
     key: str | None = None
     """What identifies the compile in the database, if it may be recalled (``finished_key``)."""
     suffix: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ REDUCED = frozenset((BF16, INT8, TF32, FP16))
 """The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""
 LEAST_IN_8_BITS = 2e-3
 """Rounding to 8 bits is off by up to this share of the largest number, so that no network stays below it."""
+
+_NO_KEY = frozenset("backends shapes threads db budget inputs effort since cluster metric samples".split())
+"""Options that do not decide what a compile finds, or of which the key has the essence."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class CompileOptions:
     """Several sets of inputs, to measure errors on."""
     device: str = AUTO
     """The device to compute on: AUTO, HOST, or one that some backend computes on."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All of these options that decide what a compile finds which ends by itself; the samples count elsewhere."""
+        found = [getattr(self, each.name) for each in fields(self) if each.name not in _NO_KEY]
+        return (*found, self.effort.name, self.metric.name if self.tolerance else "")
 
     @property
     def precisions(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,8 +21,7 @@ from collage.kernel.kernel import Kernel
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
 from collage.measure.plans import Plans
-from collage.measure.worker.plan_protocol import PlanTimes
-from collage.measure_db.database import Database, Json
+from collage.measure_db.database import Database
 from collage.measure_db.keys import (
     Fact,
     read_numbers,
@@ -35,15 +34,7 @@ from collage.runtime.parts import Parts, executor_of, load_kernels
 log = logging.getLogger(__name__)
 
 
-def _write_times(times: PlanTimes) -> Json:
-    return write_numbers(times.launches_us)
-
-
-def _read_times(value: Any) -> PlanTimes:
-    return PlanTimes(read_numbers(value))
-
-
-_LAUNCH_TIMES: Fact[PlanTimes] = Fact("launch_times_us", _write_times, _read_times)
+_LAUNCH_TIMES: Fact[tuple[float, ...]] = Fact("launch_times_us", write_numbers, read_numbers)
 
 
 def _read_finding(value: Any) -> Finding:
@@ -61,11 +52,11 @@ class _LaunchTimes:
     key: str
     count: int
 
-    def look_up(self, database: Database) -> PlanTimes | None:
+    def look_up(self, database: Database) -> tuple[float, ...] | None:
         found = _LAUNCH_TIMES.at(self.key).look_up(database)
-        return found if found is not None and len(found.launches_us) == self.count else None
+        return found if found is not None and len(found) == self.count else None
 
-    def record(self, database: Database, value: PlanTimes) -> None:
+    def record(self, database: Database, value: tuple[float, ...]) -> None:
         _LAUNCH_TIMES.at(self.key).record(database, value)
 
 
@@ -107,14 +98,14 @@ class PlanRuns:
         """Microseconds of each launch in its place in the network, measured now or in an earlier compile."""
         self.failures.refuse_dropped(executable)
         key = _LaunchTimes(self.failures.key(executable), len(executable.launches))
-        return self.database.remember(key, partial(self._time_launches, executable)).launches_us
+        return self.database.remember(key, partial(self._time_launches, executable))
 
-    def _time_launches(self, executable: Executable) -> PlanTimes:
+    def _time_launches(self, executable: Executable) -> tuple[float, ...]:
         self.progress(Progress("run", 0, 1, f"a mix of {len(executable.launches)} kernels"))
         with self.failures.blaming([executable]):
             found = self.plans.times(executable.job, self.measurer.settings.effort.noted_s)
         self.made += 1
-        return replace(found, launches_us=tuple(round(each, 3) for each in found.launches_us))
+        return tuple(round(each, 3) for each in found)
 
     def outputs(self, executable: Executable, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
         """The executable's outputs, in order, for inputs in the model's order, and whether that was a careful run."""

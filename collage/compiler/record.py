@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from collage.backends.base import VIEW
 from collage.compiler.bench import Bench
@@ -65,7 +66,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         timings=selected.timings,
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
         predicted_us=selected.predicted_us,
-        predicted_error=selected.predicted_error,
+        kernel_errors=() if placed is None else tuple(each.error for each in placed.placement.candidates),
         errors=(selected.max_abs_error, selected.relative_error, selected.error),
         epsilon_us=known.epsilon_us,
         notes=tuple(event.text for event in known.log if isinstance(event, Noted)),
@@ -118,9 +119,10 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
 
 def _placed(bench: Bench, finished: Finished) -> Placed:
     """The placement of these kernels, whose costs are known. Raises LookupError and ValueError."""
-    budget = ErrorBudget(math.inf) if finished.predicted_error else None
+    budget = ErrorBudget(math.inf) if any(finished.kernel_errors) else None
     candidates = {_named(each): each for each in usable(bench, budget)}
-    chosen = [candidates[name] for name in finished.kernels]
+    errors = zip(finished.kernels, finished.kernel_errors, strict=True)
+    chosen = [replace(candidates[name], error=error) for name, error in errors]
     costs = transform_costs_us(bench, chosen)
     placement = finish(bench.model.graph, chosen, bench.known.epsilon_us, transforms_us=costs)
     plan = Placed(finished.label, placement, suffix=finished.suffix)

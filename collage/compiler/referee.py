@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from collage.check.compare import difference
+from collage.check.compare import difference, of_shared_digits
 from collage.check.extraordinary import note
 from collage.check.final_check import BEYOND_GUARDS, FinalCheck, Finding
 from collage.check.metrics import MetricError
@@ -26,7 +26,8 @@ from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import CollageError, DatabaseError, MeasurementError, ModelError
 from collage.measure.timing.interleave import FEWEST, SURE, Pace, race_by_turns
-from collage.measure_db.keys import Raced, RaceKey, TimingKey
+from collage.measure_db.database import NetworkKey
+from collage.measure_db.keys import RaceKey
 from collage.measure_db.results import Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts
@@ -79,7 +80,7 @@ class Referee:
         try:
             if self._is_reduced(plan):
                 error, foreseen = self._errors(plan)
-                if complaint := self.complaint(error, foreseen):
+                if complaint := self.complaint(error, foreseen) or self._of_shared_digits(plan):
                     return Beyond(plan, error, foreseen, complaint)
             plans = [plan] if best is None or best == plan else [best, plan]
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
@@ -103,16 +104,16 @@ class Referee:
         """
         entries = {plan: self.entry(plan) for plan in plans}
         target, graph = self._bench.task.target, self._graph
-        keys: dict[str, TimingKey] = {}
+        keys: dict[str, tuple[NetworkKey, str]] = {}
         for number, plan in enumerate(plans):
             key = network_key(entries[plan], [*entries.values()], graph, target)
             key = replace(key, placement=f"{key.placement} by turns{mark}")
-            keys[str(number)] = TimingKey(key, f"{self._bench.task.source.name}: {plan.label}")
+            keys[str(number)] = key, f"{self._bench.task.source.name}: {plan.label}"
         run = partial(self._race, plans, pace)
         found = self._bench.database.remember(RaceKey(keys), run)
-        return {plan: found[str(number)].timing for number, plan in enumerate(plans)}
+        return {plan: found[str(number)] for number, plan in enumerate(plans)}
 
-    def _race(self, plans: Sequence[Plan], pace: Pace) -> Mapping[str, Raced]:
+    def _race(self, plans: Sequence[Plan], pace: Pace) -> Mapping[str, Timing]:
         self._bench.show(Progress("compare", 0, 1, ", ".join(plan.label for plan in plans)))
         turns = {}
         for number, plan in enumerate(plans):
@@ -122,7 +123,7 @@ class Referee:
         shortest_s = min(timing.median_us for timing in found.values()) / 1e6
         self._turn_s = min(_MOST_TURN_S, max(_LEAST_TURN_S, _CALLS * shortest_s))
         self._bench.raced += 1
-        return {name: Raced(timing) for name, timing in found.items()}
+        return found
 
     def open(self, plan: Plan) -> None:
         """Load the plan, and check it on the usual inputs, unless it is open. Raises RaceFailedError."""
@@ -233,6 +234,15 @@ class Referee:
             return *difference([*found], [*expected]), self._errors(plan)[0]
         except (MetricError, ModelError):
             return *difference([*found], [*expected]), None
+
+    def _of_shared_digits(self, plan: Plan) -> str:
+        """What is wrong with an engine in whose precision a large number costs all others their digits, or ""."""
+        if not isinstance(plan, Whole) or not of_shared_digits({plan.precision}):
+            return ""
+        by_outputs = not self._bench.task.options.metric.is_max
+        check = self._bench.final_check.of_reduced({plan.precision}, of_outputs=by_outputs)
+        check = replace(check, samples=tuple(each for each in check.samples if each.ordinary))
+        return check.look(lambda inputs: (self._engine_outputs(plan, inputs), False)).complaint
 
     def _engine_outputs(self, plan: Whole, inputs: Sequence[Any]) -> Sequence[Any]:
         bench = self._bench

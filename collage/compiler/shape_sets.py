@@ -19,7 +19,7 @@ from collage.frontend.read.weights import WeightFiles
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.report.best_so_far import INTERRUPT
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 
 log = logging.getLogger(__name__)
 

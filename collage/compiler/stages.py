@@ -11,7 +11,7 @@ from typing import TypeAlias
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import uncovered
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Placed, Plan, Whole
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
 from collage.compiler.propose.evolve import evolve
@@ -22,7 +22,7 @@ from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduc
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import streams
 from collage.compiler.referee import RaceFailedError, Referee
-from collage.compiler.verdict import Beyond, Failed, Verdict
+from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
 
@@ -134,7 +134,7 @@ def run_stages(
         gain = 1.0 if before is None or after is None else before.score / after.score
         seconds = time.perf_counter() - started
         log.info(
-            "%6.1f s  %s: %d plans in %.1f s%s",
+            "%7.1f s  %s: %d plans in %.1f s%s",
             bench.clock.deadline.elapsed_s,
             stage.name,
             tried,
@@ -184,13 +184,15 @@ def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:
         _drop(bench, referee, best, verdict)
         if verdict.plan == plan:
             break
+    if isinstance(plan, Whole) and not isinstance(verdict, Ran):
+        bench.known.engines_refused[plan] = verdict.reason
     if isinstance(verdict, Failed):
         return verdict
     if isinstance(verdict, Beyond):
         log.info("%s: %s", plan.label, verdict.reason)
         return verdict
     log.info(
-        "%6.1f s  %s: %.4g ms, %.3f of the best",
+        "%7.1f s      %s: %.4g ms, %.3f of the best time",
         bench.clock.deadline.elapsed_s,
         plan.label,
         verdict.us / 1e3,

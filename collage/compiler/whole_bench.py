@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -14,16 +15,16 @@ from collage.compiler.plan import FOLDED, WRITTEN, Whole
 from collage.compiler.task import Task
 from collage.compiler.whole_form import WholeForm
 from collage.core.progress import Progress
+from collage.core.typed import typed
 from collage.errors import ModelError
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.read.apart import weight_files, without_weights
-from collage.frontend.read.compared import compared_numbers
-from collage.frontend.read.index_limits import index_limits
+from collage.frontend.read.index_limits import compared_numbers, index_limits
 from collage.frontend.read.load import as_written
 from collage.kernel.frames import Framed
 from collage.measure.engines import Engines
-from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
+from collage.measure.worker.whole_protocol import EngineTrial
 from collage.measure.worker.whole_worker import whole_options
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, FactKey
@@ -36,7 +37,7 @@ from collage.schedule.suffix import Suffix, ValuePort
 
 log = logging.getLogger(__name__)
 
-_TRIAL: Fact[EngineTrial] = Fact("engine_trial", EngineTrial.to_json, EngineTrial.from_json)
+_TRIAL: Fact[EngineTrial] = Fact("engine_trial", asdict, partial(typed, EngineTrial))
 _HOSTILE: Fact[tuple[str, bool]] = Fact(
     "engine_on_hostile", list, lambda found: (str(found[0]), bool(found[1]))
 )

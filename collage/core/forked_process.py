@@ -10,8 +10,8 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from io import FileIO
 from typing import Any
 
@@ -221,26 +221,15 @@ class ForkServers:
                 self._servers.popitem()[1].close()
 
 
-_kept: ForkServers | None = None
+kept: ForkServers | None = None
+"""Servers that outlive those who use them, if somebody has set them, such as tests."""
 _refused = False
 """Whether a server has refused to fork, so that no other one need be started for that."""
 
 
-@contextmanager
-def kept_fork_servers() -> Iterator[None]:
-    """Fork servers that are started inside of the block are used by all that runs there, and end with it."""
-    global _kept
-    with ForkServers() as servers:
-        before, _kept = _kept, servers
-        try:
-            yield
-        finally:
-            _kept = before
-
-
 def fork_servers() -> tuple[ForkServers, bool]:
     """The servers that are kept, or new ones; and whether they are new, so that the caller has to close them."""
-    return (ForkServers(), True) if _kept is None else (_kept, False)
+    return (ForkServers(), True) if kept is None else (kept, False)
 
 
 def _can_fork() -> bool:

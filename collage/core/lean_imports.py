@@ -13,14 +13,10 @@ from typing import cast
 
 @contextmanager
 def lean_imports(*, of_tvm: bool = True) -> Iterator[None]:
-    """Import TVM without PyTorch, and without garbage collections meanwhile.
+    """Import TVM in less than half of the time: without PyTorch, and without garbage collections meanwhile.
 
-    TVM's interface to Python imports PyTorch where it is installed, to exchange tensors with it. That takes longer than
-    all else that Collage imports, and Collage exchanges none. Afterwards PyTorch can be imported as ever, but TVM does
-    not take its tensors as they are. So this is for the command line and for workers, not for a user's process.
-
-    Each of TVM's modules asks for the names of all 2,400 functions of its library, to take its own. They are listed
-    once, which saves 0.15 s of 1. ``of_tvm`` says whether TVM is among the imports: some of it is imported for that.
+    TVM takes no tensors of a PyTorch that is imported afterwards, so this is not for a user's process. The functions of
+    TVM's library are listed once, and not for each of its modules. ``of_tvm``: whether TVM is among the imports.
     """
     hidden = "torch" not in sys.modules
     if hidden:

@@ -23,9 +23,8 @@ _SECRET = 0o600
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that replaces it when the block ends, and is removed when the block fails.
 
-    Where the path is a symbolic link, the file that it leads to is replaced. An older file's permissions are kept, and
-    nobody else can read the new file before it has them. A process that is killed while it writes leaves such a file;
-    the next process that writes removes it. Raises CollageError when the system refuses, and for a path that is no
+    Symbolic links are followed. An older file's permissions are kept, also while the new one is written. What a killed
+    process has left is removed by the next one. Raises CollageError if the system refuses, and for a path that is no
     regular file, such as a device.
     """
     try:

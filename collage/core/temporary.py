@@ -1,8 +1,7 @@
 """Temporary folders that are always removed, however the process that made them ends.
 
-Each folder has a file that the process which made it holds a lock on (``flock``) for as long as it lives. A process
-that can take the lock has found an unused folder, and removes it. The next process that needs a folder does so, and so
-does a worker whose parent was killed. A lock does not depend on process ids, so users and containers may share the
+Each folder has a file that its process holds a lock on (``flock``) for as long as it lives. The next process that needs
+a folder removes those without a lock; so does a worker whose parent was killed. Users and containers may share the
 place.
 """
 

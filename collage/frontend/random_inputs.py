@@ -34,12 +34,11 @@ _DRAWN_BYTES = 8
 
 
 def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
-    """An array for each of the graph's inputs, in order. An input that the user has given a sample for gets that.
+    """An array for each of the graph's inputs, in order: the user's sample if there is one, or else random numbers.
 
-    Floats are standard normal, and booleans are fair coins. Integers that are indices are uniform in [0, n), where n is
-    the number of rows that they index, found by following them through the graph. Other integers of 8 and 16 bits are
-    uniform in the range of the dtype, like the bytes of a picture. Wider ones are 0 or 1 (masks, types of segments), or
-    1 or 2 where they divide something.
+    Floats are standard normal, and booleans are fair coins. Indices are uniform below the number of rows that they
+    index (found by following them through the graph), other integers of 8 and 16 bits uniform in the range of the
+    dtype. Wider ones are 0 or 1, or 1 or 2 if they divide something.
     """
     return tuple(
         model.example_inputs[name] if name in model.example_inputs else _random_input(model, value, rng)

@@ -1,11 +1,7 @@
 """Arithmetic that has to be done as it is written, since its last bit decides something, or since it rounds.
 
-Operators that make whole numbers or choices of others decide. Quotients before them are divided, and not multiplied by
-reciprocals. Sums beside them keep their order, and two constants are added, or multiplied, one after the other.
-
-A large constant that is added and taken away again rounds: ``x + 12582912 - 12582912`` is the whole number next to a
-float32 ``x``, since float32 has no other numbers that large. Who adds the two constants first makes ``x`` of it.
-
+Operators that make whole numbers or choices decide. Quotients before them are divided, not multiplied by reciprocals;
+sums beside them keep their order. ``x + 12582912 - 12582912`` rounds ``x``, which nobody may simplify.
 ``frontend.rewrite.rounded_quotients`` finds quotients among ONNX nodes, for engines.
 """
 

@@ -1,7 +1,7 @@
 """A topological order that keeps branches together, the positions where it is cut, and the windows between the cuts.
 
-The op-level search (Algorithm 1) visits nodes in this order: the fewer branches are open at a time, the fewer states it
-has. An interval of any topological order is convex, so the windows can be offered to graph engines as regions.
+With few branches open at a time the op-level search (Algorithm 1) has few states. An interval of any topological order
+is convex, so windows can be regions of graph engines.
 """
 
 from __future__ import annotations
@@ -43,12 +43,9 @@ def cut_positions(graph: Graph, order: Sequence[int], *, longest: int = 64) -> t
     """Positions at which the order falls into segments, ascending, without both ends.
 
     A value crosses position p when a node before p makes it and a node at p or after reads it. Values that live across
-    more than half of the order are not counted: a mask or an embedding that every layer reads does not show where
-    layers begin. A cut is a position that at most one value crosses.
-
-    Some networks have no cut inside: each NASNet cell reads the two cells before it, so two values cross every
-    boundary, and a U-Net's skip connections nest. So a segment of more than ``longest`` nodes is cut again at its
-    narrowest positions, until none is longer or none can be cut.
+    more than half of the order (masks, embeddings) are not counted. A cut is a position that at most one value crosses.
+    A segment of more than ``longest`` nodes is cut again at its narrowest positions, until none is longer or none can
+    be cut.
     """
     crossing = _crossing(graph, order)
     count = len(order)

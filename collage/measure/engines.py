@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 
 from collage.backends.base import DRAWS, Backend
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
@@ -22,21 +23,10 @@ from collage.errors import CollageError
 from collage.frontend.read.apart import save_model
 from collage.frontend.read.randomness import Randomness
 from collage.kernel.frames import Framed
-from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
+from collage.measure.worker.protocol import Ask
 from collage.measure.worker.serialisation import pickle_backend
-from collage.measure.worker.whole_protocol import (
-    WRITTEN,
-    CloseWhole,
-    InitWhole,
-    Opened,
-    OpenParts,
-    OpenWhole,
-    ReferWhole,
-    RunWhole,
-    TurnWhole,
-    Whole,
-)
+from collage.measure.worker.whole_protocol import WRITTEN, EngineTrial, InitWhole, Opened, Whole
 from collage.runtime.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -80,7 +70,7 @@ class Engines:
         self._limit_s = limit_s
         self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
-        self._openings: dict[str, OpenWhole | OpenParts] = {}
+        self._openings: dict[str, Callable[[], Opened]] = {}
         self._open: set[str] = set()
 
     def close(self) -> None:
@@ -128,8 +118,11 @@ class Engines:
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
-        limit_s = self._limit_s + as_engine(self._backends[plan.engine]).patience_s(plan.profile)
-        return self._opened(plan.label, self._openings.get(plan.label, OpenWhole(plan, limit_s)))
+        backend = self._backends[plan.engine]
+        limit_s = self._limit_s + (backend.patience_s(plan.profile) if isinstance(backend, Engine) else 0.0)
+        return self._openings.get(
+            plan.label, partial(self._opened, plan.label, "open", plan, limit_s=limit_s)
+        )()
 
     def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
         """Load a module under that name and run it on some of the inputs, which are given by their positions."""
@@ -139,20 +132,20 @@ class Engines:
             path = self._folder.path / f"parts-{len(self._openings)}"
             with no_room("the files of a module"):
                 path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
-            self._openings[name] = OpenParts(name, str(path), tuple(inputs), self._limit_s)
-        return self._opened(name, self._openings[name])
+            self._openings[name] = partial(self._opened, name, "open_parts", name, str(path), tuple(inputs))
+        return self._openings[name]()
 
     def forget(self, names: Sequence[str]) -> None:
         """Close what is open under these names, whose memory others need."""
         if named := self._open.intersection(names):
             self._open -= named
-            self._ask(CloseWhole(tuple(named), self._limit_s))
+            self._ask("close", tuple(named))
 
     def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn (see ``interleave.take_turn``). Raises CollageError if that fails."""
-        if name not in self._open and (found := self._opened(name, self._openings[name])).outputs is None:
+        if name not in self._open and (found := self._openings[name]()).outputs is None:
             raise CollageError(found.message)
-        reply = self._ask(TurnWhole(name, settle_s, turn_s, self._limit_s))
+        reply = self._ask("turn", name, settle_s, turn_s)
         if isinstance(reply, Opened):
             self._open.discard(name)
             raise CollageError(reply.message)
@@ -163,12 +156,12 @@ class Engines:
         """The outputs of a plan for other inputs."""
         if plan.label not in self._open and (found := self.open(plan)).outputs is None:
             return found
-        ran: Opened = self._ask(RunWhole(plan.label, tuple(inputs), self._limit_s))
+        ran: Opened = self._ask("run", plan.label, tuple(inputs))
         return ran
 
     def expected(self) -> Opened:
         """The outputs of the reference for the inputs."""
-        found: Opened = self._ask(ReferWhole(False, self._limit_s))
+        found: Opened = self._ask("expect")
         return found
 
     def on_hostile(self, plan: Whole) -> tuple[str, bool]:
@@ -191,7 +184,7 @@ class Engines:
             inputs = tuple(
                 new if old.size else each for each, old, new in zip(self.inputs, arrays, changed, strict=True)
             )
-            expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
+            expected = self._ask("expect", inputs).outputs
             if expected is None:
                 continue
             outputs = self.outputs(plan, inputs).outputs
@@ -211,10 +204,10 @@ class Engines:
         Adds to ``outputs``, removes from ``refused``, and returns notes.
         """
         notes: list[str] = []
-        if not narrow or self._ask(ReferWhole(False, self._limit_s)).outputs is not None:
+        if not narrow or self._ask("expect").outputs is not None:
             return ()
         for plan in narrow:
-            found = self._opened(plan.label, OpenWhole(plan, self._limit_s, unchecked=True))
+            found = self._opened(plan.label, "open", plan, True)
             if found.outputs is not None:
                 outputs[plan.label] = found.outputs
                 why = refused.pop(plan.label)
@@ -225,7 +218,7 @@ class Engines:
         """Which engines are right, by the first judge with whom all of them agree, or else by the last judge."""
         verdict: Verdict | None = None
         for judge in JUDGES:
-            expected = self._ask(ReferWhole(judge == JUDGES[-1], self._limit_s))
+            expected = self._ask("expect_standard" if judge == JUDGES[-1] else "expect")
             if expected.outputs is None:
                 log.info("%s: %s", judge, expected.message)
                 continue
@@ -243,27 +236,27 @@ class Engines:
         Where no input holds floating-point numbers, the weights are changed.
         """
         rng = np.random.default_rng(0)
-        asked: list[RunWhole] = []
+        found: list[Opened] = []
         if any(isinstance(each, np.ndarray) and is_inexact(each) for each in self.inputs):
             for _ in range(_NEARBY):
                 inputs = tuple(
                     slightly_changed(each, rng) if isinstance(each, np.ndarray) else each
                     for each in self.inputs
                 )
-                asked.append(RunWhole("", inputs, self._limit_s))
+                found.append(self._ask("expect", inputs))
         else:
-            asked += [RunWhole("", self.inputs, self._limit_s, seed) for seed in range(_NEARBY_WEIGHTS)]
-        found = [self._ask(each).outputs for each in asked]
-        return [each for each in found if each is not None]
+            found += [self._ask("expect_changed", seed) for seed in range(_NEARBY_WEIGHTS)]
+        return [each.outputs for each in found if each.outputs is not None]
 
-    def _opened(self, name: str, message: OpenWhole | OpenParts) -> Opened:
+    def _opened(self, name: str, method: str, *args: Any, limit_s: float | None = None) -> Opened:
+        """What is open under that name is run, else it is opened by that method of the worker."""
         if name in self._open:
-            again: Opened = self._ask(RunWhole(name, None, self._limit_s))
+            again: Opened = self._ask("run", name)
             return again
-        found: Opened = self._ask(message)
+        found: Opened = self._ask(method, *args, limit_s=limit_s)
         if found.outputs is not None:
             self._open.add(name)
-            self._openings[name] = message
+            self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
         return found
 
     def _start(self) -> WorkerProcess:
@@ -291,10 +284,11 @@ class Engines:
             else:
                 save_model(model, file)
 
-    def _ask(self, message: OpenWhole | OpenParts | CloseWhole | ReferWhole | RunWhole | TurnWhole) -> Any:
-        """The process's reply, or Opened with a message if the process died."""
+    def _ask(self, method: str, *args: Any, limit_s: float | None = None) -> Any:
+        """What the method of the process's worker gives, or Opened with a message if the process died."""
+        limit_s = self._limit_s if limit_s is None else limit_s
         try:
-            return self._start().ask(message, message.limit_s)
+            return self._start().ask(Ask(method, args, limit_s), limit_s)
         except WorkerDiedError as died:
             self._open = set()
             return Opened(

@@ -8,15 +8,16 @@ from typing import Any, TypeAlias
 
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import Worker
 from collage.measure.timing.cache_state import MOST_BYTES
 from collage.measure.timing.calls import PRECISE, Enough
 from collage.measure.timing.race import CLOSE, EXACT, RUNS, LaneTime, rivals_of
 from collage.measure.worker.protocol import (
+    Ask,
     CandidateRequest,
     CheckDone,
     CheckKernel,
-    MeasureTransform,
     RaceFailed,
     RaceKernels,
     RaceRun,
@@ -273,12 +274,16 @@ class _Region:
 
 @dataclass(frozen=True)
 class TransformJob:
-    """Measures one layout transform. The only part is its outcome, at position 0."""
+    """Measures one layout transform that ``maker`` makes. The only part is the transform with its outcome."""
 
-    message: MeasureTransform
-    threads: int
+    transform: LayoutTransform
+    maker: str
+    options: BuildOptions
+    limit_s: float
+    sample_s: float
     size: int = 1
 
-    def run(self, worker: Worker) -> Iterator[tuple[int, Outcome]]:
+    def run(self, worker: Worker) -> Iterator[tuple[LayoutTransform, Outcome]]:
         """Measure the transform."""
-        yield 0, worker.ask(self.message, str(self.message.transform), self.threads)
+        ask = Ask("transform", (self.transform, self.maker, self.options, self.sample_s), self.limit_s)
+        yield self.transform, worker.ask(ask, str(self.transform), self.options.threads)

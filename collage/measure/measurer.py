@@ -17,7 +17,6 @@ from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.frames import Framed
 from collage.kernel.transform import LayoutTransform
-from collage.measure.ahead import Ahead
 from collage.measure.crew import MeasuringCrew
 from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
@@ -28,8 +27,8 @@ from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
 from collage.measure.timing.race import EXACT, rivals_of, time_alone
-from collage.measure.worker.builder import Builder
-from collage.measure.worker.protocol import CandidateRequest, MeasureTransform, TryKernel
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact, as_number
@@ -93,6 +92,7 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
+        self._expected: set[CandidateRequest] = set()
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -170,14 +170,15 @@ class Measurer:
         """The requests of one region that are expected to win, at most so many; one if it is clear which."""
         return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
 
-    def _usable(self, request: CandidateRequest, outcome: Outcome) -> Outcome:
-        return self.measured.usable(request, outcome)
-
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._recorded(keys)
-        return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
+        return {
+            request: self.measured.usable(request, found[key])
+            for request, key in keys.items()
+            if key in found
+        }
 
     def _recorded(self, keys: Mapping[CandidateRequest, KernelKey]) -> dict[KernelKey, Outcome]:
         """The recorded outcomes that are not doubted, looked up in one query."""
@@ -196,16 +197,10 @@ class Measurer:
         """
         return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
 
-    def finish(
-        self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS
-    ) -> dict[CandidateRequest, Outcome]:
-        """The same, with each candidate measured to the end, also those that have lost a race before."""
-        return self._outcomes(requests, rivals, to_the_end=True)
-
     def measure(
         self, requests: Sequence[CandidateRequest], progress: Show | None = None
     ) -> dict[CandidateRequest, Outcome]:
-        """What ``finish`` gives, with the progress shown by ``progress``."""
+        """Outcomes of candidates that are measured to the end, also of those that have lost a race before."""
         return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
 
     def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
@@ -276,7 +271,9 @@ class Measurer:
             done += request in key_of
             show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
-            request: self._usable(request, outcomes[key]) for request, key in keys.items() if key in outcomes
+            request: self.measured.usable(request, outcomes[key])
+            for request, key in keys.items()
+            if key in outcomes
         }
 
     def _raced(
@@ -292,9 +289,9 @@ class Measurer:
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
-        self._ahead.expect((request for region in left[1:] for request in region), first=True)
+        self.build_ahead([request for region in left[1:] for request in region], first=True)
         for region in left:
-            yield from job(region).run(_Claiming(self.session, self._ahead))
+            yield from job(region).run(self.session)
 
     def _job(
         self,
@@ -343,22 +340,22 @@ class Measurer:
         options = replace(self._keys.options(request), tuning=tuning)
         return Racer(request, options, self._limit_s(request), charge_us)
 
-    def build_ahead(self, requests: Iterable[CandidateRequest]) -> None:
-        """Have these built on other cores, in this order, after those that are raced now: they are raced later."""
-        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
-        known = self.known(wanted)
-        self._ahead.expect((each for each in wanted if each not in known), first=False)
+    def build_ahead(self, requests: Iterable[CandidateRequest], *, first: bool = False) -> None:
+        """Have candidates built on other cores before the worker comes to them, if they take long enough in all.
 
-    @cached_property
-    def _ahead(self) -> Ahead:
-        return Ahead(self._builder, self.backends, self._keys.options)
-
-    def _builder(self, wanted_s: float) -> Builder | None:
-        """What builds ahead, which is started if so many seconds of building are worth it."""
+        They come ``first``, or after the others that it comes to, and without those that are known.
+        """
         if self.settings.effort is QUICK or self._crew is not None:
-            return None
+            return
+        wanted = [each for each in requests if self.backends[each.backend].ahead_s > 0]
+        known = {} if first else self.known(wanted)
+        kernels = [PlanKernel(each, self._keys.options(each)) for each in wanted if each not in known]
+        kernels = [each for each in kernels if not each.options.tune_trials]
+        self._expected |= {*wanted}
         worth_s = _AHEAD_S + self.session.weights_bytes / _BYTES_A_SECOND
-        return self.session.builder(start=wanted_s >= worth_s)
+        wanted_s = sum(self.backends[each.backend].ahead_s for each in self._expected)
+        if (builder := self.session.builder(start=wanted_s >= worth_s)) is not None:
+            builder.expect(kernels, first=first)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> Outcome:
         """Record the outcome, with the memory that there was where it tells none; and return it."""
@@ -378,7 +375,9 @@ class Measurer:
         A transform is made by the first of the backends that can. Where it runs outside the team of threads it costs a
         context switch, too, which is not part of this.
         """
-        keys, known = self._look_up(transforms)
+        made = [each for each in transforms if self.transform_backend(each) is not None]
+        keys = {transform: self._keys.transform_key(transform) for transform in made}
+        known = self._database.get(keys.values(), lambda _: self.settings.limits.time_s)
         unknown = {key: transform for transform, key in keys.items() if key not in known}
         missing = {transform: key for key, transform in unknown.items()}
         for done, (transform, outcome) in enumerate(self._transformed(missing)):
@@ -387,40 +386,27 @@ class Measurer:
             known[key] = self._record(key, outcome, text)
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
-        return _costs_us(keys, known)
-
-    def _look_up(
-        self, transforms: Collection[LayoutTransform]
-    ) -> tuple[dict[LayoutTransform, KernelKey], dict[KernelKey, Outcome]]:
-        """The keys of the transforms that some backend makes, and the recorded outcomes."""
-        made = [each for each in transforms if self.transform_backend(each) is not None]
-        keys = {transform: self._keys.transform_key(transform) for transform in made}
-        return keys, self._database.get(keys.values(), lambda _: self.settings.limits.time_s)
+        found = {transform: known.get(key) for transform, key in keys.items()}
+        return {
+            each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)
+        }
 
     def _transformed(
         self, missing: Mapping[LayoutTransform, KernelKey]
     ) -> Iterator[tuple[LayoutTransform, Outcome]]:
         """The outcomes of transforms that are not known."""
-        settings, left = self.settings, [*missing]
+        settings, got = self.settings, set[LayoutTransform]()
+        limit_s, sample_s = settings.limits.time_s, settings.effort.kernel_s
         jobs = [
-            TransformJob(
-                MeasureTransform(
-                    *(transform, key.backend, settings.build),
-                    *(settings.limits.time_s, settings.effort.kernel_s),
-                ),
-                settings.threads,
-            )
+            TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
         for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            for _, outcome in done.parts:
-                transform = jobs[done.job].message.transform
-                left.remove(transform)
-                yield transform, outcome
+            got.update(transform for transform, _ in done.parts)
+            yield from done.parts
         for job in jobs:
-            if job.message.transform in left:
-                for _, outcome in job.run(self.session):
-                    yield job.message.transform, outcome
+            if job.transform not in got:
+                yield from job.run(self.session)
 
     def transform_backend(self, transform: LayoutTransform) -> Backend | None:
         """The first of the backends that makes the transform, or None."""
@@ -453,21 +439,6 @@ class Measurer:
         return self._database.remember(_LAUNCH_US.at(self.settings.hardware), _empty_launch_us)
 
 
-class _Claiming:
-    """The session's worker, while others build ahead: what it comes to is not built there any more."""
-
-    def __init__(self, worker: WorkerSession, ahead: Ahead) -> None:
-        self._worker = worker
-        self._ahead = ahead
-        self.fatal_samples = worker.fatal_samples
-
-    def ask(self, message: Any, what: str, threads: int) -> Any:
-        """The worker's reply."""
-        if isinstance(message, TryKernel):
-            self._ahead.come_to(message.request)
-        return self._worker.ask(message, what, threads)
-
-
 def _empty_launch_us() -> float:
     """The cost of a launch that does nothing, in this process."""
 
@@ -487,14 +458,6 @@ def _regions(requests: Iterable[CandidateRequest]) -> list[list[CandidateRequest
     for request in requests:
         found.setdefault(request.nodes, []).append(request)
     return list(found.values())
-
-
-def _costs_us(
-    keys: Mapping[LayoutTransform, KernelKey], outcomes: Mapping[KernelKey, Outcome]
-) -> dict[LayoutTransform, float]:
-    """The times of the transforms that were measured."""
-    found = {transform: outcomes.get(key) for transform, key in keys.items()}
-    return {each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)}
 
 
 def _silent(_: Progress) -> None:

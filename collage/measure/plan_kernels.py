@@ -11,8 +11,8 @@ from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
 from collage.measure.artifacts import Artifacts
 from collage.measure.request_keys import RequestKeys
-from collage.measure.worker.plan_protocol import Make, PlanKernel
-from collage.measure.worker.protocol import AS_LOADED, artifact_folder, plan_folder
+from collage.measure.worker.plan_protocol import PlanKernel
+from collage.measure.worker.protocol import AS_LOADED, Ask, artifact_folder, plan_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import Outcome, Rejection, RejectionKind
@@ -73,7 +73,7 @@ class PlanKernels:
             artifact = view.codegen(self._measured.subgraph(what.nodes), kernel.options)
             self._artifacts.keep(kernel.key, artifact)
             return None
-        message = Make(kernel, self._settings.limits.time_s)
+        message = Ask("make", (kernel,), self._settings.limits.time_s)
         made = self._session.ask(message, what.backend, self._settings.threads)
         return made if isinstance(made, Rejection) else None
 

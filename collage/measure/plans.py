@@ -9,20 +9,10 @@ from typing import Any
 
 from collage.graph.dataflow import Array
 from collage.measure.plan_kernels import PlanKernels
-from collage.measure.worker.plan_protocol import (
-    NotePlan,
-    OpenPlan,
-    Plan,
-    PlanFailed,
-    PlanOpened,
-    PlanRan,
-    PlanTimes,
-    RunPlan,
-    TurnPlan,
-)
+from collage.measure.worker.plan_protocol import Plan, PlanFailed
 from collage.measure.worker.plan_trace import blame
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess
-from collage.measure.worker.protocol import plan_folder
+from collage.measure.worker.protocol import AskPlan, plan_folder
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Rejection, RejectionKind
 
@@ -66,7 +56,7 @@ class Plans:
         """Seconds of a run by the plan's name, the one that was used last at the end."""
         self._files = itertools.count()
 
-    def times(self, plan: Plan, seconds: float) -> PlanTimes:
+    def times(self, plan: Plan, seconds: float) -> tuple[float, ...]:
         """The microseconds that each launch takes in its place in the network, from runs for so many seconds."""
         return self._times(plan, seconds, search=True)
 
@@ -77,7 +67,7 @@ class Plans:
     def turn(self, plan: Plan, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn (see ``interleave.take_turn``)."""
         self._open([plan])
-        taken: list[float] = self._ask(TurnPlan(plan.name, settle_s, turn_s, self._limit_s(plan)), [plan])
+        taken: list[float] = self._ask(plan, "turn", plan.name, settle_s, turn_s)
         return taken
 
     def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
@@ -88,9 +78,8 @@ class Plans:
         inputs_path, outputs_path = folder / f"inputs-{number}", folder / f"outputs-{number}"
         try:
             inputs_path.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
-            message = RunPlan(plan.name, str(inputs_path), str(outputs_path), self._limit_s(plan))
-            ran: PlanRan = self._ask(message, [plan])
-            return pickle.loads(outputs_path.read_bytes()), ran.careful
+            careful: bool = self._ask(plan, "run", plan.name, str(inputs_path), str(outputs_path))
+            return pickle.loads(outputs_path.read_bytes()), careful
         finally:
             inputs_path.unlink(missing_ok=True)
             outputs_path.unlink(missing_ok=True)
@@ -101,15 +90,15 @@ class Plans:
         A kernel may be right in one plan, and fail in the next one that it is loaded for.
         """
         self._make([plan])
-        message = OpenPlan(plan.name, plan, (), self._open_limit_s(plan), alone=True)
         self._opened.clear()  # the worker may close all others
-        opened: PlanOpened = self._ask(message, [plan])
-        self._opened[plan.name] = opened.run_s
+        more_s = _LAUNCH_S * len(plan.kernels)
+        self._opened[plan.name] = self._ask(plan, "open_alone", plan, more_s=more_s)
 
-    def _times(self, plan: Plan, seconds: float, *, search: bool) -> PlanTimes:
+    def _times(self, plan: Plan, seconds: float, *, search: bool) -> tuple[float, ...]:
         self._open([plan], search=search)
-        message = NotePlan(plan.name, seconds, self._limit_s(plan) + 2 * seconds)
-        found: PlanTimes = self._ask(message, [plan], search=search)
+        found: tuple[float, ...] = self._ask(
+            plan, "note", plan.name, seconds, more_s=2 * seconds, search=search
+        )
         return found
 
     def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
@@ -125,9 +114,10 @@ class Plans:
             spare = max(0, _OPEN - len(names))
             for name in others[: max(0, len(others) - spare)]:
                 del self._opened[name]
-            message = OpenPlan(plan.name, plan, tuple(self._opened), self._open_limit_s(plan))
-            opened: PlanOpened = self._ask(message, [plan], search=search)
-            self._opened[plan.name] = opened.run_s
+            more_s = _LAUNCH_S * len(plan.kernels)
+            self._opened[plan.name] = self._ask(
+                plan, "open", plan, tuple(self._opened), more_s=more_s, search=search
+            )
 
     def _make(self, plans: Sequence[Plan]) -> None:
         """Make the kernels that are missing."""
@@ -138,9 +128,6 @@ class Plans:
                     raise PlanFailedError(plan, launch, rejection, by_itself=True)
             if plan.program.is_guarded:
                 self._kernels.keep_as_loaded()
-
-    def _open_limit_s(self, plan: Plan) -> float:
-        return self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
 
     def _limit_s(self, plan: Plan) -> float:
         predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
@@ -155,15 +142,15 @@ class Plans:
             self._opened.clear()
         return worker
 
-    def _ask(self, message: Any, plans: Sequence[Plan], *, search: bool = True) -> Any:
+    def _ask(self, plan: Plan, method: str, *args: Any, more_s: float = 0.0, search: bool = True) -> Any:
+        """What the method of the worker's plans gives; it may take ``more_s`` seconds more than usual."""
+        limit_s = self._limit_s(plan) + more_s
         try:
-            reply = self._meet().ask(message, message.limit_s)
+            reply = self._meet().ask(AskPlan(method, args, limit_s), limit_s)
         except WorkerDiedError as died:
-            number, launch = blame(plan_folder(self._session.folder), plans)
-            reply = PlanFailed(died.rejection, launch, number)
+            reply = PlanFailed(died.rejection, blame(plan_folder(self._session.folder), plan))
         if not isinstance(reply, PlanFailed):
             return reply
-        plan = plans[reply.plan]
         self._opened.pop(plan.name, None)
         if reply.rejection.kind is RejectionKind.MEMORY:  # the plan's kernels share the blame
             raise PlanFailedError(plan, None, reply.rejection)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 WITHOUT_VARIABLE = "COLLAGE_PRIOR_WITHOUT"
 """Environment variable with the name of a model. What it has contributed to the file is left out."""
 FILE = Path(__file__).parent / "prior.json"
-_FORMAT = 1
+FORMAT = 1
 
 _PRIOR = 0.1
 """The loss that is expected where nothing is known."""
@@ -62,12 +62,8 @@ class Loss:
 
 def class_of(subgraph: Subgraph) -> str:
     """The operators of a region, and powers of two near the numbers of elements that it writes and reads."""
-    read = [*subgraph.input_types, *(_type_of(subgraph, value) for value in subgraph.constants)]
+    read = [*subgraph.input_types, *map(subgraph.model.graph.type_of, subgraph.constants)]
     return f"{subgraph}|{_bucket(subgraph.output_types)}|{_bucket(read)}"
-
-
-def _type_of(subgraph: Subgraph, value: int) -> TensorType:
-    return subgraph.model.graph.type_of(value)
 
 
 def _bucket(types: Iterable[TensorType]) -> int:
@@ -185,7 +181,7 @@ def read_prior(path: Path) -> Mapping[str, Sequence[Loss]]:
     """The losses in a file, by class of machine and threads; none if there is no file that can be read."""
     try:
         data: Any = json.loads(path.read_text())
-        if data["format"] != _FORMAT:
+        if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}")
         names, kinds, regions = data["networks"], data["kinds"], data["regions"]
         return {
@@ -200,42 +196,3 @@ def read_prior(path: Path) -> Mapping[str, Sequence[Loss]]:
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         log.warning("%s is left out: %s", path, error)
         return {}
-
-
-def write_prior(path: Path, losses: Mapping[str, Sequence[Loss]], most_bytes: int = 1_000_000) -> int:
-    """Write losses to a file of at most so many bytes, and return how many are in it.
-
-    If there are too many, those of the rarest regions are left out.
-    """
-    seen: dict[str, int] = defaultdict(int)
-    for rows in losses.values():
-        for each in rows:
-            seen[each.region] += each.count
-    most = sorted(seen, key=lambda region: (-seen[region], region))
-    while True:
-        text = _text(losses, set(most))
-        if len(text) <= most_bytes or not most:
-            path.write_text(text)
-            return sum(each.region in set(most) for rows in losses.values() for each in rows)
-        most = most[: len(most) * 4 // 5]
-
-
-def _text(losses: Mapping[str, Sequence[Loss]], wanted: set[str]) -> str:
-    networks: dict[str, int] = {}
-    kinds: dict[Kind, int] = {}
-    regions: dict[str, int] = {}
-    machines: dict[str, list[list[float]]] = {}
-    for machine, rows in sorted(losses.items()):
-        machines[machine] = [
-            [
-                networks.setdefault(each.network, len(networks)),
-                regions.setdefault(each.region, len(regions)),
-                kinds.setdefault(each.kind, len(kinds)),
-                each.count,
-                round(each.mean, 2),
-            ]
-            for each in sorted(rows, key=lambda each: (each.network, each.region, each.kind))
-            if each.region in wanted
-        ]
-    data = {"format": _FORMAT, "networks": [*networks], "kinds": [*kinds], "regions": [*regions]}
-    return json.dumps({**data, "machines": machines}, separators=(",", ":")) + "\n"

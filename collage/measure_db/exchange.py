@@ -27,10 +27,7 @@ Filter: TypeAlias = Callable[[Row], str]
 """Why a row is not taken, or "" for one that is."""
 
 JUDGEMENTS = frozenset(
-    {
-        *("final_check", "wrong_conversions", "whole_model"),
-        *("errors_on_samples", "error_foreseen", "plan_dropped"),
-    }
+    "final_check wrong_conversions engine_trial engine_on_hostile errors_on_samples plan_dropped".split()
 )
 """Facts that say what is right. They are found out anew where a database comes from somebody else."""
 

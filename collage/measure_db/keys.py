@@ -64,52 +64,27 @@ class FactKey(Generic[T]):
 
 
 @dataclass(frozen=True)
-class TimingKey:
-    """Where the timing of a whole network is; ``description`` is for people."""
-
-    key: NetworkKey
-    description: str = ""
-
-    def look_up(self, database: Database) -> Timing | None:
-        """The timing that is recorded, or None."""
-        return database.get_network(self.key)
-
-    def record(self, database: Database, value: Timing) -> None:
-        """Record a timing, replacing an earlier one."""
-        database.put_network(self.key, value, self.description)
-
-
-@dataclass(frozen=True)
-class Raced:
-    """A network's timing in an interleaved run, and the microseconds of each of its launches, if they were noted."""
-
-    timing: Timing
-    launches_us: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class RaceKey:
-    """Where the timings of one interleaved run are, by label. They belong together: all are known, or all are made."""
+    """Where the timings of one interleaved run are, by label, with descriptions for people.
 
-    keys: Mapping[str, TimingKey]
+    They belong together: all are known, or all are made.
+    """
 
-    def look_up(self, database: Database) -> Mapping[str, Raced] | None:
-        """All the timings, looked up in one query, or None where one of them is unknown."""
-        timings = database.get_networks(key.key for key in self.keys.values())
-        if any(key.key not in timings for key in self.keys.values()):
+    keys: Mapping[str, tuple[NetworkKey, str]]
+
+    def look_up(self, database: Database) -> Mapping[str, Timing] | None:
+        """All the timings, looked up in one query, or None if one of them is unknown."""
+        timings = database.get_networks(key for key, _ in self.keys.values())
+        if any(key not in timings for key, _ in self.keys.values()):
             return None
-        launches = _LAUNCHES.known(database, (str(key.key) for key in self.keys.values()))
-        return {
-            label: Raced(timings[key.key], launches.get(str(key.key), ())) for label, key in self.keys.items()
-        }
+        return {label: timings[key] for label, (key, _) in self.keys.items()}
 
-    def record(self, database: Database, value: Mapping[str, Raced]) -> None:
+    def record(self, database: Database, value: Mapping[str, Timing]) -> None:
         """Record all the timings at once, or none of them."""
         with database.together():
-            for label, raced in value.items():
-                self.keys[label].record(database, raced.timing)
-                if raced.launches_us:
-                    _LAUNCHES.at(str(self.keys[label].key)).record(database, raced.launches_us)
+            for label, timing in value.items():
+                key, description = self.keys[label]
+                database.put_network(key, timing, description)
 
 
 def as_number(value: Any) -> float | None:
@@ -130,6 +105,3 @@ def read_numbers(value: Any) -> tuple[float, ...]:
 def read_text(value: Any) -> str | None:
     """The text, or None for anything else."""
     return value if isinstance(value, str) else None
-
-
-_LAUNCHES: Fact[tuple[float, ...]] = Fact("launches_us", write_numbers, read_numbers)

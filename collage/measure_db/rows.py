@@ -54,33 +54,13 @@ class Table:
         return f"DELETE FROM {self.name} WHERE {' AND '.join(f'{c} = ?' for c in self.columns[: self.keys])}"
 
 
-KERNELS = Table(
-    "kernels",
-    (
-        *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
-        *(
-            "median_us",
-            "noise_us",
-            "min_us",
-            "repeats",
-            "max_error",
-            "tuning",
-            "finite_only",
-            "busy",
-            "clocks",
-        ),
-        *("rival_us", "rejection", "message", "free_bytes", "gate", "created", "description"),
-    ),
-    keys=7,
-)
-NETWORKS = Table(
-    "networks",
-    (
-        *("graph", "placement", "threads", "hardware", "versions"),
-        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "busy", "created", "description"),
-    ),
-    keys=5,
-)
+_KERNEL = "digest backend backend_version settings threads hardware tvm_version"
+_OUTCOME = "median_us noise_us min_us repeats max_error tuning finite_only busy clocks"
+_REASONS = "rival_us rejection message free_bytes gate created description"
+KERNELS = Table("kernels", (*_KERNEL.split(), *_OUTCOME.split(), *_REASONS.split()), keys=7)
+_NETWORK = "graph placement threads hardware versions"
+_TIMING = "median_us noise_us min_us p90_us repeats busy created description"
+NETWORKS = Table("networks", (*_NETWORK.split(), *_TIMING.split()), keys=5)
 FACTS = Table("facts", ("name", "key", "value", "busy", "created"), keys=2)
 TABLES = (KERNELS, NETWORKS, FACTS)
 

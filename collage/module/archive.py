@@ -99,13 +99,10 @@ class NewArchive:
 class MappedArchive:
     """An archive of that kind, mapped into memory, so that processes which read it share its pages.
 
-    With ``share`` off, it is read into memory of this process, in huge pages where the system has them. Weights of
-    300 MB that stream through a core then take 8.9 ms. They take 10.2 ms in the pages of a file that was just written,
-    and 9.4 ms in those of a file that a recent Linux read from a disk.
-
-    Raises OSError where the file cannot be read, and zipfile.BadZipFile or ValueError where it is no archive. Views of
-    its entries keep the memory alive. The file must be replaced by renaming another one, as Collage does: cutting a
-    mapped file short ends the processes that read it.
+    With ``share`` off it is read into memory of this process, in huge pages if the system has them. Views of its
+    entries keep the memory alive. The file must be replaced by renaming another one, as Collage does: cutting a mapped
+    file short ends the processes that read it. Raises OSError if it cannot be read, zipfile.BadZipFile or ValueError if
+    it is no archive.
     """
 
     def __init__(self, path: Path, *, share: bool = True) -> None:

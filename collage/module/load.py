@@ -16,7 +16,7 @@ from collage.module.file import Reading, damage, open_archive, refuse_decoder, t
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.runtime.executor import Executor
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 from collage.runtime.parts import Parts, load_parts
 from collage.runtime.suffix import SuffixExecutor
 
@@ -33,10 +33,9 @@ def load_file(
 ) -> CompiledModule | ShapedModule:
     """Load the module of a file, and check it against this machine and the installed libraries.
 
-    Kernels read their weights in the mapped file, or with ``share`` off in memory of this process. With ``verify`` all
-    entries are compared with their digests first. With ``strict`` a module of
-    several sets of shapes has no fallback for other shapes. Raises ModuleFileError, which names the reason and the
-    way out.
+    Kernels read their weights in the mapped file, or with ``share`` off in memory of this process. ``verify`` compares
+    all entries with their digests first. With ``strict`` a module of several sets of shapes has no fallback for others.
+    Raises ModuleFileError, which names the reason and the way out.
     """
     archive = open_archive(path, share=share)
     refuse_decoder(path, archive)

@@ -11,8 +11,7 @@ from collage.graph.dataflow import Array
 from collage.module.save import save_modules
 from collage.report.report import Report
 from collage.report.show_html import as_html
-from collage.runtime.bound_engine import BoundEngine
-from collage.runtime.bound_suffix import BoundSuffix
+from collage.runtime.bound_engine import BoundEngine, BoundSuffix
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import by_name, collect_inputs, extents
 from collage.runtime.parts import Parts

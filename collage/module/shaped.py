@@ -15,8 +15,8 @@ from collage.graph.given_array import MismatchError, shape_of
 from collage.graph.value_type import TENSOR
 from collage.module.module import CompiledModule
 from collage.module.save import save_modules
-from collage.runtime.fallback import Fallback
 from collage.runtime.inputs import by_name, extents, in_order, shape_arguments, shapes_text
+from collage.runtime.original import Fallback
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from collage.core.typed import MalformedError, typed
 from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED, BestSoFar
-from collage.report.words import split_words
 from collage.schedule.region import CandidateId, Region
 
 _LEAST_PERCENT = 0.5
@@ -191,37 +190,14 @@ class Report:
 
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""
-        return {
-            "model": self.model,
-            "target": self.target,
-            "threads": self.threads,
-            "predicted_us": round(self.predicted_us, 3) if self.is_measured else None,
-            "measured_us": round(self.measured_us, 3) if self.is_measured else None,
-            "unmeasured": self.unmeasured,
-            "max_abs_error": self.max_abs_error,
-            "relative_error": self.relative_error,
-            "measurements_made": self.measurements_made,
-            "spent_s": dict(self.spent_s),
-            "search_s": round(self.search_s, 4),
-            "compile_s": round(self.compile_s, 3),
-            "budget_s": self.budget_s,
-            "ended": self.ended,
-            "best_so_far": [asdict(each) for each in self.best_so_far],
-            "first_mix": None if self.first_mix is None else asdict(self.first_mix),
-            "epsilon_us": round(self.epsilon_us, 3),
-            "errors": None if self.errors is None else asdict(self.errors),
-            "arena_bytes": self.arena_bytes,
-            "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
-            "value_bytes": self.value_bytes,
-            "schedule": self.schedule,
-            "versions": dict(self.versions),
-            "graph_level": None if self.graph_level is None else asdict(self.graph_level),
-            "finalists": {k: dict(v) for k, v in self.finalists.items()},
-            "opaque": dict(self.opaque),
-            "notes": list(self.notes),
-            "regions": [region.summary() for region in regions],
-            "nodes": self.explain(regions),
-        }
+        left_out = ("candidates", "nodes", "fixed")
+        names = (each.name for each in fields(self) if each.name not in left_out)
+        found = {name: _plain(getattr(self, name)) for name in names}
+        for name, digits in (("search_s", 4), ("compile_s", 3), ("epsilon_us", 3)):
+            found[name] = round(found[name], digits)
+        for name in ("predicted_us", "measured_us"):
+            found[name] = round(found[name], 3) if self.is_measured else None
+        return {**found, "regions": [region.summary() for region in regions], "nodes": self.explain(regions)}
 
     def explain(self, regions: Sequence[Region]) -> list[dict[str, Any]]:
         """For every node, the chosen backend and each candidate that covers it, with its cost or why it has none."""
@@ -245,12 +221,20 @@ class Report:
         return found
 
 
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
 def _entry(candidate: CandidateReport, taken: CandidateReport | None, threads: int) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "backend": candidate.backend,
         "pattern": candidate.pattern,
         "layout": candidate.layout,
-        "split": split_words(candidate.candidate, threads),
+        "split": _split_words(candidate, threads),
         "operators": len(candidate.nodes),
     }
     if candidate.precision:
@@ -284,3 +268,12 @@ def _slower_by(one: CandidateReport, other: CandidateReport) -> float | None:
         return None
     percent = (times[0] / times[1] - 1) * 100
     return percent if percent >= _LEAST_PERCENT else None
+
+
+def _split_words(candidate: CandidateReport, threads: int) -> str:
+    """How a candidate divides its work, its reduced precision, and whether it has fewer than the usual ``threads``."""
+    split = candidate.split
+    if candidate.original:
+        split = ", ".join(filter(None, ("as written", candidate.profile)))
+    alone = "one thread" if candidate.threads < threads else ""
+    return ", ".join(filter(None, (split, candidate.precision, alone)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,6 +16,32 @@ from collage.schedule.program import Program
 _LONGEST_REASON = 160
 
 
+def table(
+    titles: Sequence[str],
+    content: Iterable[Sequence[str | Text]],
+    *,
+    right: Collection[str] = (),
+    folded: Mapping[str, int | None] | None = None,
+) -> Table:
+    """A table without lines, whose columns ``right`` are adjusted to that side. Empty titles are not shown.
+
+    Long texts take several lines: of all columns, or of those in ``folded``, which share the width by these numbers.
+    """
+    found = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    found.show_header = any(titles)
+    for title in titles:
+        found.add_column(
+            title,
+            justify="right" if title in right else "left",
+            no_wrap=folded is not None and title not in folded,
+            overflow="fold",
+            ratio=(folded or {}).get(title),
+        )
+    for row in content:
+        found.add_row(*(Text(each) if isinstance(each, str) else each for each in row))
+    return found
+
+
 def report_view(report: Report, program: Program) -> RenderableType:
     """The view of a whole report: facts, placement and the summary of rejected candidates."""
     parts: list[RenderableType] = [facts_table(report, program), Text(), placement_table(program)]
@@ -24,71 +50,55 @@ def report_view(report: Report, program: Program) -> RenderableType:
         parts.append(Text(f"and {views} view{'s' if views != 1 else ''} that launch nothing", style="dim"))
     if note := marked(program):
         parts.append(Text(note, style="dim"))
-    table = rejection_table(report.candidates)
-    if table is not None:
-        parts += [Text(), table]
+    if any(each.reason for each in report.candidates):
+        parts += [Text(), rejection_table(report.candidates)]
     return Group(*parts)
 
 
 def facts_table(report: Report, program: Program) -> RenderableType:
     """The header lines as a table of labels and texts."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
+    found = Table.grid(padding=(0, 2))
+    found.add_column(no_wrap=True, style="bold")
+    found.add_column(overflow="fold")
     for label, text in facts(report, program):
-        table.add_row(Text(label), Text(text))
-    return table
+        found.add_row(Text(label), Text(text))
+    return found
 
 
 def placement_table(program: Program) -> RenderableType:
-    """The table of the regions, in launch order."""
-    table = plain_table()
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("backend", no_wrap=True)
-    table.add_column("operators", overflow="fold", ratio=3)
-    table.add_column("ONNX nodes", overflow="fold", ratio=3)
+    """The table of the regions, in launch order. Columns that would say nothing are left out."""
     found = rows(program)
-    layouts = any(row.layout != "plain" for row in found)
-    if layouts:
-        table.add_column("layout", overflow="fold", ratio=1)
-    reduced = any(row.precision for row in found)
-    if reduced:
-        table.add_column("precision", no_wrap=True)
-        table.add_column("error", justify="right", no_wrap=True)
-    streams = any(row.stream != "team" for row in found)
-    if streams:
-        table.add_column("stream", justify="right", no_wrap=True)
-    table.add_column("us", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    for row in found:
-        table.add_row(
-            str(row.number),
-            Text(row.where),
-            Text(row.ops),
-            Text(row.nodes),
-            *([Text(row.layout)] if layouts else []),
-            *([Text(row.precision), Text(row.cost_in_error)] if reduced else []),
-            *([Text(row.stream)] if streams else []),
-            row.cost,
-            row.percent,
-        )
-    return table
+    columns = {
+        "#": [str(row.number) for row in found],
+        "backend": [row.where for row in found],
+        "operators": [row.ops for row in found],
+        "ONNX nodes": [row.nodes for row in found],
+        "layout": [row.layout for row in found],
+        "precision": [row.precision for row in found],
+        "error": [row.cost_in_error for row in found],
+        "stream": [row.stream for row in found],
+        "us": [row.cost for row in found],
+        "share": [row.percent for row in found],
+    }
+    for name, usual in {"layout": "plain", "precision": "", "error": "", "stream": "team"}.items():
+        if set(columns[name]) <= {usual}:
+            del columns[name]
+    return table(
+        [*columns],
+        zip(*columns.values(), strict=True),
+        right=("#", "error", "stream", "us", "share"),
+        folded={"operators": 3, "ONNX nodes": 3, "layout": 1},
+    )
 
 
-def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType | None:
-    """The table of candidates without a cost, by backend and kind of reason, or None when there are none."""
-    found = rejected(candidates)
-    if not found:
-        return None
-    table = plain_table()
-    table.add_column("rejected by", no_wrap=True)
-    table.add_column("reason", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
-    table.add_column("the most frequent one", overflow="fold", ratio=1)
-    for backend, kind, count, example in found:
-        text = example.partition(":")[2].strip() or example
-        table.add_row(Text(backend), Text(kind), str(count), Text(_cut(text)))
-    return table
+def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType:
+    """The table of candidates without a cost, by backend and kind of reason."""
+    content = (
+        (backend, kind, str(count), _cut(example.partition(":")[2].strip() or example))
+        for backend, kind, count, example in rejected(candidates)
+    )
+    example = "the most frequent one"
+    return table(("rejected by", "reason", "count", example), content, right=("count",), folded={example: 1})
 
 
 def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
@@ -97,35 +107,30 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
     for node, entry in entries:
         origin = f" ({entry['source']})" if entry["source"] else ""
         parts.append(Text(f"node {node}: {entry['op']}{origin} on {entry['backend']}", style="bold"))
-        table = plain_table()
-        table.add_column("backend", no_wrap=True)
-        table.add_column("pattern", overflow="fold", ratio=2)
-        table.add_column("layout", overflow="fold", ratio=1)
-        table.add_column("operators", justify="right", no_wrap=True)
-        table.add_column("us", justify="right", no_wrap=True)
-        table.add_column("+-", justify="right", no_wrap=True)
-        table.add_column("in the network", justify="right", no_wrap=True)
-        table.add_column("verdict", overflow="fold", ratio=3)
-        for each in sorted(entry["candidates"], key=_by_verdict):
-            times = (each.get(key) for key in ("cost_us", "noise_us", "in_network_us"))
-            table.add_row(
-                Text(each["backend"]),
-                Text(each["pattern"]),
-                Text("; ".join(filter(None, (each["layout"], each["split"])))),
-                str(each["operators"]),
-                *("" if us is None else f"{us:.1f}" for us in times),
-                Text(each["verdict"]),
-                style="bold" if each["verdict"] == "chosen" else None,
-            )
-        if not entry["candidates"]:
-            table.add_row(Text("no candidate"), Text(""), Text(""), "", "", "", "", Text(""))
-        parts += [table, Text()]
+        content = [_candidate(each) for each in sorted(entry["candidates"], key=_by_verdict)]
+        numbers = "operators", "us", "+-", "in the network"
+        found = table(
+            ("backend", "pattern", "layout", *numbers, "verdict"),
+            content or [("no candidate", *[""] * 7)],
+            right=numbers,
+            folded={"pattern": 2, "layout": 1, "verdict": 3},
+        )
+        if content and content[0][-1] == "chosen":
+            found.rows[0].style = "bold"
+        parts += [found, Text()]
     return Group(*parts)
 
 
-def plain_table() -> Table:
-    """A table without lines, which is also readable in a pipe."""
-    return Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+def _candidate(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    times = (entry.get(key) for key in ("cost_us", "noise_us", "in_network_us"))
+    return (
+        entry["backend"],
+        entry["pattern"],
+        "; ".join(filter(None, (entry["layout"], entry["split"]))),
+        str(entry["operators"]),
+        *("" if us is None else f"{us:.1f}" for us in times),
+        entry["verdict"],
+    )
 
 
 def _by_verdict(entry: Mapping[str, Any]) -> tuple[bool, bool, int, float]:

@@ -1,11 +1,13 @@
-"""A module that an engine runs whole, bound to its caller's arrays."""
+"""Modules whose outputs an engine makes, bound to their callers' arrays."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from collage.graph.dataflow import Array, TensorType
 from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.kernel import Call, Session
 from collage.runtime.bound import bound_arrays
-from collage.runtime.careful import Careful, unusual_finder
+from collage.runtime.original import Careful, is_plain, unusual_finder
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Port
 from collage.schedule.suffix import Suffix, ValuePort
@@ -23,11 +25,101 @@ from collage.schedule.suffix import Suffix, ValuePort
 log = logging.getLogger(__name__)
 
 
-class BoundEngine:
-    """A bound call, as ``BoundCall``: the engine reads the arrays of ``inputs`` and writes those of ``outputs``.
+@dataclass(frozen=True)
+class Launches:
+    """The launches before an engine: a call that runs them, and the arrays that they fill by name."""
 
-    Callers of the module and of all its bound calls take turns.
+    call: Call
+    made: Mapping[str, Array]
+
+
+class _OnEngine:
+    """A bound call that an engine answers. Callers of the module and of all its bound calls take turns."""
+
+    def __init__(
+        self,
+        engine: str,
+        turn: TicketLock,
+        careful: Careful | None,
+        inputs: Mapping[str, Any],
+        read: Sequence[Any],
+    ) -> None:
+        """``careful`` answers calls with unusual numbers in ``read``, which is what the engine reads."""
+        self._engine, self._turn, self._careful, self._read = engine, turn, careful, read
+        self._is_unusual = None if careful is None else unusual_finder(read)
+        self.inputs: Mapping[str, Any] = MappingProxyType(dict(inputs))
+
+    def __call__(self) -> None:
+        """Run the module once. Raises CollageError with the engine's message."""
+        self._turn.run(self._run)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _careful_outputs(self) -> Sequence[Any] | None:
+        """The outputs of a call with unusual numbers; None for other calls, which are the engine's."""
+        unusual = self._careful is not None and self._is_unusual is not None and self._is_unusual()
+        return self._careful.run(self._read) if self._careful is not None and unusual else None
+
+    def _error(self, error: Exception) -> CollageError:
+        return CollageError(f"{self._engine} fails on these inputs: {library_text(error)}")
+
+
+class BoundSuffix(_OnEngine):
+    """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
+
+    Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
+    call. Outputs of the engine are not written again while anybody has them.
     """
+
+    def __init__(
+        self,
+        suffix: Suffix,
+        session: Session,
+        turn: TicketLock,
+        careful: Careful | None,
+        inputs: Mapping[str, Any],
+        launches: Launches | None,
+    ) -> None:
+        """``inputs`` has the values of all of the model's inputs."""
+        self._suffix = suffix
+        self._launch = None if launches is None else launches.call
+        self._known = {**inputs, **({} if launches is None else launches.made)}
+        read = [self._known[name] for name in suffix.reads]
+        super().__init__(suffix.region.backend, turn, careful, inputs, read)
+        self._call = _engine_call(session, read)
+        self._names = tuple(port.name for port in suffix.outputs)
+        self._makes_all = self._names == tuple(suffix.writes)
+        self.outputs: dict[str, Any] = {}
+
+    def _run(self) -> None:
+        self.outputs = {}  # the engine may write to their memory again where nobody else has it
+        if self._launch is not None:
+            self._launch()
+        made = self._careful_outputs()
+        if made is None:
+            try:
+                made = self._call()
+            except Exception as error:  # an engine raises anything
+                raise self._error(error) from error
+        found = dict(zip(self._suffix.writes, made, strict=True))
+        if not self._makes_all:
+            found = {name: found[name] if name in found else self._known[name] for name in self._names}
+        self.outputs = found
+
+
+def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+    """A call of the engine on these values. It tells only when it runs what the engine does not take."""
+    if all(map(is_plain, read)):
+        try:
+            return session.bind_inputs(read)
+        except Exception as error:  # an engine raises anything
+            log.info("the engine is not bound to its inputs: %s", library_text(error))
+    return partial(session.run, read)
+
+
+class BoundEngine(_OnEngine):
+    """A bound call, as ``BoundCall``: the engine reads the arrays of ``inputs`` and writes those of ``outputs``."""
 
     def __init__(
         self,
@@ -38,33 +130,21 @@ class BoundEngine:
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """``engine`` is its name, for errors, and each run has its turn of ``turn``.
-
-        ``careful`` answers calls with unusual numbers in the inputs.
-        """
-        self._engine = engine
+        super().__init__(engine, turn, careful, inputs, [*inputs.values()])
         self._call = call
-        self._turn = turn
-        self._careful = careful
-        self._is_unusual = None if careful is None else unusual_finder([*inputs.values()])
-        self.inputs: Mapping[str, Array] = MappingProxyType(dict(inputs))
         self.outputs: Mapping[str, Array] = MappingProxyType(dict(outputs))
         """The engine has the addresses of these arrays, which live as long as this does."""
 
-    def __call__(self) -> None:
-        """Run the module once. Raises CollageError with the engine's message."""
-        self._turn.run(self._run)
-
     def _run(self) -> None:
-        if self._careful is not None and self._is_unusual is not None and self._is_unusual():
-            found = self._careful.run([*self.inputs.values()])
+        found = self._careful_outputs()
+        if found is not None:
             for array, made in zip(self.outputs.values(), found, strict=True):
                 np.copyto(array, made)
             return
         try:
             self._call()
         except Exception as error:  # an engine raises anything
-            raise CollageError(f"{self._engine} fails on these inputs: {library_text(error)}") from error
+            raise self._error(error) from error
 
 
 def has_buffers(suffix: Suffix) -> bool:

@@ -28,7 +28,7 @@ from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import Assumed, Scanned, new_flag
 from collage.runtime.binder import Binder, noted, timed
-from collage.runtime.careful import Careful, no_original
+from collage.runtime.original import Careful, no_original
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Program
 from collage.schedule.region import Region
@@ -55,9 +55,8 @@ class Executor:
         """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
         ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
-        ``careful`` answers calls in which a scan finds something. ``arena`` is
-        the host's, with bytes that other executors use, too, none of which runs at the same time; without it there is a
-        new one.
+        ``careful`` answers calls in which a scan finds something. ``arena`` is the host's, with bytes that other
+        executors use, too, none of which runs at the same time; without it there is a new one.
         """
         self.program = program
         self.careful = careful

@@ -141,17 +141,12 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
             f"input {name} has shape {_x(array.shape)}, the module was compiled for {_x(shape)}. "
             "Give that shape. Where the model leaves it open, a compile with --shape (shapes= in Python) takes another."
         )
-    refuse_dtype(name, array, expected)
-    return array
-
-
-def refuse_dtype(name: str, array: Array, expected: np.dtype[Any]) -> None:
-    """Raise InputError for an input of another dtype than expected."""
     if array.dtype != expected:
+        convert = f".astype({expected.name!r})"
         raise InputError(
-            f"input {name} has dtype {array.dtype}, the model takes {expected}: convert it with "
-            f".astype({expected.name!r})."
+            f"input {name} has dtype {array.dtype}, the model takes {expected}: convert it with {convert}."
         )
+    return array
 
 
 def _x(shape: tuple[int, ...]) -> str:

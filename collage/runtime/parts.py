@@ -14,10 +14,11 @@ from collage.kernel.frames import Artifact, Framed
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
-from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor, kernel_name
+from collage.runtime.original import Careful
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
+from collage.schedule.region import Region
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,13 @@ def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExe
     model, suffix = parts.artifacts[-1], parts.program.suffix
     assert suffix is not None
     region = suffix.region
-    options = BuildOptions(
-        threads=region.threads,
-        exclusive=region.exclusive,
-        variant=Variant(precision=region.precision),
-        profile=region.profile,
-    )
-    careful = Careful(model, suffix.region.threads) if suffix.region.finite_only else None
+    careful = Careful(model, region.threads) if region.finite_only else None
     try:
-        session = session_on(as_engine(backends[suffix.region.backend]), model, options)
+        session = session_on(as_engine(backends[region.backend]), model, _options(region))
         return SuffixExecutor(prefix, suffix, session, careful)
     except Exception as error:  # a backend raises anything
         what = "the suffix of the model" if parts.program.launches else "the whole model"
-        raise CollageError(f"{suffix.region.backend} cannot load {what}: {error}") from error
+        raise CollageError(f"{region.backend} cannot load {what}: {error}") from error
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
@@ -99,12 +94,7 @@ def load_kernels(
     """
     loaded = {} if loaded is None else loaded
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a suffix has none
-        options = BuildOptions(
-            threads=region.threads,
-            exclusive=region.exclusive,
-            variant=Variant(precision=region.precision),
-            profile=region.profile,
-        )
+        options = _options(region)
         key = id(artifact), region.backend, region.is_transform, options
         try:
             if key not in loaded:
@@ -115,3 +105,12 @@ def load_kernels(
         except Exception as error:  # a backend raises anything
             raise CollageError(f"the {kernel_name(region)} cannot be loaded: {error}") from error
         yield loaded[key]
+
+
+def _options(region: Region) -> BuildOptions:
+    return BuildOptions(
+        threads=region.threads,
+        exclusive=region.exclusive,
+        variant=Variant(precision=region.precision),
+        profile=region.profile,
+    )

@@ -20,10 +20,9 @@ from collage.graph.given_array import MismatchError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
-from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers
-from collage.runtime.bound_suffix import BoundSuffix, Launches
-from collage.runtime.careful import Careful, are_ordinary
+from collage.runtime.bound_engine import BoundEngine, BoundSuffix, Launches, bind_engine, has_buffers
 from collage.runtime.executor import Executor
+from collage.runtime.original import Careful, are_ordinary
 from collage.runtime.ticket_lock import Result, TicketLock
 from collage.schedule.suffix import Suffix, ValuePort
 

@@ -12,12 +12,9 @@ Result = TypeVar("Result")
 class TicketLock:
     """Runs functions one at a time, in the order in which threads came.
 
-    With ``threading.Lock`` the thread that releases the lock has it again before another one is awake. Of eight threads
-    that call a module in a loop, one may then get nearly all calls.
-
-    It is no context manager: Python code that gives a lock back can itself be interrupted by Ctrl-C before it has done
-    so, and then the module would hang for ever. Here each thread holds a lock of its own, from before it queues up
-    until it leaves, in a ``with`` that Python enters and leaves without a gap for signals.
+    With ``threading.Lock`` the thread that releases it has it again before another one is awake. It is no context
+    manager: code that gives a lock back can be interrupted by Ctrl-C before it has done so. Here each thread holds a
+    lock of its own until it leaves the queue, in a ``with`` that Python enters and leaves without a gap for signals.
     """
 
     def __init__(self) -> None:

@@ -119,3 +119,34 @@ def makespan_us(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float
         free[stream] = ends[v] = start + cost_us[v]
         latest = max(latest, ends[v])
     return latest
+
+
+def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
+    """When each launch could begin, given when each ended, in any unit."""
+    waits: dict[int, list[int]] = {}
+    for u, v in ordered.events:
+        waits.setdefault(v, []).append(u)
+    found = [begin] * len(ends)
+    last: dict[int, int] = {}
+    met = latest = begin
+    for v in ordered.schedule.order:
+        stream = ordered.schedule.streams[v]
+        if stream == TEAM:
+            found[v] = latest
+            last.clear()
+            met = latest = ends[v]
+        else:
+            found[v] = max([last.get(stream, met), *(ends[u] for u in waits.get(v, ()))])
+            last[stream] = ends[v]
+            latest = max(latest, ends[v])
+    return found
+
+
+def running(ordered: Ordered, clock: Sequence[int]) -> int | None:
+    """The launch that was running, or None where more than one may have been.
+
+    A launch may have been running when it has not ended, and all that it waits for has.
+    """
+    ended = sum(1 << v for v, end in enumerate(clock) if end)
+    possible = [v for v, before in enumerate(ordered.before) if not clock[v] and before & ended == before]
+    return possible[0] if len(possible) == 1 else None

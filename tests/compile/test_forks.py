@@ -38,7 +38,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 FALLBACK = """
 import os, threading
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 fallback = Fallback(b"", (), (), 1)
 holder = threading.Thread(target=fallback._original._lock.acquire)  # as while it loads the model
 holder.start()

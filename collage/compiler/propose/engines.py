@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator
 
-from collage.backends.engine import as_engine
+from collage.backends.engine import Engine, as_engine
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.plan import FOLDED, Plan, Whole
@@ -15,9 +15,11 @@ from collage.compiler.whole_bench import WholeBench
 from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN
-from collage.measure.whole_trial import EngineTrial
+from collage.measure.worker.whole_protocol import EngineTrial
 
 log = logging.getLogger(__name__)
+
+_NOT_EXACT = "it loses NaN or reassociates, and the compile was asked to do without"
 
 
 def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -47,9 +49,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
             if found.errors:
                 break
     bench.known.note(*found.notes)
-    for plan in plans:
-        if plan.label in found.errors and _is_allowed(bench, plan):
-            yield plan
+    yield from _right(bench, plans, found)
 
 
 def _about_form(source: Source, whole: WholeBench) -> Iterator[str]:
@@ -61,7 +61,7 @@ def _about_form(source: Source, whole: WholeBench) -> Iterator[str]:
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """The engines on the simplified model, whose shapes are fixed and whose constants are folded."""
     if bench.add_folded():
-        yield from _right(bench, [Whole(name, FOLDED) for name in bench.task.engines])
+        yield from _tried(bench, [Whole(name, FOLDED) for name in bench.task.engines])
 
 
 def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -69,7 +69,8 @@ def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     plans = [
         Whole(name, precision=precision)
         for name, backend in bench.task.engines.items()
-        for precision in as_engine(backend).precisions(bench.task.build)
+        if isinstance(backend, Engine)  # others take parts of models only
+        for precision in backend.precisions(bench.task.build)
     ]
     for plan in plans:  # noqa: UP028  (a list cannot be sent verdicts)
         yield plan
@@ -87,21 +88,24 @@ def profiles(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         plans += [
             Whole(name, form, profile) for profile in as_engine(backend).profiles(bench.task.build) if profile
         ]
-    yield from _right(bench, plans)
+    yield from _tried(bench, plans)
 
 
-def _right(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
+def _tried(bench: Bench, plans: list[Whole]) -> Generator[Plan, Verdict, None]:
     """Those of the plans whose outputs are right."""
-    if not plans:
-        return
-    try:
-        found = bench.whole.trial(plans)
-    except ModelError as error:
-        log.info("%s", error)
-        return
+    if plans:
+        try:
+            yield from _right(bench, plans, bench.whole.trial(plans))
+        except ModelError as error:
+            log.info("%s", error)
+
+
+def _right(bench: Bench, plans: list[Whole], found: EngineTrial) -> Generator[Plan, Verdict, None]:
     for plan in plans:
         if plan.label in found.errors and _is_allowed(bench, plan):
             yield plan
+        else:
+            bench.known.engines_refused[plan] = found.refused.get(plan.label, _NOT_EXACT)
 
 
 def _is_allowed(bench: Bench, plan: Whole) -> bool:

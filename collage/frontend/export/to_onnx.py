@@ -1,11 +1,9 @@
 """A part of the graph as an ONNX model of its own, which ONNX Runtime and OpenVINO get.
 
-If the part covers whole ONNX nodes, these go back as they are, so that the engine's own fusions apply to what the
-author wrote. If it has only a part of an ONNX node, that is written operator by operator.
-
-Makers are a table: each writes the ONNX nodes of a family of Relax operators. A maker takes an ``ExportedCall`` and
-returns the names of its results, or raises ``InexpressibleError``. The nodes are valid from operator set 18 on. Most of
-them are valid from 13 on, and ``ExportedCall.need_opset`` guards the others.
+Whole ONNX nodes go back as they are, so that the engine's own fusions apply to what the author wrote. Parts of nodes
+are written operator by operator. Makers are a table: each takes an ``ExportedCall``, writes the ONNX nodes of a family
+of Relax operators (valid from operator set 18 on, see ``ExportedCall.need_opset``), and returns the names of the
+results, or raises ``InexpressibleError``.
 """
 
 from __future__ import annotations
@@ -248,12 +246,9 @@ def export_onnx(
     """The nodes as an ONNX model with inputs ``v<id>`` and outputs ``v<id>``, in the given orders.
 
     An output that no node makes, or that comes twice, is a copy named ``v<id>_out<position>``. With ``verbatim=False``
-    everything is written operator by operator. Constants are copied once; with ``apart``, weights that are in files
-    stay there.
-
-    The operator set is the model's own where that is enough. A part with an incomplete ONNX node of a model older than
-    operator set 18 may need 18. It then keeps only those whole nodes that have not changed since. Raises ExportError
-    when an operator has no ONNX form and its ONNX node cannot go back whole.
+    everything is written operator by operator. With ``apart``, weights that are in files stay there. The operator set
+    is the model's own, or 18 if a part of a node needs it; nodes that have changed since are then not kept whole.
+    Raises ExportError for an operator without an ONNX form whose ONNX node cannot go back whole.
     """
     found = _exported(model, sorted(nodes), inputs, outputs, verbatim=verbatim)
     return found if apart else filled(found)

@@ -1,4 +1,4 @@
-"""Inputs of a model that are indices, and the number of rows that they index, so that they can be checked."""
+"""Inputs of which only some numbers make sense: indices of rows, and numbers that the model compares with others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TypeAlias
 import onnx
 from onnx import TensorProto
 
-from collage.frontend.read.scopes import STANDARD, integer
+from collage.frontend.read.scopes import STANDARD, constants_of, integer
+from collage.frontend.read.shapes import model_inputs
+from collage.frontend.read.weights import array_of
 from collage.frontend.rewrite.value_types import Types
 
 Rows: TypeAlias = "int | tuple[int, ...]"
@@ -76,3 +78,30 @@ def _smaller(rows: Sequence[int], other: Rows) -> Rows:
     others = others if len(others) == len(longer) else others * len(longer)
     found = tuple(min(a, b) if min(a, b) > 0 else max(a, b) for a, b in zip(longer, others, strict=True))
     return found[0] if len(set(found)) == 1 else found
+
+
+_FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".split())
+"""Operators that leave the only element of their first input as it is."""
+
+
+def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
+    """For integer inputs of one element, by name, the first constant that an Equal compares them with."""
+    graph = model.graph
+    constants = constants_of(graph)
+    origin: dict[str, str] = {}
+    for info in model_inputs(model):
+        tensor = info.type.tensor_type
+        one = tensor.HasField("shape") and all(dim.dim_value == 1 for dim in tensor.shape.dim)
+        if one and tensor.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+            origin[info.name] = info.name
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in _FOLLOWED and node.input and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Equal":
+            for mine, other in (node.input, reversed(node.input)) if len(node.input) == 2 else ():
+                if mine in origin and other in constants:
+                    array = array_of(constants[other])
+                    if array.size == 1:
+                        found.setdefault(origin[mine], int(array.reshape(-1)[0]))
+    return found

@@ -53,12 +53,9 @@ def copied(infos: Iterable[onnx.ValueInfoProto]) -> tuple[onnx.ValueInfoProto, .
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place, and what follows from them.
 
-    Types that the file declares of inner values are dropped, and those of outputs are what onnx infers: tools that
-    patch the inputs of a model, and some exporters, leave others behind.
-
-    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, and a dimension that stays
-    symbolic; the last message has a flag for every such input, ready to paste. Raises ModelError for a shape that does
-    not fit into memory.
+    Declared types of inner values are dropped, and those of outputs are inferred again, since they may be wrong. Raises
+    UsageError for unknown names, a wrong rank, a clash with a static dimension, and a dimension that stays symbolic
+    (with a flag for each such input), and ModelError for a shape that does not fit into memory.
     """
     inputs = model_inputs(model)
     refuse_fixed(shapes, fixed_inputs(model))

@@ -1,9 +1,7 @@
 """Weights of ONNX models in files that all processes of a compile map into memory.
 
-Protobuf copies all weights wherever a model is copied, read, written, or hashed. A network of a gigabyte was copied
-some fifty times in a compile. So weights of large models are moved out of them (see ``apart``): an initializer refers
-to a file, as ONNX's external data does, and ``array_of`` gives its numbers without a copy. All that has a model in hand
-uses ``array_of`` to read an initializer.
+Protobuf copies all weights whenever a model is copied, read, written or hashed. So large models have them in files (see
+``apart``): an initializer refers to a file, as ONNX's external data does. Always read it by ``array_of``.
 """
 
 from __future__ import annotations

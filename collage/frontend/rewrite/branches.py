@@ -1,8 +1,7 @@
 """Branches that the model always takes on the user's samples are put in the place of their ``If``.
 
-A voice detector has one network for each sample rate, and an ``If`` that chooses by an input with the rate. No library
-but ONNX Runtime runs such a model. Whoever calls it always gives the same rate, and then the other network is not
-needed: what is left is placed, and a call with another rate is answered by the original model.
+A voice detector, for example, has a network for each sample rate, which an input chooses. What is left can be placed;
+the original model answers calls with another value.
 """
 
 from __future__ import annotations

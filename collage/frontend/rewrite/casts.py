@@ -1,7 +1,6 @@
 """Casts of 64-bit integers to float move before operators that only move data, such as a Reshape.
 
-The numbers are the same. But an engine that keeps 64-bit integers in 32 bits casts an input of the model rightly, and
-gets the cast wrong where another operator comes before it.
+An engine that keeps 64-bit integers in 32 bits casts an input of the model rightly, but not what comes of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Operators that the standard defines by other operators are replaced by these.
+"""Operators that the standard defines by other operators, such as ``Attention``, are replaced by these.
 
-For example, an exporter writes ``Attention`` where a model has scaled dot products. TVM has no converter for it, and
-each engine knows only some forms of it. All of them know its products, its softmax and its masks.
+TVM has no converter for them, and each engine knows only some forms.
 """
 
 from __future__ import annotations

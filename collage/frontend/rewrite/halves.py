@@ -1,10 +1,8 @@
 """Folding of models in float16 that leaves them in float16.
 
-ONNX Runtime has few kernels for float16 on CPUs. Where it has none, it replaces an operator by those that define it, or
-computes in float32 between casts, and drops casts between such operators. A CPU gains by that, but a GPU shall compute
-in float16. So the model is folded with all its float16 as float32, and types come back by the names of values, which
-folding keeps. Casts between both types are random numbers meanwhile, which no folding touches: they would be dropped,
-and operators in float16 merged with those in float32.
+ONNX Runtime makes most operators of float16 float32 for CPUs. For GPUs the model is folded with all its float16 as
+float32, and the types come back by the names of values, which folding keeps. Casts between both types are random
+numbers meanwhile, which no folding touches.
 """
 
 from __future__ import annotations

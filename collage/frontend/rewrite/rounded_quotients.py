@@ -1,7 +1,7 @@
-"""Float quotients that become whole numbers or decide something, where the last bit of a division matters.
+"""Float quotients that become whole numbers or decide something, so that the last bit of a division matters.
 
-An engine that multiplies by the rounded reciprocal of a divisor makes less than 1 of 41 / 41, whose floor is 0. It is
-the same with powers of negative exponents, and with two constants that are added or multiplied one after the other.
+An engine that multiplies by the rounded reciprocal makes less than 1 of 41 / 41, whose floor is 0. Powers of negative
+exponents are alike, and so are two constants that are added or multiplied one after the other.
 """
 
 from __future__ import annotations

@@ -48,13 +48,10 @@ def simplify(
 ) -> onnx.ModelProto:
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    The passes of BEFORE, the folding and the passes of AFTER run one after the other. Shapes that onnx has no rule for
-    are taken from ONNX Runtime, or else from ``declared``, the types that the file declares (see ``settle``).
-
-    ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
-    example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
-    operators of float16 float32, as CPUs compute them; with ``halves`` they stay float16 (see ``folded_in_float16``).
-    Raises ModelError when ONNX Runtime cannot load the model.
+    The passes of BEFORE, the folding by ONNX Runtime (level "basic", standard operators only) and the passes of AFTER
+    run one after the other. Shapes that onnx has no rule for are taken from ONNX Runtime, or else from ``declared``,
+    the types that the file declares (see ``settle``). With ``halves`` operators of float16 stay in it (see
+    ``folded_in_float16``). Raises ModelError when ONNX Runtime cannot load the model.
     """
     inputs = {info.name for info in model_inputs(model)}
     for rewrite in BEFORE:

@@ -16,8 +16,6 @@ from collage.measure.machine.gpu_now import gpu_now
 from collage.measure.machine.memory import memory_for_worker, memory_limit
 from collage.measure_db.results import Rejection, RejectionKind
 
-__all__ = ["after_death", "with_free_memory"]
-
 Result = TypeVar("Result")
 
 

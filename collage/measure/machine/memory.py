@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from collage.core import cgroup
+from collage.core.caches import caches
 
 _MARGIN_BYTES = 512 << 20
 _LEAST_BYTES = 1 << 30
-_CACHE_BYTES = 32 << 20
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def spare_memory() -> int | None:
@@ -68,13 +67,8 @@ def memory_limit() -> int | None:
 
 @cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core; 32 MiB where the system does not tell."""
-    sizes = [
-        int(match[1]) * _UNITS[match[2]]
-        for path in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-        if (match := re.fullmatch(r"(\d+)([KMG]?)", _read(str(path)).strip()))
-    ]
-    return max(sizes, default=_CACHE_BYTES)
+    """Bytes of the largest cache of the first core."""
+    return max(each.nbytes for each in caches())
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
+from collage.core.typed import typed
 from collage.errors import MeasurementError
-from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
+from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.target import Target
 from collage.measure.worker.process import WorkerDiedError, Workers
 from collage.measure.worker.protocol import MeasureSpeeds
-from collage.measure_db.database import Database, Json
+from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, FactKey
 from collage.native.kernel_library import REVISION
 
@@ -65,48 +65,15 @@ def machine_speeds(
     return found
 
 
-def write_speeds(speeds: MachineSpeeds) -> Json:
-    """Speeds as JSON."""
-    found: Json = asdict(speeds)
-    return found
-
-
 def read_speeds(value: Any) -> MachineSpeeds:
-    """The inverse of ``write_speeds``, also of rows with every cache's speeds. Raises an error for anything else."""
-    now = _from_levels(value) if "levels" in value else value
-    found: MachineSpeeds = _of(MachineSpeeds, {**now, "blocking": _of(Blocking, now["blocking"])})
+    """Speeds of a row. Raises an error for anything else, and for numbers that cannot be."""
+    found = typed(MachineSpeeds, value)
+    if not value["measured"]:
+        raise ValueError("they were not measured")
+    for each in (*astuple(found)[:-2], *astuple(found.blocking)):
+        if not _LEAST <= each <= _MOST:
+            raise ValueError(f"{each!r:.80} is no speed")
     return found
 
 
-def _from_levels(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A row that was written when all caches were measured, with the numbers that are still needed."""
-    *caches, memory = value["levels"]
-    own = [each["nbytes"] for each in value["levels"] if not each["shared"]]
-    kept = {name: each for name, each in value.items() if name not in ("levels", "peak_gflops", "wake_us")}
-    return {
-        **kept,
-        "own_cache_bytes": max(own) if own else value["levels"][0]["nbytes"],
-        "last_cache_gbs": (caches or [memory])[-1]["read_gbs"],
-        "memory_gbs": memory["read_gbs"],
-        "team_memory_gbs": memory["team_read_gbs"],
-    }
-
-
-def _of(kind: Any, value: Mapping[str, Any]) -> Any:
-    """A dataclass of numbers. Raises ValueError for another set of fields, and for numbers that cannot be."""
-    wanted = {field.name: field.type for field in fields(kind)}
-    if set(wanted) != set(value):
-        raise ValueError(f"{kind.__name__} has the fields {sorted(wanted)}, not {sorted(value)}")
-    for name, each in value.items():
-        types = _TYPES.get(str(wanted[name]))
-        if types is None:
-            continue
-        if type(each) not in types or (bool not in types and not _LEAST <= each <= _MOST):
-            raise ValueError(f"{name} is {each!r:.80}")
-    return kind(**value)
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,)}
-"""The types that a field may have in JSON, by its type in the dataclass."""
-
-MACHINE_SPEEDS: Fact[MachineSpeeds] = Fact("machine_speeds", write_speeds, read_speeds)
+MACHINE_SPEEDS: Fact[MachineSpeeds] = Fact("machine_speeds", asdict, read_speeds)

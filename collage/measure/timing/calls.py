@@ -80,6 +80,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     return ordered[rank], median(ordered), ordered[-1 - rank]
 
 
+def ratios_of(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """The ratios of two candidates' times in the rounds that both had."""
+    return [one / other for one, other in zip(mine, theirs, strict=False)]
+
+
 @cache
 def _rank(count: int) -> int:
     """The number of samples to drop at either end: the most that leave the median inside with 95 %."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeAlias
 
-from collage.measure.timing.calls import Clock, clock_overhead, median_interval, no_gc, summary
+from collage.measure.timing.calls import Clock, clock_overhead, median_interval, no_gc, ratios_of, summary
 from collage.measure_db.results import Timing
 
 Turns: TypeAlias = "list[list[float]]"
@@ -110,13 +110,13 @@ def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
         math.exp(sum(math.log(levels[name][turn]) for name in to_the_end) / len(to_the_end))
         for turn in range(most)
     ]
-    best = min(to_the_end, key=lambda name: median(_ratios(levels[name], means)))
+    best = min(to_the_end, key=lambda name: median(ratios_of(levels[name], means)))
     own = {name: summary([each for turn in found for each in turn]) for name, found in turns.items()}
     timings = {}
     for name, level in levels.items():
         timings[name] = own[name]
         if name != best:
-            low, ratio, _ = median_interval(_ratios(level, levels[best]))
+            low, ratio, _ = median_interval(ratios_of(level, levels[best]))
             if name not in to_the_end:
                 low = max(low, _SLOWER)
                 ratio = max(low, ratio)
@@ -129,11 +129,6 @@ def may_be_best(timing: Timing, rivals: Mapping[str, Timing], margin: float = 1.
     """Whether one of ``paired`` timings may be as short as the shortest of them, or ``margin`` times that."""
     shortest = min(each.median_us for each in rivals.values())
     return timing.median_us - timing.noise_us <= margin * shortest
-
-
-def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """The ratios of two candidates' times in the rounds that both had."""
-    return [mine / their for mine, their in zip(ours, theirs, strict=False)]
 
 
 def _are_alike(timings: Mapping[str, Timing]) -> bool:

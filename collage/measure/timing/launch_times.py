@@ -11,7 +11,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call
 from collage.measure.timing.calls import no_gc
 from collage.runtime.executor import Executor
-from collage.schedule.schedule import TEAM, Ordered
+from collage.schedule.schedule import begins
 
 _LEAST_RUNS = 5
 
@@ -68,24 +68,3 @@ def run_in_turns(noted: Call, limit_s: float) -> None:
         while runs < _LEAST_RUNS or time.monotonic() - start < limit_s:
             noted()
             runs += 1
-
-
-def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
-    """When each launch could begin, given when each ended, in any unit."""
-    waits: dict[int, list[int]] = {}
-    for u, v in ordered.events:
-        waits.setdefault(v, []).append(u)
-    found = [begin] * len(ends)
-    last: dict[int, int] = {}
-    met = latest = begin
-    for v in ordered.schedule.order:
-        stream = ordered.schedule.streams[v]
-        if stream == TEAM:
-            found[v] = latest
-            last.clear()
-            met = latest = ends[v]
-        else:
-            found[v] = max([last.get(stream, met), *(ends[u] for u in waits.get(v, ()))])
-            last[stream] = ends[v]
-            latest = max(latest, ends[v])
-    return found

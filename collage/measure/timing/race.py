@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
-from collage.measure.timing.calls import PRECISE, Clock, Enough, median_interval, no_gc, noise
+from collage.measure.timing.calls import PRECISE, Clock, Enough, median_interval, no_gc, noise, ratios_of
 
 EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
@@ -142,7 +142,7 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
     anchor_us = known_us if incumbent and known_us > 0 else median(anchor) / 1e3
     found = []
     for at in range(len(lanes)):
-        ratios = _ratios(turns[at], anchor)
+        ratios = ratios_of(turns[at], anchor)
         low, ratio, high = median_interval(ratios)
         width = noise(turns[at]) / 1e3 if at == fastest else (high - low) / 2 * anchor_us
         least_us = min(ratio * anchor_us, min(turns[at]) / 1e3)
@@ -202,13 +202,9 @@ class _Ratios:
         """The lane's time as a multiple of its fastest rival's; 1 for one that has no rival."""
         mine = self.levels[at]
         return max(
-            (median(_ratios(mine, theirs)) for theirs in self.rivals(at, range(len(self.lanes)))), default=1.0
+            (median(ratios_of(mine, theirs)) for theirs in self.rivals(at, range(len(self.lanes)))),
+            default=1.0,
         )
-
-
-def _ratios(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """The ratios in the rounds that both had."""
-    return [one / other for one, other in zip(mine, theirs, strict=False)]
 
 
 def _left(
@@ -234,7 +230,7 @@ def _is_slower(
     """Whether some rival is faster beyond doubt."""
     found = _Ratios(lanes, turns, charged=True)
     return any(
-        median_interval(_ratios(found.levels[at], theirs))[0] > 1.0 for theirs in found.rivals(at, running)
+        median_interval(ratios_of(found.levels[at], theirs))[0] > 1.0 for theirs in found.rivals(at, running)
     )
 
 
@@ -252,7 +248,7 @@ def _are_known(
         return False
     level = median(anchor)
     for at in asked:
-        low, ratio, high = median_interval(_ratios(found.levels[at], anchor))
+        low, ratio, high = median_interval(ratios_of(found.levels[at], anchor))
         if (high - low) / 2 * level > enough.noise_ns(ratio * level):
             return False
     return True

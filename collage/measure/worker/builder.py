@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import chain
 from statistics import median
 
 from collage.core.deadline import BudgetOverError
-from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, PlanKernel
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess
-from collage.measure.worker.protocol import CandidateRequest
+from collage.measure.worker.protocol import Ask, CandidateRequest
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 16
-"""More are not planned ahead: what is measured meanwhile may show that some need not be built."""
 _KNOWN, _WORTH_S = 3, 0.01
 """A backend whose kernels took less in so many builds is left to the worker."""
 _WAIT_S = 5.0
@@ -38,8 +37,9 @@ class Builder:
         self._start = start
         self._limit_s = limit_s
         self._changed = threading.Condition()
-        self._waiting: deque[PlanKernel] = deque()
-        self._building: set[str] = set()
+        self._waiting: list[PlanKernel] = []
+        self._passed: set[PlanKernel] = set()
+        self._building: set[PlanKernel] = set()
         self._taken: dict[str, list[float]] = defaultdict(list)
         self._processes: list[WorkerProcess] = []
         self._over = False
@@ -58,29 +58,23 @@ class Builder:
         with self._changed:
             return sum(map(sum, self._taken.values()))
 
-    def offer(self, kernels: Iterator[PlanKernel]) -> None:
-        """Take the next kernels from the iterator, as many as are wanted now."""
-        while not self._over and len(self._waiting) < _MOST_WAITING:
-            kernel = next(kernels, None)
-            if kernel is None:
-                return
-            if self._worthwhile(_backend(kernel)):
-                with self._changed:
-                    self._waiting.append(kernel)
-                    self._changed.notify_all()
+    def expect(self, kernels: Sequence[PlanKernel], *, first: bool) -> None:
+        """The worker comes to these kernels, before the others that it comes to or after them."""
+        with self._changed:
+            both = (kernels, self._waiting) if first else (self._waiting, kernels)
+            self._waiting = [*dict.fromkeys(chain(*both))]
+            self._changed.notify_all()
 
     def claim(self, kernel: PlanKernel) -> None:
         """The worker has come to this kernel: it is not built here any more. One that is being built is waited for."""
         with self._changed:
-            if kernel in self._waiting:
-                self._waiting.remove(kernel)
-            self._changed.wait_for(lambda: kernel.key not in self._building, _WAIT_S)
+            self._passed.add(kernel)
+            self._changed.wait_for(lambda: kernel not in self._building, _WAIT_S)
 
     def close(self) -> None:
         """End the processes. Closing twice does nothing."""
         with self._changed:
             self._over = True
-            self._waiting.clear()
             self._changed.notify_all()
             processes = [*self._processes]
         for process in processes:
@@ -88,10 +82,10 @@ class Builder:
         for thread in self._threads:
             thread.join()
 
-    def _worthwhile(self, backend: str) -> bool:
-        with self._changed:
-            taken = self._taken[backend]
-            return len(taken) < _KNOWN or median(taken[-_KNOWN:]) >= _WORTH_S
+    def _is_wanted(self, kernel: PlanKernel) -> bool:
+        taken = self._taken[_backend(kernel)]
+        worth = len(taken) < _KNOWN or median(taken[-_KNOWN:]) >= _WORTH_S
+        return worth and kernel not in self._passed
 
     def _work(self) -> None:
         mine: list[WorkerProcess] = []
@@ -110,35 +104,36 @@ class Builder:
                     self._build(process, kernel)
                 finally:
                     with self._changed:
-                        self._building.discard(kernel.key)
+                        self._building.discard(kernel)
                         self._changed.notify_all()
         except (Exception, BudgetOverError) as error:  # whatever fails here, the worker builds by itself
             log.info("a process builds no kernels ahead any more: %s", error)
         finally:
             with self._changed:
                 self._at_work -= 1
-                if not self._at_work:
-                    self._over = True
-                    self._waiting.clear()
+                self._over = self._over or not self._at_work
             for process in mine:
                 process.kill()
 
     def _build(self, process: WorkerProcess, kernel: PlanKernel) -> None:
         began = time.monotonic()
-        built = process.ask(BuildAhead(kernel, self._limit_s), self._limit_s)
-        seconds = built.seconds if isinstance(built, BuiltAhead) else time.monotonic() - began
+        built = process.ask(Ask("build_ahead", (kernel,), self._limit_s), self._limit_s)
+        seconds = built if isinstance(built, float) else time.monotonic() - began
         with self._changed:
             self._taken[_backend(kernel)].append(seconds)
 
     def _next(self) -> PlanKernel | None:
         """The next kernel to build, which is waited for; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or self._waiting)
-            if self._over:
-                return None
-            kernel = self._waiting.popleft()
-            self._building.add(kernel.key)
-            return kernel
+            while not self._over:
+                while self._waiting:
+                    kernel = self._waiting.pop(0)
+                    if self._is_wanted(kernel):
+                        self._passed.add(kernel)
+                        self._building.add(kernel)
+                        return kernel
+                self._changed.wait()
+            return None
 
 
 def _backend(kernel: PlanKernel) -> str:

@@ -34,16 +34,11 @@ from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
 from collage.measure.machine.memory import limit_memory, memory_for_worker
-from collage.measure.machine.quiet import Machine, use_machine
-from collage.measure.worker.plan_protocol import BuildAhead, Make
+from collage.measure.machine.quiet import Machine, quiet_machine, use_machine
 from collage.measure.worker.protocol import (
-    CheckKernel,
+    AskPlan,
     Init,
     MeasureSpeeds,
-    MeasureTransform,
-    RaceKernels,
-    Ready,
-    TryKernel,
 )
 from collage.measure.worker.whole_protocol import InitWhole
 from collage.measure.worker.whole_worker import WholeWorker
@@ -65,6 +60,7 @@ def main() -> None:
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
     cpu = Cpu()  # libraries may pin this thread later
+    reply: object
     worker: ModelWorker | WholeWorker | None = None
     gc.disable()  # so what an answer has made is young when it is collected, which takes 0.2 ms instead of 6
     answered = 0
@@ -87,13 +83,15 @@ def main() -> None:
                     gc.collect()
                     if frozen:
                         gc.freeze()
-                worker = _begin(message)
-                reply: object = Ready()
+                worker, reply = _begin(message), None
             elif isinstance(message, MeasureSpeeds):
                 with lean_imports():
-                    from collage.measure.machine.measure_speeds import measure_speeds  # imports TVM, as below
+                    from collage.backends.native_kernels.measure_speeds import (
+                        measure_speeds,  # imports TVM, as below
+                    )
 
-                reply = measure_speeds(message.threads, message.sample_s)
+                with quiet_machine():
+                    reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
                 reply = worker.answer(message)
@@ -105,10 +103,8 @@ def main() -> None:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         answered += 1
-        about_one = isinstance(
-            message, (TryKernel, RaceKernels, CheckKernel, MeasureTransform, Make, BuildAhead)
-        )
-        gc.collect(0 if about_one and answered % _ALL_GARBAGE else 2)
+        about_all = isinstance(worker, WholeWorker) or isinstance(message, (Init, AskPlan))
+        gc.collect(2 if about_all or not answered % _ALL_GARBAGE else 0)
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
         write_message(sink, reply)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,6 @@ from collage.check.samples import Samples
 from collage.check.spent import BUILD, NETWORKS, REFERENCE, TRANSFORMS, spent, taken
 from collage.check.stages import RejectedError
 from collage.check.store import ValueStore
-from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.errors import MeasurementError
 from collage.frontend.model import Model, from_simplified
@@ -30,23 +30,21 @@ from collage.frontend.read.apart import load_model
 from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
 from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
-from collage.measure.worker.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.plan_trace import WorkerPosition
 from collage.measure.worker.plan_worker import PlanWorker
 from collage.measure.worker.protocol import (
     VALUES,
+    AskPlan,
     CandidateRequest,
     CheckDone,
     CheckKernel,
-    Evaluate,
     Evaluated,
     Init,
-    MeasureTransform,
     RaceKernels,
-    Spent,
-    TellSpent,
     Tried,
     TryKernel,
     ahead_folder,
@@ -61,14 +59,20 @@ from collage.measure_db.results import Outcome, Rejection
 _SEED = 0
 
 
-class _Backends:
-    """Backends by name, recreated on first use."""
+class _Backends(dict[str, Backend]):
+    """Backends by name, recreated from pickles on first use."""
 
-    def __init__(self, get: Callable[[str], Backend]) -> None:
-        self._get = get
+    def __init__(self, pickles: Mapping[str, bytes]) -> None:
+        super().__init__()
+        self._pickles = pickles
 
-    def __getitem__(self, name: str) -> Backend:
-        return self._get(name)
+    def __missing__(self, name: str) -> Backend:
+        try:
+            self[name] = pickle.loads(self._pickles[name])
+        except Exception as error:  # unpickling runs the backend's own code, which may raise anything
+            text = f"{type(error).__name__}: {library_text(error)}"
+            raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
+        return self[name]
 
 
 Answer = TypeVar("Answer", Tried, CheckDone)
@@ -85,7 +89,7 @@ class ModelWorker:
     def __init__(self, init: Init) -> None:
         forget_borrowed()  # the files of the model before this one
         self._init = init
-        self._backends: dict[str, Backend] = {}
+        self._backends = _Backends(init.backends)
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
         self._racing = Racing(self._samples, Path(init.folder))
@@ -117,7 +121,7 @@ class ModelWorker:
         return PlanWorker(
             plan_folder(self._init.folder),
             self.model,
-            _Backends(self._backend),
+            self._backends,
             self._artifacts,
             self._samples,
         )
@@ -130,30 +134,27 @@ class ModelWorker:
             return self._racing.race(message)
         if isinstance(message, CheckKernel):
             return self._check(message)
-        if isinstance(message, TellSpent):
-            return Spent(taken())
-        self._racing.let_go()
-        if isinstance(message, Make):
-            return self._make(message)
-        if isinstance(message, BuildAhead):
-            return self._build_ahead(message.kernel)
-        if isinstance(message, MeasureTransform):
-            with spent(TRANSFORMS):
-                return self._measure_transform(message)
-        if isinstance(message, Evaluate):
-            with spent(REFERENCE):
-                return self._evaluate(message.node_limit_s)
-        with spent(NETWORKS):
-            reply = self._plans.answer(message)
-        return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
+        if message.method != "spent":
+            self._racing.let_go()
+        if isinstance(message, AskPlan):
+            with spent(NETWORKS):
+                return self._plans.answer(message)
+        return getattr(self, message.method)(*message.args)
 
-    def _evaluate(self, node_limit_s: float) -> Evaluated:
-        wrong = self._store.complete()
-        if wrong is None:
-            inputs = random_inputs(self.model, np.random.default_rng(_SEED))
-            wrong = evaluate(self.model, inputs, self._store, node_limit_s)
-            self._store.mark_complete(wrong)
-        return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
+    def spent(self) -> Mapping[str, float]:
+        """The seconds since the last call, by kind of work (see ``collage.check.spent``)."""
+        return taken()
+
+    def evaluate(self, node_limit_s: float) -> Evaluated:
+        """Compute the reference values, if they are not in the folder yet; a node has so many seconds."""
+        with spent(REFERENCE):
+            wrong = self._store.complete()
+            if wrong is None:
+                inputs = random_inputs(self.model, np.random.default_rng(_SEED))
+                wrong = evaluate(self.model, inputs, self._store, node_limit_s)
+                self._store.mark_complete(wrong)
+                gc.collect()
+            return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
 
     def _try(self, message: TryKernel) -> Tried:
         key = PlanKernel(message.request, message.options).key
@@ -164,7 +165,7 @@ class ModelWorker:
             ready = self._ahead.take(key)
         self._samples.keep_within(message.limit_s)
         tried = with_free_memory(
-            self._backend(message.request.backend),
+            self._backends[message.request.backend],
             lambda: _either(self._racing.try_alone(message, replace(source, ready=ready))),
         )
         return Tried(tried) if isinstance(tried, Rejection) else tried
@@ -178,29 +179,32 @@ class ModelWorker:
                 self._keep(PlanKernel(request, options), artifact)
 
         checked = with_free_memory(
-            self._backend(request.backend), lambda: _either(self._racing.check(message.number, keep))
+            self._backends[request.backend], lambda: _either(self._racing.check(message.number, keep))
         )
         return CheckDone(checked) if isinstance(checked, Rejection) else checked
 
-    def _measure_transform(self, message: MeasureTransform) -> Outcome:
-        kernel = PlanKernel(message.transform, message.options)
+    def transform(
+        self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float
+    ) -> Outcome:
+        """Measure a layout transform that the backend ``maker`` makes, and keep its artifact."""
+        kernel, backend = PlanKernel(transform, options), self._backends[maker]
 
         def keep(artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the backend's fault
                 self._artifacts.keep(kernel.key, artifact)
 
-        backend = self._backend(message.backend)
-        return with_free_memory(
-            backend,
-            lambda: measure_transform(message.transform, backend, message.options, message.sample_s, keep),
-        )
+        with spent(TRANSFORMS):
+            return with_free_memory(
+                backend, lambda: measure_transform(transform, backend, options, sample_s, keep)
+            )
 
-    def _make(self, message: Make) -> Made | Rejection:
-        request, options = message.kernel.what, message.kernel.options
+    def make(self, kernel: PlanKernel) -> Rejection | None:
+        """Build a candidate and keep its artifact; the plan that it is for checks it."""
+        request, options = kernel.what, kernel.options
         assert isinstance(request, CandidateRequest)
         alike = self._alike.get(self._kind(request, options))
 
-        def made() -> Made | Rejection:
+        def made() -> Rejection | None:
             with spent(BUILD):
                 try:
                     artifact = (
@@ -210,12 +214,13 @@ class ModelWorker:
                     )
                 except RejectedError as rejected:
                     return rejected.rejection
-            self._keep(message.kernel, artifact)
-            return Made()
+            self._keep(kernel, artifact)
+            return None
 
-        return with_free_memory(self._backend(request.backend), made)
+        return with_free_memory(self._backends[request.backend], made)
 
-    def _build_ahead(self, kernel: PlanKernel) -> BuiltAhead | Rejection:
+    def build_ahead(self, kernel: PlanKernel) -> float | Rejection:
+        """Build a candidate, and keep its artifact for the worker that measures it. Gives the seconds."""
         request = kernel.what
         assert isinstance(request, CandidateRequest)
         began = time.perf_counter()
@@ -224,11 +229,11 @@ class ModelWorker:
         except RejectedError as rejected:
             return rejected.rejection
         self._ahead.keep(kernel.key, artifact, Subgraph(self.model, request.nodes).constants)
-        return BuiltAhead(time.perf_counter() - began)
+        return time.perf_counter() - began
 
     def _source(self, request: CandidateRequest, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""
-        return KernelSource(Subgraph(self.model, request.nodes), self._backend(request.backend), options)
+        return KernelSource(Subgraph(self.model, request.nodes), self._backends[request.backend], options)
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
         assert isinstance(kernel.what, CandidateRequest)
@@ -240,12 +245,3 @@ class ModelWorker:
     def _kind(self, request: CandidateRequest, options: BuildOptions) -> tuple[str, str, BuildOptions]:
         """What the artifact of a region without constants depends on."""
         return Subgraph(self.model, request.nodes).digest, request.backend, options
-
-    def _backend(self, name: str) -> Backend:
-        if name not in self._backends:
-            try:
-                self._backends[name] = pickle.loads(self._init.backends[name])
-            except Exception as error:  # unpickling runs the backend's own code, which may raise anything
-                text = f"{type(error).__name__}: {library_text(error)}"
-                raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
-        return self._backends[name]

@@ -16,12 +16,11 @@ from collage.errors import MeasurementError
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure.worker.protocol import (
     VALUES,
-    Evaluate,
+    Ask,
     Evaluated,
     Init,
     RaceFailed,
     RaceKernels,
-    TellSpent,
     running_in,
 )
 
@@ -29,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _EVALUATE_LIMIT_S = 1800.0
 _LEAST_EVALUATE_S = 60.0
+_SPENT_LIMIT_S = 5.0
 """The longest and the shortest limit of a model's reference run. Between them each operator has a candidate's limit."""
 
 
@@ -62,7 +62,7 @@ class ModelWorkers:
         worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
         limit_s = min(_LEAST_EVALUATE_S + self._node_limit_s * self._nodes, _EVALUATE_LIMIT_S)
         try:
-            self.evaluated = worker.ask(Evaluate(self._node_limit_s), limit_s)
+            self.evaluated = worker.ask(Ask("evaluate", (self._node_limit_s,), limit_s), limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"
@@ -92,7 +92,7 @@ class ModelWorkers:
         for worker in self._running.values():
             if worker.alive:
                 with suppress(WorkerDiedError, MeasurementError, BudgetOverError):
-                    found.update(worker.ask(TellSpent(), TellSpent().limit_s).seconds)
+                    found.update(worker.ask(Ask("spent", (), _SPENT_LIMIT_S), _SPENT_LIMIT_S))
         return found
 
     def fatal_samples(self) -> set[Path]:

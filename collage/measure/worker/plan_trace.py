@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from collage.graph.dataflow import Array
 from collage.measure.worker.plan_protocol import Plan, Stage
-from collage.schedule.schedule import Ordered
-
-_STAGES = 16
+from collage.schedule.schedule import running
 
 
 class WorkerPosition:
-    """The stage and the plan's number in one element, so that one store tells both, and the launch in another."""
+    """What a worker does with a plan, and the launch that it is about."""
 
     def __init__(self, folder: str | Path) -> None:
         """Open the file in the folder, or make it. The worker writes it, and the compiler reads it."""
         Path(folder).mkdir(exist_ok=True)
         self._at = _mapped(Path(folder) / "place", 2)
 
-    def enter(self, stage: Stage, plan: int = 0, launch: int = -1) -> None:
-        """Note that the stage begins. ``launch`` is -1 where it is about no launch."""
-        self._at[0] = _STAGES * plan + stage
+    def enter(self, stage: Stage, launch: int = -1) -> None:
+        """Note that the stage begins. ``launch`` is -1 if it is about no launch."""
+        self._at[0] = stage
         self._at[1] = launch
 
     @property
-    def now(self) -> tuple[Stage, int, int]:
-        """The stage, the number of the plan, and the launch, or -1 for none."""
-        plan, stage = divmod(int(self._at[0]), _STAGES)
-        return Stage(stage), plan, int(self._at[1])
+    def now(self) -> tuple[Stage, int]:
+        """The stage, and the launch, or -1 for none."""
+        return Stage(int(self._at[0])), int(self._at[1])
 
-    def mark(self, plan: int) -> None:
-        """Note that a timed run of that plan begins. It is a single store, since it is timed, too."""
-        self._at[0] = _STAGES * plan + Stage.TIMED
+    def mark(self) -> None:
+        """Note that a timed run begins. It is a single store, since it is timed, too."""
+        self._at[0] = Stage.TIMED
 
 
 def clock_of(folder: str | Path, name: str, launches: int) -> Array:
@@ -43,26 +39,14 @@ def clock_of(folder: str | Path, name: str, launches: int) -> Array:
     return _mapped(Path(folder) / f"clock-{name}", max(launches, 1))[:launches]
 
 
-def blame(folder: str | Path, plans: Sequence[Plan]) -> tuple[int, int | None]:
-    """The number of the plan that the worker was in when it died, and the launch, or None where that is not known."""
-    stage, number, launch = WorkerPosition(folder).now
-    plan = plans[number]
+def blame(folder: str | Path, plan: Plan) -> int | None:
+    """The launch of the plan that the worker was in when it died, or None if that is not known."""
+    stage, launch = WorkerPosition(folder).now
     if stage in (Stage.LOAD, Stage.CHECK):
-        return number, launch
+        return launch
     if stage is not Stage.NOTED:
-        return number, None
-    ordered = plan.program.ordered
-    return number, running(ordered, [int(end) for end in clock_of(folder, plan.name, len(plan.kernels))])
-
-
-def running(ordered: Ordered, clock: Sequence[int]) -> int | None:
-    """The launch that was running, or None where more than one may have been.
-
-    A launch may have been running when it has not ended, and all that it waits for has.
-    """
-    ended = sum(1 << v for v, end in enumerate(clock) if end)
-    possible = [v for v, before in enumerate(ordered.before) if not clock[v] and before & ended == before]
-    return possible[0] if len(possible) == 1 else None
+        return None
+    return running(plan.program.ordered, [int(end) for end in clock_of(folder, plan.name, len(plan.kernels))])
 
 
 def _mapped(path: Path, count: int) -> Array:

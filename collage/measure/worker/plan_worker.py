@@ -7,11 +7,10 @@ files that it leaves (``plan_trace``) tell which kernel it was.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,28 +20,17 @@ from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_in
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
-from collage.kernel.kernel import Call, Kernel
+from collage.kernel.kernel import Kernel
 from collage.measure.artifacts import Artifacts
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.measure.worker.plan_check import PlanCheck
-from collage.measure.worker.plan_protocol import (
-    NotePlan,
-    OpenPlan,
-    Plan,
-    PlanFailed,
-    PlanOpened,
-    PlanRan,
-    PlanTimes,
-    RunPlan,
-    Stage,
-    TurnPlan,
-)
+from collage.measure.worker.plan_protocol import Plan, PlanFailed, Stage
 from collage.measure.worker.plan_trace import WorkerPosition, blame, clock_of
-from collage.measure.worker.protocol import AS_LOADED
-from collage.runtime.careful import Careful
+from collage.measure.worker.protocol import AS_LOADED, AskPlan
 from collage.runtime.executor import Executor
+from collage.runtime.original import Careful
 from collage.runtime.parts import Backends, Loaded, load_kernels
 
 _NOTED_RUNS = 4
@@ -79,54 +67,47 @@ class PlanWorker:
         self._artifact_of: dict[str, Artifact] = {}
         self._loaded: Loaded = {}
 
-    def answer(self, message: Any) -> object | None:
-        """The reply to a message about plans, or None for any other message."""
-        if isinstance(message, OpenPlan):
-            open_it = self._open_alone if message.alone else self._open
-            return self._guarded([message.plan], lambda: open_it(message))
-        if isinstance(message, NotePlan):
-            return self._about([message.name], lambda: self._note(message))
-        if isinstance(message, RunPlan):
-            return self._about([message.name], lambda: self._run(message))
-        if isinstance(message, TurnPlan):
-            call = self._timed(0, self._plans[message.name])
-            work = partial(take_turn, call, message.settle_s, message.turn_s)
-            with quiet_machine():
-                return self._about([message.name], work)
-        return None
-
-    def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
-        return self._guarded([self._plans[name].plan for name in names], work)
-
-    def _guarded(self, plans: Sequence[Plan], work: Callable[[], object]) -> object:
+    def answer(self, message: AskPlan) -> object:
+        """What the method gives, or PlanFailed. Its first argument is the plan, or its name if it is open."""
+        which = message.args[0]
+        plan = which if isinstance(which, Plan) else self._plans[which].plan
         try:
             with stage("run"):
-                return work()
+                return getattr(self, message.method)(*message.args)
         except RejectedError as rejected:
-            number, launch = blame(self._folder, plans)
-            self._plans.pop(plans[number].name, None)
-            return PlanFailed(rejected.rejection, launch, number)
+            launch = blame(self._folder, plan)
+            self._plans.pop(plan.name, None)
+            return PlanFailed(rejected.rejection, launch)
         finally:
             self._place.enter(Stage.IDLE)
 
-    def _open_alone(self, message: OpenPlan) -> PlanOpened:
-        """Open the plan with kernels that are loaded for it, unless that was done, and run it without notes."""
-        known = self._plans.get(message.name)
+    def open_alone(self, plan: Plan) -> float:
+        """Open the plan as in the process that it is handed over to, and run it without notes.
+
+        Its kernels are loaded for it alone. Gives the seconds of its longest run.
+        """
+        known = self._plans.get(plan.name)
         if known is None or not known.alone:
             self._plans.clear()
             self._artifact_of.clear()
             self._loaded.clear()
-            self._open(message)
-        opened = self._plans[message.name]
-        call = self._timed(0, opened)
+            self._load(plan, alone=True)
+        opened = self._plans[plan.name]
         for _ in range(_PLAIN_RUNS):
-            call()
-        return PlanOpened(opened.noted.longest_s)
+            self._timed(opened)
+        return opened.noted.longest_s
 
-    def _open(self, message: OpenPlan) -> PlanOpened:
-        plan, graph, place = message.plan, self._model.graph, self._place
-        for name in self._plans.keys() - set(message.keep):
+    def open(self, plan: Plan, keep: tuple[str, ...]) -> float:
+        """Load the plan's kernels, whose artifacts are kept, check and run it. Gives the seconds of its longest run.
+
+        Of the plans that are open already, those with the names to ``keep`` stay open; it shares kernels with them.
+        """
+        for name in self._plans.keys() - set(keep):
             del self._plans[name]
+        return self._load(plan, alone=False)
+
+    def _load(self, plan: Plan, *, alone: bool) -> float:
+        graph, place = self._model.graph, self._place
         place.enter(Stage.LOAD, launch=0)
         artifacts = self._artifacts_for(plan)
         loading = load_kernels(plan.program, artifacts, self._backends, self._loaded)
@@ -141,14 +122,13 @@ class PlanWorker:
             executor = Executor(plan.program, kernels, constants, careful=self._careful(plan))
             inputs = [np.array(self._samples.store.load(v, graph.type_of(v))) for v in graph.inputs]
             noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
-        runs = _CHECKED_ALONE if message.alone else 1
+        runs = _CHECKED_ALONE if alone else 1
         PlanCheck(plan, executor, self._model, self._samples).run(kernels, place, runs)
-        opened = _Open(plan, executor, noted, inputs, message.alone)
-        call = self._noted(0, opened)
+        place.enter(Stage.NOTED)
         for _ in range(_NOTED_RUNS):
-            call()
-        self._plans[plan.name] = opened
-        return PlanOpened(noted.longest_s)
+            noted()
+        self._plans[plan.name] = _Open(plan, executor, noted, inputs, alone)
+        return noted.longest_s
 
     def _artifacts_for(self, plan: Plan) -> list[Artifact]:
         """The artifacts of the plan's kernels. Open plans share them, and the kernels that were loaded from them."""
@@ -169,34 +149,33 @@ class PlanWorker:
             return None
         return Careful(artifact_in(path), plan.program.threads)
 
-    def _note(self, message: NotePlan) -> PlanTimes:
-        opened = self._plans[message.name]
-        opened.noted.forget()
+    def note(self, name: str, seconds: float) -> tuple[float, ...]:
+        """Run an open plan for so many seconds: the microseconds of each launch."""
+        noted = self._plans[name].noted
+        noted.forget()
+        self._place.enter(Stage.NOTED)
         with quiet_machine():
-            run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us()))
+            run_in_turns(noted, seconds)
+        return tuple(noted.launches_us())
 
-    def _run(self, message: RunPlan) -> PlanRan:
-        inputs = pickle.loads(Path(message.inputs_path).read_bytes())
-        self._place.mark(0)
-        executor = self._plans[message.name].executor
+    def run(self, name: str, inputs_path: str, outputs_path: str) -> bool:
+        """Run an open plan on the inputs in a file, and write its outputs to another one. Both hold pickled arrays.
+
+        Gives whether guards have found what the kernels are not right on.
+        """
+        inputs = pickle.loads(Path(inputs_path).read_bytes())
+        self._place.mark()
+        executor = self._plans[name].executor
         before = executor.careful_runs
         outputs = executor.run(inputs)
-        Path(message.outputs_path).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
-        return PlanRan(executor.careful_runs > before)
+        Path(outputs_path).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
+        return executor.careful_runs > before
 
-    def _timed(self, number: int, opened: _Open) -> Call:
-        mark, run, inputs = self._place.mark, opened.executor.run, opened.inputs
+    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
+        """Nanoseconds of the calls of a turn with an open plan (see ``interleave.take_turn``)."""
+        with quiet_machine():
+            return take_turn(partial(self._timed, self._plans[name]), settle_s, turn_s)
 
-        def call() -> None:
-            mark(number)
-            run(inputs)
-
-        return call
-
-    def _noted(self, number: int, opened: _Open) -> Call:
-        def call() -> None:
-            self._place.enter(Stage.NOTED, number)
-            opened.noted()
-
-        return call
+    def _timed(self, opened: _Open) -> None:
+        self._place.mark()
+        opened.executor.run(opened.inputs)

@@ -22,7 +22,7 @@ from collage.core.forked_process import ForkServers, fork_servers
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure.machine.memory import worker_environment
-from collage.measure.worker.protocol import Init, Ready
+from collage.measure.worker.protocol import Init
 from collage.measure.worker.serialisation import pickle_message
 from collage.measure.worker.whole_protocol import InitWhole
 from collage.measure_db.results import Rejection, RejectionKind, late
@@ -109,12 +109,9 @@ class WorkerProcess(ChildProcess):
         """
         self._carried = init.carried if isinstance(init, Init) else ()
         try:
-            ready = self.ask(init, start_limit_s)
+            self.ask(init, start_limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(f"the measuring worker did not start: {died.rejection.message}") from died
-        if not isinstance(ready, Ready):
-            self.kill()
-            raise MeasurementError(f"the measuring worker did not start: unexpected {type(ready).__name__}")
         self.prepared = self.prepared or isinstance(init, Init)
 
     def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:

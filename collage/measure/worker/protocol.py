@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from collage.core.nvml import Clocks
 from collage.graph.dataflow import Array
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
-from collage.kernel.transform import LayoutTransform
 from collage.measure.timing.calls import PRECISE, Enough
 from collage.measure.timing.race import LaneTime
 from collage.measure_db.results import Rejection
@@ -74,7 +74,7 @@ class SentModel:
 
 @dataclass(frozen=True)
 class Init:
-    """The first message for a model. Reply: Ready.
+    """The first message for a model. Reply: None.
 
     ``folder`` holds ``model.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
@@ -92,13 +92,19 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Compute the reference values, if they are not in the folder yet. Reply: Evaluated.
+class Ask:
+    """Call a public method of the worker. Reply: what it returns.
 
-    An ONNX node may run for ``node_limit_s`` seconds.
+    The worker ends itself long after ``limit_s`` seconds.
     """
 
-    node_limit_s: float
+    method: str
+    args: tuple[Any, ...]
+    limit_s: float
+
+
+class AskPlan(Ask):
+    """Call a method about a plan, see ``PlanWorker``. Reply: what it returns, or PlanFailed."""
 
 
 @dataclass(frozen=True)
@@ -185,42 +191,12 @@ class CheckDone:
 
 
 @dataclass(frozen=True)
-class MeasureTransform:
-    """Measure a layout transform that ``backend`` makes, and keep its artifact. Reply: an Outcome."""
-
-    transform: LayoutTransform
-    backend: str
-    options: BuildOptions
-    limit_s: float
-    sample_s: float
-
-
-@dataclass(frozen=True)
 class MeasureSpeeds:
     """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MachineSpeeds."""
 
     threads: int
     sample_s: float
     limit_s: float
-
-
-@dataclass(frozen=True)
-class TellSpent:
-    """Tell where the time went since the last such message. Reply: Spent."""
-
-    limit_s: float = 5.0
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Seconds by kind of work (see ``collage.check.spent``)."""
-
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The worker has imported the model."""
 
 
 @dataclass(frozen=True)

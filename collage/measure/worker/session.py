@@ -20,8 +20,9 @@ from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.model_workers import ModelWorkers
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess, Workers
-from collage.measure.worker.protocol import Evaluated, Init, SentModel
+from collage.measure.worker.protocol import Evaluated, Init, SentModel, TryKernel
 from collage.measure.worker.serialisation import carried_modules, pickle_backend
 from collage.measure_db.fingerprint import fingerprint
 
@@ -93,6 +94,8 @@ class WorkerSession:
 
         ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds.
         """
+        if self._builder is not None and isinstance(message, TryKernel):
+            self._builder.claim(PlanKernel(message.request, message.options))
         return self._begun.ask(message, what, threads)
 
     def builder(self, *, start: bool) -> Builder | None:

@@ -1,12 +1,9 @@
-"""The messages about models that engines run whole, and their replies.
-
-A ``child_process.Failure`` may answer any of them.
-"""
+"""Plans of models that engines run whole, and what their worker is sent and gives (see ``WholeWorker``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 WRITTEN, FOLDED = "written", "folded"
@@ -36,7 +33,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class InitWhole:
-    """The first message for a model that engines run whole. Reply: Ready.
+    """The first message for a model that engines run whole. Reply: None.
 
     ``folder`` has a folder for each form, which holds it as ``model.onnx``. ``inputs`` are values in the model's order;
     ``backends`` holds pickles.
@@ -50,70 +47,6 @@ class InitWhole:
 
 
 @dataclass(frozen=True)
-class OpenWhole:
-    """Load the model in an engine and run it twice; the plan's label stands for it from then on. Reply: Opened.
-
-    ``unchecked`` is for an engine whose arithmetic is too narrow for the model (``Engine.check_model``).
-    """
-
-    plan: Whole
-    limit_s: float
-    unchecked: bool = False
-
-
-@dataclass(frozen=True)
-class CloseWhole:
-    """Forget what was opened under these names. Reply: Opened."""
-
-    names: tuple[str, ...]
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class ReferWhole:
-    """Run the model in the reference: ONNX Runtime without optimisations, or onnx's own. Reply: Opened."""
-
-    standard: bool
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class RunWhole:
-    """Run the model on other inputs, in what is open as ``name``, or with "" in ONNX Runtime without optimisations.
-
-    There, weights may be changed in their last bits, by a seed. Without inputs the usual ones count. Reply: Opened.
-    """
-
-    name: str
-    inputs: tuple[Any, ...] | None
-    limit_s: float
-    weights_seed: int | None = None
-
-
-@dataclass(frozen=True)
-class OpenParts:
-    """Load a module whose parts are pickled in a file, and run it once; ``name`` stands for it from then on.
-
-    Reply: Opened. ``inputs`` are the positions of its inputs among those of InitWhole.
-    """
-
-    name: str
-    path: str
-    inputs: tuple[int, ...]
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class TurnWhole:
-    """Take a turn with what is open as ``name`` (see ``interleave.take_turn``). Reply: nanoseconds, or Opened."""
-
-    name: str
-    settle_s: float
-    turn_s: float
-    limit_s: float
-
-
-@dataclass(frozen=True)
 class Opened:
     """The outputs of the run, or None and why it failed; ``loaded`` says if the model was loaded at least.
 
@@ -124,3 +57,26 @@ class Opened:
     loaded: bool = True
     message: str = ""
     narrow: bool = False
+
+
+@dataclass(frozen=True)
+class EngineTrial:
+    """Errors of the plans that are right, and why the others are not, each by the plan's label.
+
+    ``errors`` are the largest absolute and relative error. ``loaded`` are plans that load the model, but fail on the
+    inputs that there are.
+    """
+
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def of(self, label: str) -> EngineTrial:
+        """What was found of one plan."""
+        return EngineTrial(
+            {name: each for name, each in self.errors.items() if name == label},
+            {name: each for name, each in self.refused.items() if name == label},
+            tuple({label}.intersection(self.loaded)),
+            self.notes,
+        )

@@ -12,7 +12,6 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.engine import Engine, as_engine, prepared, session_on
 from collage.check.compare import slightly_changed
-from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.frontend.model_artifacts import artifact_in, in_one_piece
 from collage.frontend.read.apart import filled, load_model, with_changed
@@ -23,18 +22,8 @@ from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
-from collage.measure.worker.whole_protocol import (
-    WRITTEN,
-    CloseWhole,
-    InitWhole,
-    Opened,
-    OpenParts,
-    OpenWhole,
-    ReferWhole,
-    RunWhole,
-    TurnWhole,
-    Whole,
-)
+from collage.measure.worker.protocol import Ask
+from collage.measure.worker.whole_protocol import WRITTEN, InitWhole, Opened, Whole
 from collage.runtime.executor import Executor
 from collage.runtime.parts import load_parts
 from collage.runtime.suffix import SuffixExecutor
@@ -50,29 +39,18 @@ class WholeWorker:
         self._reference: _Reference | None = None
         self._input_positions: dict[str, tuple[int, ...]] = {}
 
-    def answer(self, message: Any) -> object:
-        """The reply to a message of the protocol."""
-        if isinstance(message, OpenWhole):
-            return self._open(message.plan, message.unchecked)
-        if isinstance(message, OpenParts):
-            return self._open_parts(message)
-        if isinstance(message, CloseWhole):
-            for name in message.names:
-                self._sessions.pop(name, None)
-            return Opened(())
-        if isinstance(message, ReferWhole):
-            return self._refer(message.standard)
-        if isinstance(message, RunWhole):
-            return self._other(message)
-        if isinstance(message, TurnWhole):
-            return self._turn(message)
-        return Failure(f"unknown message {type(message).__name__}")
+    def answer(self, message: Ask) -> object:
+        """What the method gives, or Opened with a message if it raises: engines and references may raise anything."""
+        try:
+            return getattr(self, message.method)(*message.args)
+        except BaseException as error:
+            return Opened(None, message=_one_line(error))
 
-    def _path(self, form: str) -> Path:
-        return Path(self._init.folder) / form / "model.onnx"
+    def open(self, plan: Whole, unchecked: bool = False) -> Opened:
+        """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run.
 
-    def _open(self, plan: Whole, unchecked: bool) -> Opened:
-        """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run."""
+        The plan's label stands for it from then on. ``unchecked`` is for an engine whose arithmetic is too narrow.
+        """
         try:
             engine, path = as_engine(pickle.loads(self._init.backends[plan.engine])), self._path(plan.form)
             options = whole_options(plan, self._init.threads)
@@ -84,17 +62,58 @@ class WholeWorker:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
             ready = prepared(engine, load_model(path), options) if plan.precision else None
             self._sessions[plan.label] = session_on(engine, ready or model, options)
-        except BaseException as error:  # an engine may raise anything
+        except BaseException as error:
             return Opened(None, loaded=False, message=_one_line(error))
-        return self._ran(plan.label)
+        self._run(plan.label)
+        return Opened(tuple(self._run(plan.label)))
 
-    def _turn(self, message: TurnWhole) -> list[float] | Opened:
-        self._reference = None  # outputs were compared before, and its memory may be needed
+    def open_parts(self, name: str, path: str, inputs: tuple[int, ...]) -> Opened:
+        """Load a module whose parts are pickled in a file, and run it twice; ``name`` stands for it from then on.
+
+        ``inputs`` are the positions of its inputs among the model's.
+        """
         try:
-            with quiet_machine():
-                return take_turn(partial(self._run, message.name), message.settle_s, message.turn_s)
-        except BaseException as error:  # an engine may raise anything
-            return Opened(None, message=_one_line(error))
+            parts = pickle.loads(Path(path).read_bytes())
+            names = {region.backend for region in parts.program.executed} & self._init.backends.keys()
+            backends = {name: pickle.loads(self._init.backends[name]) for name in names}
+            self._sessions[name] = load_parts(parts, backends)
+            self._input_positions[name] = inputs
+        except BaseException as error:
+            return Opened(None, loaded=False, message=_one_line(error))
+        self._run(name)
+        return Opened(tuple(self._run(name)))
+
+    def close(self, names: tuple[str, ...]) -> None:
+        """Forget what was opened under these names."""
+        for name in names:
+            self._sessions.pop(name, None)
+
+    def run(self, name: str, inputs: tuple[Any, ...] | None = None) -> Opened:
+        """Run what is open on inputs, by default the usual ones."""
+        return Opened(tuple(self._run(name) if inputs is None else self._sessions[name].run(inputs)))
+
+    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
+        """Nanoseconds of the calls of a turn with what is open (see ``interleave.take_turn``)."""
+        self._reference = None  # outputs were compared before, and its memory may be needed
+        with quiet_machine():
+            return take_turn(partial(self._run, name), settle_s, turn_s)
+
+    def expect(self, inputs: tuple[Any, ...] | None = None) -> Opened:
+        """Run ONNX Runtime without optimisations, which loads the model once for several inputs."""
+        if self._reference is None:
+            self._reference = _Reference(self._path(WRITTEN))
+        return Opened(tuple(self._reference.run(self._init.inputs if inputs is None else inputs)))
+
+    def expect_standard(self) -> Opened:
+        """Run the reference implementation of ONNX."""
+        return Opened(tuple(_standard(self._path(WRITTEN), self._init.inputs)))
+
+    def expect_changed(self, seed: int) -> Opened:
+        """Run ONNX Runtime with weights that are changed in their last bits."""
+        return Opened(tuple(_with_changed_weights(self._path(WRITTEN), self._init.inputs, seed)))
+
+    def _path(self, form: str) -> Path:
+        return Path(self._init.folder) / form / "model.onnx"
 
     @staticmethod
     def _check(engine: Engine, model: bytes | Framed, path: Path) -> None:
@@ -104,56 +123,11 @@ class WholeWorker:
         else:
             engine.check_model(in_one_piece(model))
 
-    def _open_parts(self, message: OpenParts) -> Opened:
-        try:
-            parts = pickle.loads(Path(message.path).read_bytes())
-            names = {region.backend for region in parts.program.executed} & self._init.backends.keys()
-            backends = {name: pickle.loads(self._init.backends[name]) for name in names}
-            self._sessions[message.name] = load_parts(parts, backends)
-            self._input_positions[message.name] = message.inputs
-        except BaseException as error:  # backends may raise anything
-            return Opened(None, loaded=False, message=_one_line(error))
-        return self._ran(message.name)
-
-    def _ran(self, name: str) -> Opened:
-        try:
-            self._run(name)
-            return Opened(tuple(self._run(name)))
-        except BaseException as error:  # an engine may raise anything
-            return Opened(None, message=_one_line(error))
-
-    def _other(self, message: RunWhole) -> Opened:
-        name, seed = message.name, message.weights_seed
-        inputs = self._init.inputs if message.inputs is None else message.inputs
-        try:
-            if name:
-                return Opened(tuple(self._sessions[name].run(inputs)))
-            if seed is not None:
-                return Opened(tuple(_with_changed_weights(self._path(WRITTEN), inputs, seed)))
-            return Opened(tuple(self._onnx_runtime(inputs)))
-        except BaseException as error:  # an engine may raise anything
-            return Opened(None, message=_one_line(error))
-
     def _run(self, name: str) -> list[Any]:
         inputs = self._init.inputs
         if name in self._input_positions:
             inputs = tuple(inputs[position] for position in self._input_positions[name])
         return self._sessions[name].run(inputs)
-
-    def _refer(self, standard: bool) -> Opened:
-        inputs = self._init.inputs
-        try:
-            return Opened(
-                tuple(_standard(self._path(WRITTEN), inputs) if standard else self._onnx_runtime(inputs))
-            )
-        except BaseException as error:  # both references may raise anything
-            return Opened(None, loaded=False, message=_one_line(error))
-
-    def _onnx_runtime(self, inputs: tuple[Any, ...]) -> list[Any]:
-        """Outputs of ONNX Runtime without optimisations, which loads the model once for several inputs."""
-        if self._reference is None:
-            self._reference = _Reference(self._path(WRITTEN))
-        return self._reference.run(inputs)
 
 
 def whole_options(plan: Whole, threads: int) -> BuildOptions:

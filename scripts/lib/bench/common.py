@@ -210,16 +210,10 @@ def show_results(found: Mapping[str, Any], view: Iterable[RenderableType], *, as
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table whose first column is on the left, and the others are on the right."""
-    from rich.text import Text
+    from collage.report import show_terminal
 
-    from collage.report.show_terminal import plain_table
-
-    found = plain_table()
-    for number, title in enumerate(titles):
-        found.add_column(title, justify="right" if number else "left", no_wrap=not number)
-    for row in rows:
-        found.add_row(*map(Text, row))
-    return found
+    numbers = titles[1:]
+    return show_terminal.table(titles, rows, right=numbers, folded=dict.fromkeys(numbers))
 
 
 def ms(timing: Mapping[str, Any] | None) -> str:

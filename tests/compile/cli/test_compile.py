@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def test_json_is_the_contract_and_a_second_compile_measures_nothing(
 def test_threads_and_backends_are_obeyed(network: Path, database: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.collage"
     options = ["--threads", "1", "--backends", "onnxruntime", "--db", str(database), "--json"]
-    found = json_of("compile", network, "-o", out, *options)
+    ran = collage("compile", network, "-o", out, *options, "--verbose")
+    assert "  engines: " in ran.stderr
+    found = json.loads(ran.stdout)
     assert found["threads"] == 1
     assert found["measurements_made"] == 0 or found["spent_s"]["races"] > 0
     assert {region["backend"] for region in found["regions"]} == {"onnxruntime"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +19,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure import measurer as measurer_module
 from collage.measure.worker.builder import Builder
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest, ahead_folder
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
@@ -58,15 +59,15 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let measuring begin when the second process is there, and has built two kernels."""
-    offer = Builder.offer
+    expect = Builder.expect
 
-    def waits(builder: Builder, kernels: Iterator[object]) -> None:
-        offer(builder, kernels)  # type: ignore[arg-type]
+    def waits(builder: Builder, kernels: Sequence[PlanKernel], *, first: bool) -> None:
+        expect(builder, kernels, first=first)
         end = time.monotonic() + 60
         while builder.spent_s == 0 and time.monotonic() < end and builder._threads[0].is_alive():
             time.sleep(0.01)
 
-    monkeypatch.setattr(Builder, "offer", waits)
+    monkeypatch.setattr(Builder, "expect", waits)
 
 
 def built(log: Path) -> list[list[str]]:

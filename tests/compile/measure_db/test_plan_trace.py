@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from collage.measure.worker.plan_protocol import Stage
-from collage.measure.worker.plan_trace import WorkerPosition, clock_of, running
+from collage.measure.worker.plan_trace import WorkerPosition, clock_of
 from collage.schedule.dag import Dag
-from collage.schedule.schedule import TEAM, Ordered, Schedule
+from collage.schedule.schedule import TEAM, Ordered, Schedule, running
 
 DIAMOND = Dag.of_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 
@@ -17,11 +17,11 @@ DIAMOND = Dag.of_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 def test_the_place_is_seen_from_outside(tmp_path: Path) -> None:
     worker, compiler = WorkerPosition(tmp_path), WorkerPosition(tmp_path)
     worker.enter(Stage.CHECK, launch=7)
-    assert compiler.now == (Stage.CHECK, 0, 7)
-    worker.enter(Stage.NOTED, 3)
-    assert compiler.now == (Stage.NOTED, 3, -1)
-    worker.mark(5)
-    assert compiler.now[:2] == (Stage.TIMED, 5)
+    assert compiler.now == (Stage.CHECK, 7)
+    worker.enter(Stage.NOTED)
+    assert compiler.now == (Stage.NOTED, -1)
+    worker.mark()
+    assert compiler.now[0] == Stage.TIMED
     clock_of(tmp_path, "plan", 3)[1] = 42
     assert clock_of(tmp_path, "plan", 3).tolist() == [0, 42, 0]
     assert clock_of(tmp_path, "views only", 0).tolist() == []

@@ -20,7 +20,6 @@ from collage.measure.prior import (
     known_losses,
     losses_in,
     read_prior,
-    write_prior,
 )
 from collage.measure.request_keys import variant_text
 from collage.measure.settings import MeasureSettings
@@ -28,6 +27,7 @@ from collage.measure.worker.protocol import CandidateRequest, TryKernel
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import Measurement, Slower
+from scripts.lib.prior import write_prior
 from tests.helpers.backends_for_tests import NumpyBackend, chain_model
 
 IN_BLOCKS = variant_text(Variant((BLOCKED,), (BLOCKED,)))

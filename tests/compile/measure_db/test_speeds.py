@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds, rounded
+from collage.backends.native_kernels.measure_speeds import _best_size
+from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, rounded
 from collage.kernel.target import Target
-from collage.measure.machine.measure_speeds import _best_size
 from collage.measure.machine.speeds import (
     MACHINE_SPEEDS,
     machine_speeds,
     read_speeds,
     speeds_key,
-    write_speeds,
 )
 from collage.measure.worker.process import WorkerProcess, Workers
 from collage.measure_db.database import Database
@@ -27,27 +26,6 @@ from collage.native import core_problem
 from collage.native.speed import Sampled, can_measure
 
 TARGET = Target("a machine", "0123", 2)
-LEVEL = {
-    "nbytes": 1 << 20,
-    "shared": False,
-    "read_gbs": 110.0,
-    "write_gbs": 1.0,
-    "team_read_gbs": 1.0,
-    "team_write_gbs": 1.0,
-}
-OLD: Any = {
-    **{"threads": 2, "peak_gflops": 120.0, "gemm_gflops": 110.0, "team_gemm_gflops": 230.0},
-    "levels": [
-        {**LEVEL, "nbytes": 1 << 15},
-        LEVEL,
-        {**LEVEL, "nbytes": 1 << 25, "shared": True, "read_gbs": 84.0},
-        {**LEVEL, "nbytes": 0, "shared": True, "read_gbs": 29.0, "team_read_gbs": 30.0},
-    ],
-    **{"barrier_us": 0.092, "wake_us": 44.0, "winograd_ns": 2.3},
-    "blocking": {**asdict(Blocking()), "gemm_depth": 512},
-    "measured": True,
-}
-"""Speeds as they were written when each cache was measured."""
 needs_core = pytest.mark.skipif(bool(core_problem()) or not can_measure(), reason="the loops were not built")
 
 
@@ -110,7 +88,7 @@ def test_speeds_are_read_back_and_damaged_ones_are_not(database: Database) -> No
     key = speeds_key(TARGET)
     key.record(database, speeds)
     assert key.look_up(database) == speeds
-    good: Any = write_speeds(speeds)
+    good: Any = asdict(speeds)
     damaged = [
         {},
         [],
@@ -121,23 +99,12 @@ def test_speeds_are_read_back_and_damaged_ones_are_not(database: Database) -> No
         {**good, "threads": "2"},
         {**good, "blocking": {**good["blocking"], "gemm_depth": 0}},
         {**good, "blocking": {**good["blocking"], "gemm_depth": 0.5}},
-        {**OLD, "levels": []},
-        {**OLD, "levels": [{**LEVEL, "nbytes": -1}]},
     ]
     for each in damaged:
         with pytest.raises((ValueError, TypeError, KeyError)):
             read_speeds(each)
         database.put_fact(MACHINE_SPEEDS.name, key.key, each)
         assert machine_speeds(TARGET, database, NOBODY) == WRITTEN_DOWN
-
-
-def test_speeds_of_a_former_version_are_not_measured_again(database: Database) -> None:
-    database.put_fact(MACHINE_SPEEDS.name, speeds_key(TARGET).key, OLD)
-    assert machine_speeds(TARGET, database, NOBODY, 0.05) == MachineSpeeds(
-        *(2, 110.0, 230.0, 1 << 20, 84.0, 29.0, 30.0, 0.092, 2.3),
-        blocking=Blocking(gemm_depth=512),
-        measured=True,
-    )
 
 
 def test_a_third_digit_does_not_count() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +18,13 @@ from collage.backends.base import Availability
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.whole_verdict import JUDGES, compared
+from collage.core.typed import typed
 from collage.errors import CollageError
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import BuildOptions
 from collage.measure.engines import Engines
-from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.process import Workers
-from collage.measure.worker.whole_protocol import FOLDED, Whole
+from collage.measure.worker.whole_protocol import FOLDED, EngineTrial, Whole
 from collage.runtime.parts import Parts
 from tests.helpers.backends_for_tests import onnx_model
 
@@ -135,7 +137,7 @@ def test_who_is_right_is_known_and_the_others_say_why(workers: Workers) -> None:
     assert sorted(found.refused) == ["crashes, as written", "wrong, as written"]
     assert "SIGABRT" in found.refused["crashes, as written"]
     assert found.refused["wrong, as written"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
-    assert EngineTrial.from_json(found.to_json()) == found
+    assert typed(EngineTrial, json.loads(json.dumps(asdict(found)))) == found
     alone = found.of(drops)
     assert (list(alone.errors), alone.refused) == ([drops], {})
 

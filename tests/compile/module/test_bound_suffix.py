@@ -15,8 +15,8 @@ import collage
 from collage.errors import InputError, UsageError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, TENSOR, ValueType
 from collage.kernel.kernel import Session
-from collage.runtime.bound_suffix import Launches
-from collage.runtime.careful import Careful
+from collage.runtime.bound_engine import Launches
+from collage.runtime.original import Careful
 from collage.runtime.suffix import _bound
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.region import Region

@@ -44,9 +44,8 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
-from collage.measure.whole_trial import EngineTrial
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure.worker.whole_protocol import Opened
+from collage.measure.worker.whole_protocol import EngineTrial, Opened
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.patterns.match import Match
@@ -181,9 +180,6 @@ class NullMeasurer:
             r: outcome if r.nodes in failed else self.outrun.get((r.backend, r.nodes), outcome)
             for r, outcome in known.items()
         }
-
-    def finish(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
-        return self.measure(requests)
 
     def measure(
         self, requests: Iterable[CandidateRequest], progress: Any = None

@@ -196,7 +196,7 @@ def test_doctor_tells_of_a_gpu(
 ) -> None:
     pretend(monkeypatch, lambda name: driver)
     found = doctor.gpu_check()
-    assert (found.status.value, found.detail) == (status, detail)
+    assert (found.status, found.detail) == (status, detail)
     assert fix in found.fix
 
 

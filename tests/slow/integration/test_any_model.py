@@ -26,8 +26,7 @@ from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
 from collage.module.file import read_summary
 from collage.report.show import facts
-from collage.runtime.careful import Careful
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Careful, Fallback
 from collage.schedule.suffix import ValuePort
 from tests.helpers.models import make_model, positive_rows
 

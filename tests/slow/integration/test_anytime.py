@@ -142,7 +142,7 @@ def test_a_budget_that_ends_while_candidates_are_measured(
         if progress.stage == "measure" and 1 < progress.total > progress.done:  # not the end of a group
             seen.append(progress.text)
             if len(seen) == 20:
-                leap[0] = 990.0 - 15.0
+                leap[0] = 990.0 - 2.0
 
     monkeypatch.setattr(Deadline, "__init__", begin)
     module = collage.compile(

@@ -65,7 +65,7 @@ def test_every_node_is_covered_once_and_explained(module: collage.CompiledModule
 def test_a_second_compile_makes_no_measurement_and_starts_no_worker(
     module: collage.CompiledModule, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_, **__: pytest.fail("a worker was started"))
     again = collage.compile(conv_net(), db=database, progress=False)
     x = np.random.default_rng(3).standard_normal((1, 3, 16, 16)).astype(np.float32)
     assert np.array_equal(again(x), module(x))
@@ -131,7 +131,7 @@ def test_a_module_for_other_libraries_is_refused(
 
 
 def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
-    with pytest.raises(InputError, match=r"unknown input: z\..*x \(float32, 1x3x16x16\)"):
+    with pytest.raises(InputError, match=r"unknown input: z\..*x \(float32.*1x3x16x16"):
         module(z=image(0))
     with pytest.raises(InputError, match=r"missing input: x"):
         module()

@@ -72,7 +72,7 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
     with measurer(model, database, NumpyBackend(), hostile.Slow()) as second:
         assert second.race([numpy, slow]) == found
         assert second.measurements_made == 0
-        to_the_end = second.finish([slow])[slow]
+        to_the_end = second.measure([slow])[slow]
         assert isinstance(to_the_end, Measurement) and to_the_end.min_us >= 1000.0
         assert second.race([numpy, slow])[slow] == to_the_end
 
@@ -126,7 +126,7 @@ def test_what_is_known_is_not_measured_again(
         assert isinstance(found[requests[1]], Rejection)
         assert epsilon > 0
         assert wrong == {}
-    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_, **__: pytest.fail("a worker was started"))
     with measurer(chain_model(), database, *backends) as second:
         assert second.measure(requests) == found
         assert second.verify() == wrong

@@ -17,7 +17,7 @@ import collage
 from collage.core.progress import Progress
 from collage.errors import InputError
 from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 from collage.schedule.suffix import ValuePort
 from tests.helpers.cli.helpers import fails, json_of, succeeds
 from tests.helpers.models import make_model

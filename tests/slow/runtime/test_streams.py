@@ -18,7 +18,7 @@ from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure.timing.launch_times import NotedRuns, begins, run_in_turns
+from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
 from collage.runtime import careful as runtime_careful
@@ -26,7 +26,7 @@ from collage.runtime.executor import Executor
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.read_program import read_program
 from collage.schedule.region import Region
-from collage.schedule.schedule import TEAM, check
+from collage.schedule.schedule import TEAM, begins, check
 
 needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
 

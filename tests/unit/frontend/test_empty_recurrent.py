@@ -15,7 +15,7 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import InputError
 from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.options import BuildOptions
-from collage.runtime.fallback import Fallback
+from collage.runtime.original import Fallback
 from collage.schedule.suffix import ValuePort
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

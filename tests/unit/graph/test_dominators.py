@@ -1,11 +1,11 @@
-"""Immediate (post-)dominators against the definition."""
+"""Immediate post-dominators against the definition."""
 
 from __future__ import annotations
 
 from hypothesis import given
 
 from collage.graph.dataflow import Graph
-from collage.graph.dominators import dominators, post_dominators
+from collage.graph.dominators import post_dominators
 from tests.helpers.strategies import graphs
 
 EXIT = -1
@@ -41,19 +41,8 @@ def edges_to_exit(graph: Graph) -> dict[int, set[int]]:
     return after
 
 
-def edges_to_entry(graph: Graph) -> dict[int, set[int]]:
-    return {node.id: set(graph.predecessors[node.id]) or {EXIT} for node in graph.nodes}
-
-
 @given(graphs())
 def test_post_dominators_follow_the_definition(graph: Graph) -> None:
     after = edges_to_exit(graph)
     count = len(graph.nodes)
     assert post_dominators(graph) == tuple(naive(count, after, n) for n in range(count))
-
-
-@given(graphs())
-def test_dominators_follow_the_definition(graph: Graph) -> None:
-    before = edges_to_entry(graph)
-    count = len(graph.nodes)
-    assert dominators(graph) == tuple(naive(count, before, n) for n in range(count))

@@ -11,8 +11,8 @@ import pytest
 from collage.errors import InputError
 from collage.graph.dataflow import TensorType
 from collage.graph.value_type import STRING, TENSOR, ValueType
-from collage.runtime.fallback import Fallback, _checked
 from collage.runtime.inputs import collect_inputs
+from collage.runtime.original import Fallback, _checked
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
+from collage.backends.native_kernels.speed_kernels import BLOCKS, SpeedKernels
 from collage.core.caches import Cache, caches
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds, rounded
-from collage.measure.machine.quiet import quiet_machine
-from collage.measure.machine.speed_kernels import BLOCKS, SpeedKernels
 from collage.native import core_problem
 from collage.native.kernel_library import kernels_problem
 from collage.native.speed import Memory, Sampled, barrier, can_measure, reading
@@ -36,15 +35,13 @@ _PLAUSIBLE_NS = (0.2, 5.0)
 def measure_speeds(threads: int, seconds: float) -> MachineSpeeds:
     """The machine's speeds with a team of that size, from samples of about so many seconds.
 
-    While samples are taken, this process has the machine. The speeds are ``WRITTEN_DOWN`` where nothing can be
+    The caller has the machine to itself meanwhile. The speeds are ``WRITTEN_DOWN`` where nothing can be
     measured: without the native core, or without memory to spare.
     """
     if core_problem() or not can_measure():
         return replace(WRITTEN_DOWN, threads=threads)
     try:
-        measurement = _SpeedMeasurement(threads)
-        with quiet_machine():
-            return rounded(measurement.run(seconds))
+        return rounded(_SpeedMeasurement(threads).run(seconds))
     except MemoryError:
         log.info("there is too little memory to measure the machine's speeds")
         return replace(WRITTEN_DOWN, threads=threads)
