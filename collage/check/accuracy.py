@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -134,17 +134,21 @@ class Accuracy:
                 errors.append(metric.measured(*named))
         return tuple(errors)
 
-    def largest(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
-        """The largest difference over the scale of its element; infinite for integers, NaN or types that differ."""
-        return max(
-            (Expected.of(e, rule).error(a) for a, e, rule in zip(outputs, expected, self.rules, strict=True)),
-            default=0.0,
-        )
+    def largest(
+        self, outputs: Sequence[Array], expected: Sequence[Array], positions: Sequence[int] | None = None
+    ) -> float:
+        """The largest difference over the scale of its element; infinite for integers, NaN or types that differ.
+
+        It is that of all outputs, or of those at these positions.
+        """
+        chosen = range(len(expected)) if positions is None else positions
+        found = (Expected.of(expected[at], self.rules[at]).error(outputs[at]) for at in chosen)
+        return max(found, default=0.0)
 
     def of_floats(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
-        """What errors are predicted by: outputs of floating-point numbers only; infinite where there are none.
+        """What errors are predicted by: outputs of floating-point numbers only; infinite if there are none.
 
-        It is the largest difference over the scale of its element, or the metric where that is predicted, too.
+        It is the largest difference over the scale of its element, or the metric if that is predicted, too.
         """
         floats = [at for at, each in enumerate(expected) if each.dtype.kind == "f"]
         if not floats:
@@ -154,11 +158,7 @@ class Accuracy:
             return metric.measured(
                 *({self.names[at]: each[at] for at in floats} for each in (expected, outputs))
             )
-        found = (
-            Expected.of(expected[at], replace(self.rules[at], rounded=False, drawn=False)).error(outputs[at])
-            for at in floats
-        )
-        return max(found)
+        return self.largest(outputs, expected, floats)
 
 
 def on_samples(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 from collage.backends.base import DRAWS, Backend
@@ -14,7 +12,7 @@ from collage.check.sample import Sample
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Array, TensorType
+from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, stored_type
 from collage.kernel.device_array import copy_on, empty_on
 from collage.kernel.kernel import Call, Kernel
@@ -71,25 +69,16 @@ class KernelBuffers:
         input_storages = variant.inputs or (PLAIN,) * len(subgraph.inputs)
         output_storages = variant.outputs or (PLAIN,) * len(subgraph.outputs)
         usual = usual_sample(subgraph, samples)
-        types = zip(subgraph.output_types, output_storages, strict=True)
-
-        def once(side: str, at: int, storage: Storage, make: Callable[[], Array]) -> Array:
-            if (side, at, storage) not in shared:
-                shared[side, at, storage] = make()
-            return shared[side, at, storage]
-
-        def copied(at: int, storage: Storage) -> Array:
-            return copy_on(storage.device, usual.stored(at, storage))
-
+        for at, storage in enumerate(input_storages):
+            if ("in", at, storage) not in shared:
+                shared["in", at, storage] = copy_on(storage.device, usual.stored(at, storage))
+        for at, (kind, storage) in enumerate(zip(subgraph.output_types, output_storages, strict=True)):
+            if ("out", at, storage) not in shared:
+                stored = stored_type(kind, storage)
+                shared["out", at, storage] = empty_on(storage.device, stored.shape, stored.dtype)
         return KernelBuffers(
-            tuple(
-                once("in", at, storage, partial(copied, at, storage))
-                for at, storage in enumerate(input_storages)
-            ),
-            tuple(
-                once("out", at, storage, partial(_empty_on, storage, stored_type(kind, storage)))
-                for at, (kind, storage) in enumerate(types)
-            ),
+            tuple(shared["in", at, storage] for at, storage in enumerate(input_storages)),
+            tuple(shared["out", at, storage] for at, storage in enumerate(output_storages)),
             input_storages,
             output_storages,
         )
@@ -134,10 +123,6 @@ def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:
         name = subgraph.model.graph.values[missing.args[0]].name
         text = f"no reference value for {name or 'a value inside an ONNX node'}"
         raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, text)) from missing
-
-
-def _empty_on(storage: Storage, kind: TensorType) -> Array:
-    return empty_on(storage.device, kind.shape, kind.dtype)
 
 
 def _bind(source: KernelSource, artifact: bytes, buffers: KernelBuffers) -> BoundKernel:

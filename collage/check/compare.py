@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -47,22 +47,37 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
-_REDUCED = {
-    BF16: 2.0**-8,
-    TF32: 2.0**-11,
-    FP16: 2.0**-11,
-    INT8: 2.0**-7,
-    STORED_INT8: 2.0**-7,
-    DYNAMIC_INT8: 2.0**-7,
-}
-"""For each reduced precision, the largest relative error of rounding a number to it. Steps of 8 bits are even, so that
-this holds for the larger numbers of a row."""
 
-_REDUCED_ALLOWED = {BF16: 5e-2, TF32: 1e-2, FP16: 1e-2, INT8: 2e-1, STORED_INT8: 0.25, DYNAMIC_INT8: 0.25}
-"""The error that a kernel of a reduced precision may have. It only tells wrong kernels from right ones, since the
-search charges a kernel the error that it has: convolutions and products show 3e-3 to 1e-2 in bfloat16, and five times
-as much in 8 bits, more where rows are few and each column has a scale of its own. ONNX Runtime's 8 bits are of whole
-networks, whose errors add up."""
+@dataclass(frozen=True)
+class Rounding:
+    """What a precision does to numbers. The precision "" does nothing to them."""
+
+    most: float = 0.0
+    """The largest relative error of a number. If steps are even, this holds for the larger numbers of a row."""
+    allowed: float = 0.0
+    """The error that a kernel may have. It only tells wrong kernels from right ones, since the search charges a kernel
+    the error that it has: convolutions and products show 3e-3 to 1e-2 in bfloat16, and five times as much in 8 bits,
+    more if rows are few and each column has a scale of its own. ONNX Runtime's 8 bits are of whole networks, whose
+    errors add up."""
+    of_each: bool = False
+    """Whether each number is rounded by itself, so that a large one costs those beside it nothing. Steps that follow
+    from samples do so, too. In float16 a large number becomes infinite, which no rounding explains."""
+    even: bool = False
+    """Whether all numbers of a row or more have the same step, so that small ones lose more."""
+    saturates: bool = False
+    """Whether numbers that are larger than those of the samples are cut."""
+
+
+ROUNDINGS: Mapping[str, Rounding] = {
+    "": Rounding(),
+    BF16: Rounding(2.0**-8, 5e-2, of_each=True),
+    TF32: Rounding(2.0**-11, 1e-2, of_each=True),
+    FP16: Rounding(2.0**-11, 1e-2),
+    INT8: Rounding(2.0**-7, 2e-1, even=True),
+    STORED_INT8: Rounding(2.0**-7, 0.25, of_each=True, even=True, saturates=True),
+    DYNAMIC_INT8: Rounding(2.0**-7, 0.25, even=True),
+}
+"""The rounding of each precision by its name."""
 
 _PADDING = 1e30
 """One over the scale of what pads a layout, so that whatever is not zero there is too much."""
@@ -98,39 +113,15 @@ def region_tolerance(dtypes: Iterable[str], *, rounded: bool = False) -> float:
     return max((tolerance(dtype) for dtype in dtypes), default=0.0) if not rounded else _ROUNDED
 
 
-def reduced_tolerance(precision: str) -> float:
-    """The largest error that a kernel of a reduced precision may have. Raises KeyError for an unknown precision."""
-    return _REDUCED_ALLOWED[precision]
-
-
-def rounds_each_number(precision: str) -> bool:
-    """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing.
-
-    Steps that follow from samples do so, too: a large number itself is cut. In float16 a large number becomes infinite,
-    which no rounding explains.
-    """
-    return precision in (BF16, TF32, STORED_INT8)
-
-
-def in_even_steps(precision: str) -> bool:
-    """Whether a reduced precision has the same step for all numbers of a row or more, so that small ones lose more."""
-    return precision in (INT8, STORED_INT8, DYNAMIC_INT8)
-
-
-def saturates(precision: str) -> bool:
-    """Whether kernels of a reduced precision cut numbers that are larger than those of the samples."""
-    return precision == STORED_INT8
-
-
 def of_shared_digits(precisions: Iterable[str]) -> frozenset[str]:
     """Find those of a module's precisions in which a large number costs the numbers beside it their digits.
 
     There are none where another precision cuts large numbers, because the module differs on these anyway.
     """
-    found = frozenset(precisions)
-    if any(map(saturates, found)):
+    roundings = {each: ROUNDINGS.get(each, Rounding()) for each in precisions}
+    if any(each.saturates for each in roundings.values()):
         return frozenset()
-    return frozenset(each for each in found if not rounds_each_number(each))
+    return frozenset(each for each, rounding in roundings.items() if not rounding.of_each)
 
 
 def dtypes_of(values: Sequence[Any]) -> list[str]:
@@ -317,7 +308,7 @@ def slightly_changed(array: Array, rng: np.random.Generator, precision: str = ""
         return array
     eps = {8: 2.0**-52, 4: 2.0**-23, 2: 2.0**-10}.get(array.dtype.itemsize, 0.0)
     with np.errstate(all="ignore"):
-        most = _REDUCED[precision] if precision else 4 * eps
+        most = ROUNDINGS[precision].most if precision else 4 * eps
         changed = np.asarray(array, np.float64) * (1 + rng.uniform(-most, most, array.shape))
         return changed.astype(array.dtype)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from collage.backends.base import BackendKind
 from collage.check.bound_kernel import BoundKernel, usual_sample
-from collage.check.compare import reduced_tolerance, rounds_each_number, saturates
+from collage.check.compare import ROUNDINGS
 from collage.check.sample import Sample
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
@@ -154,16 +154,15 @@ class Judge:
     def error(self, sample: Sample, position: int, array: Array, about: str) -> float:
         """The error of an output, or what is allowed if rounding explains it. Raises RejectedError."""
         # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
-        precision, storage = self.precision, self.storages[position]
+        precision, storage, rounding = self.precision, self.storages[position], ROUNDINGS[self.precision]
         expected, allowed = sample.expected(position, storage), sample.rules[position].allowed
-        if precision:
-            allowed = max(allowed, reduced_tolerance(precision))
+        allowed = max(allowed, rounding.allowed)
         error = expected.error(array)
         if error <= allowed:
             return error
         plain = from_layout(array, storage, self.subgraph.output_types[position])
         filled = storage == PLAIN or same_bytes(to_layout(plain, storage), array)
-        otherwise = saturates(precision) or (self.engine and rounds_each_number(precision))
+        otherwise = rounding.saturates or (self.engine and rounding.of_each)
         if filled and otherwise and not sample.usual and np.isfinite(error):
             return error
         doubtful = precision or error <= _ROUNDING or sample.outputs[position].dtype.kind in "iub"

@@ -6,6 +6,7 @@ Each kind is made of ordinary inputs by changing some of their values, so that m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,19 +153,21 @@ def _outliers(array: Array, rng: np.random.Generator, number: int) -> Array:
     return np.asarray(found, array.dtype)
 
 
-def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
-    """Channels and items have different magnitudes. Channels are the second of four and more axes, or the last one."""
-    low, high = np.log2(_UNEVEN)
-    axis = 1 if array.ndim >= 4 else array.ndim - 1
+def _along(array: Array, axis: int, powers: Callable[[float, float, int], Any]) -> Any:
+    """Powers of two along an axis, which broadcast. ``powers`` takes the least, the largest, and how many."""
+    low, high = (-4, 2) if np_dtype(array.dtype.name).itemsize < 4 else np.log2(_UNEVEN)  # what float16 holds
     shape = [1] * array.ndim
     if array.ndim:
         shape[axis] = array.shape[axis]
-    factors: Any = np.exp2(np.round(rng.uniform(low, high, shape)))
+    return np.exp2(np.round(powers(low, high, math.prod(shape)))).reshape(shape)
+
+
+def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
+    """Channels and items have different magnitudes. Channels are the second of four and more axes, or the last one."""
+    factors = _along(array, 1 if array.ndim >= 4 else array.ndim - 1, rng.uniform)
     if array.ndim >= 2 and array.shape[0] > 1:
-        items = np.exp2(np.round(rng.uniform(low, high, (array.shape[0], *[1] * (array.ndim - 1)))))
-        factors = np.clip(factors * items, *_UNEVEN)
-    if np_dtype(array.dtype.name).itemsize < 4:
-        factors = np.clip(factors, 2.0**-4, 2.0**2)  # what float16 holds
+        low, high = (2.0**-4, 2.0**2) if np_dtype(array.dtype.name).itemsize < 4 else _UNEVEN
+        factors = np.clip(factors * _along(array, 0, rng.uniform), low, high)
     return np.asarray(array * factors.astype(array.dtype), array.dtype)
 
 
@@ -172,17 +175,12 @@ def _growing(array: Array, rng: np.random.Generator, number: int) -> Array:
     """Positions have magnitudes that grow: columns of images, and rows of what has fewer axes.
 
     A kernel that takes the numbers of one position for those of another one shows here. Numbers that all have one
-    magnitude hide it where they are averaged, or added to what is much larger.
+    magnitude hide it if they are averaged, or added to what is much larger.
     """
     axis = array.ndim - 1 if array.ndim >= 4 else array.ndim - 2
     if axis < 0 or (axis == 0 and array.shape[0] == 1):
         axis = array.ndim - 1
-    shape = [1] * array.ndim
-    if array.ndim:
-        shape[axis] = array.shape[axis]
-    low, high = np.log2(_UNEVEN) if np_dtype(array.dtype.name).itemsize >= 4 else (-4, 2)
-    factors: Any = np.exp2(np.round(np.linspace(low, high, shape[axis] if array.ndim else 1))).reshape(shape)
-    return np.asarray(array * factors.astype(array.dtype), array.dtype)
+    return np.asarray(array * _along(array, axis, np.linspace).astype(array.dtype), array.dtype)
 
 
 def _ties(array: Array, rng: np.random.Generator, number: int) -> Array:

@@ -34,7 +34,7 @@ class MetricError(CollageError):
 class Metric:
     """Tells how far outputs are from the reference's. ``own`` is the user's function; the others are known by name.
 
-    - ``max``: the largest absolute difference over the scale of its element (see ``measure_db.scales``).
+    - ``max``: the largest absolute difference over the scale of its element (see ``check.scales``).
     - ``output``: the largest absolute difference in an output over the largest magnitude of that output.
     - ``top1``: the share of decisions that differ; a decision is the index of the largest number along the last axis.
     - ``cosine``: 1 - the cosine of the angle between an output and the reference.
@@ -130,21 +130,17 @@ def _decisions(expected: Outputs, actual: Outputs) -> float:
 
 
 def _of_output(expected: Outputs, actual: Outputs) -> float:
-    worst = 0.0
-    for name, reference in expected.items():
-        if reference.dtype.kind not in "fc":
-            if not np.array_equal(actual[name], reference):
-                return math.inf
-        elif reference.size:
-            a, b = (
-                np.asarray(each, np.result_type(reference, np.float64)) for each in (actual[name], reference)
-            )
-            same = (a == b) | (np.isnan(a) & np.isnan(b))
-            scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0)) or 1.0
-            with np.errstate(invalid="ignore"):
-                error = float(np.where(same, 0.0, np.abs(a - b)).max()) / scale
-            worst = max(worst, error if math.isfinite(error) else math.inf)
-    return worst
+    def one(a: Any, e: Any) -> float:
+        if e.dtype.kind not in "fc":
+            return 0.0 if np.array_equal(a, e) else math.inf
+        a, e = (np.asarray(each, np.result_type(e, np.float64)) for each in (a, e))
+        with np.errstate(invalid="ignore"):
+            distance = np.where((a == e) | (np.isnan(a) & np.isnan(e)), 0.0, np.abs(a - e))
+        scale = float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) or 1.0
+        error = float(distance.max(initial=0.0)) / scale
+        return error if math.isfinite(error) else math.inf
+
+    return max((one(actual[name], reference) for name, reference in expected.items()), default=0.0)
 
 
 def _angle(expected: Outputs, actual: Outputs) -> float:

@@ -6,7 +6,7 @@ replaced by float64; it is slow, and asked only in the doubtful cases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from collage.graph.dataflow import Array
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _LARGEST_BYTES = 1 << 30
+_ALL = (slice(None), slice(None))
 
 
 def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
@@ -48,109 +49,82 @@ def _wide_array(array: Array) -> Array:
 
 
 class PreciseConv(OpRun):
-    """ONNX's Conv by products of matrices; the evaluator's own one loops over pixels in Python."""
+    """ONNX's Conv, one product of matrices for each position in the kernel; onnx's own loops over pixels in Python."""
 
-    def _run(
-        self,
-        x: Any,
-        w: Any,
-        b: Any = None,
-        auto_pad: Any = None,
-        dilations: Any = None,
-        group: Any = None,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple[Any]:
+    def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> tuple[Any]:
         rank = x.ndim - 2
-        dilations, strides = dilations or [1] * rank, strides or [1] * rank
-        pads = _pads(auto_pad, pads, x.shape[2:], w.shape[2:], dilations, strides)
-        groups = group or 1
-        padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+        dilations, strides = given.get("dilations") or [1] * rank, given.get("strides") or [1] * rank
         spans = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
-        windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, 2 + rank)))
-        every = (slice(None), slice(None), *(slice(None, None, s) for s in (*strides, *dilations)))
-        windows = windows[every]
-        per, outs = x.shape[1] // groups, w.shape[0] // groups
-        axes = list(range(2 + rank, 2 + 2 * rank))
-        parts = [
-            np.moveaxis(
-                np.tensordot(
-                    windows[:, g * per : (g + 1) * per],
-                    w[g * outs : (g + 1) * outs],
-                    ([1, *axes], [1, *range(2, 2 + rank)]),
-                ),
-                -1,
-                1,
-            )
-            for g in range(groups)
+        pads = _pads(given.get("auto_pad"), given.get("pads"), x.shape[2:], spans, strides)
+        padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+        extents = [(n - span) // s + 1 for n, span, s in zip(padded.shape[2:], spans, strides, strict=True)]
+        found = np.zeros((x.shape[0], w.shape[0], *extents), x.dtype)
+        for tap, places in _taps(w.shape[2:], dilations, extents, strides):
+            for ins, outs in _groups(given.get("group") or 1, x.shape[1], w.shape[0]):
+                part = np.tensordot(padded[places][:, ins], w[tap][outs], ([1], [1]))
+                found[:, outs] += np.moveaxis(part, -1, 1)
+        return (_biased(found, b),)
+
+
+class ConvTranspose(OpRun):
+    """ONNX's ConvTranspose, one product of matrices for each position in the kernel."""
+
+    def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> tuple[Any]:
+        rank = x.ndim - 2
+        dilations, strides = given.get("dilations") or [1] * rank, given.get("strides") or [1] * rank
+        extra, pads = given.get("output_padding") or [0] * rank, given.get("pads") or [0] * 2 * rank
+        if given.get("output_shape") or given.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
+            raise NotImplementedError("output shapes that are given")
+        full = [
+            (n - 1) * s + (k - 1) * d + 1 + e
+            for n, s, k, d, e in zip(x.shape[2:], strides, w.shape[2:], dilations, extra, strict=True)
         ]
-        found = np.concatenate(parts, axis=1)
-        return (found if b is None else found + b.reshape(1, -1, *[1] * rank),)
+        groups = given.get("group") or 1
+        found = np.zeros((x.shape[0], groups * w.shape[1], *full), x.dtype)
+        for tap, places in _taps(w.shape[2:], dilations, x.shape[2:], strides):
+            for ins, outs in _groups(groups, x.shape[1], found.shape[1]):
+                part = np.tensordot(x[:, ins], w[tap][ins], ([1], [0]))
+                found[places][:, outs] += np.moveaxis(part, -1, 1)
+        within = (slice(p, n - q) for p, q, n in zip(pads[:rank], pads[rank:], full, strict=True))
+        inner = (*_ALL, *within)
+        return (_biased(found[inner], b),)
+
+
+def _taps(
+    kernel: Sequence[int], dilations: Sequence[int], extents: Sequence[int], strides: Sequence[int]
+) -> Iterator[tuple[Any, Any]]:
+    """Indices of each position in the kernel, and of the ``extents`` places that it meets on the larger side."""
+    for tap in np.ndindex(*kernel):
+        axes = zip(tap, dilations, extents, strides, strict=True)
+        yield (*_ALL, *tap), (*_ALL, *(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in axes))
+
+
+def _groups(count: int, ins: int, outs: int) -> Iterator[tuple[slice, slice]]:
+    """The channels that each group reads, and those that it makes."""
+    for g in range(count):
+        yield (
+            slice(g * ins // count, (g + 1) * ins // count),
+            slice(g * outs // count, (g + 1) * outs // count),
+        )
+
+
+def _biased(found: Any, bias: Any) -> Any:
+    return found if bias is None else found + bias.reshape(1, -1, *[1] * (found.ndim - 2))
 
 
 def _pads(
     auto_pad: str | None,
     pads: Sequence[int] | None,
     extents: Sequence[int],
-    kernel: Sequence[int],
-    dilations: Sequence[int],
+    spans: Sequence[int],
     strides: Sequence[int],
 ) -> list[int]:
     """The pads of all axes, first at their begins and then at their ends, as in ONNX's attribute ``pads``."""
-    rank = len(kernel)
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        return list(pads or [0] * 2 * rank) if auto_pad != "VALID" else [0] * 2 * rank
-    begins, ends = [], []
-    for extent, size, dilation, stride in zip(extents, kernel, dilations, strides, strict=True):
-        total = max(0, (-(-extent // stride) - 1) * stride + (size - 1) * dilation + 1 - extent)
-        small, large = total // 2, total - total // 2
-        begins.append(small if auto_pad == "SAME_UPPER" else large)
-        ends.append(large if auto_pad == "SAME_UPPER" else small)
-    return [*begins, *ends]
-
-
-class ConvTranspose(OpRun):
-    """ONNX's ConvTranspose, one product of matrices for each position in the kernel."""
-
-    def _run(
-        self,
-        x: Any,
-        w: Any,
-        b: Any = None,
-        auto_pad: Any = None,
-        dilations: Any = None,
-        group: Any = None,
-        kernel_shape: Any = None,
-        output_padding: Any = None,
-        output_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple[Any]:
-        rank = x.ndim - 2
-        dilations, strides = dilations or [1] * rank, strides or [1] * rank
-        extra = output_padding or [0] * rank
-        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            raise NotImplementedError("output shapes that are given")
-        pads = pads or [0] * 2 * rank
-        groups = group or 1
-        per, outs = x.shape[1] // groups, w.shape[1]
-        full = [
-            (n - 1) * s + (k - 1) * d + 1 + e
-            for n, s, k, d, e in zip(x.shape[2:], strides, w.shape[2:], dilations, extra, strict=True)
-        ]
-        found = np.zeros((x.shape[0], groups * outs, *full), x.dtype)
-        for place in np.ndindex(*w.shape[2:]):
-            where = tuple(
-                slice(p * d, p * d + (n - 1) * s + 1, s)
-                for p, d, n, s in zip(place, dilations, x.shape[2:], strides, strict=True)
-            )
-            for g in range(groups):
-                tap = (slice(g * per, (g + 1) * per), slice(None), *place)
-                part = np.moveaxis(np.tensordot(x[:, g * per : (g + 1) * per], w[tap], ([1], [0])), -1, 1)
-                to = (slice(None), slice(g * outs, (g + 1) * outs), *where)
-                found[to] += part
-        inner = (slice(p, n - q) for p, q, n in zip(pads[:rank], pads[rank:], full, strict=True))
-        within = (slice(None), slice(None), *inner)
-        found = found[within]
-        return (found if b is None else found + b.reshape(1, -1, *[1] * rank),)
+        return [0] * 2 * len(spans) if auto_pad == "VALID" or not pads else list(pads)
+    totals = [
+        max(0, (-(-extent // stride) - 1) * stride + span - extent)
+        for extent, span, stride in zip(extents, spans, strides, strict=True)
+    ]
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return [*small, *large] if auto_pad == "SAME_UPPER" else [*large, *small]

@@ -14,28 +14,26 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from collage.check.compare import is_tolerable, region_tolerance, relative_error, slightly_changed
+from collage.check.compare import is_tolerable, region_tolerance, relative_error
+from collage.check.sample import nearby_outputs
 from collage.check.store import ValueStore
 from collage.core.library_text import library_text
-from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.frontend.export.to_onnx import ExportError, export_onnx
 from collage.frontend.model import Model
-from collage.frontend.ort_session import run_within, session_options, use_mapped_weights
-from collage.frontend.read.apart import has_files, save_model
+from collage.frontend.ort_session import run_within
 from collage.frontend.read.proto_size import bytes_of
 from collage.frontend.read.scopes import reads
 from collage.frontend.read.unsupported_dtypes import plain_interface
 from collage.frontend.read.weights import array_of, fill
+from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array, np_dtype
 
 log = logging.getLogger(__name__)
 
 _EMBED_BELOW_BYTES = 1 << 16
 _LARGEST_PROTO_BYTES = 1 << 30
-_NEARBY = 4
 
 
 def evaluate(
@@ -148,11 +146,7 @@ def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
     expected = {v: store.load(v, graph.type_of(v)) for v in known}
     worst = max((relative_error(arrays[v], expected[v]) for v in known), default=0.0)
     if source >= 0 and not worst <= allowed and np.isfinite(worst):
-        rng = np.random.default_rng(source)
-        nearby = [
-            _run(part, {f"v{v}": slightly_changed(store.load(v, graph.type_of(v)), rng) for v in read})
-            for _ in range(_NEARBY)
-        ]
+        nearby = [*nearby_outputs(part, {f"v{v}": store.load(v, graph.type_of(v)) for v in read}, _run)]
         around = {v: [outputs[made.index(v)] for outputs in nearby] for v in known}
         if all(is_tolerable(expected[v], arrays[v], allowed, around[v]) for v in known):
             worst = allowed
@@ -232,21 +226,7 @@ class PartSession:
     def __init__(self, part: onnx.ModelProto) -> None:
         """Load the model, which is changed in place where it has such dtypes. Raises what ONNX Runtime raises."""
         self._plain = plain_interface(part)
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        options.enable_cpu_mem_arena = False
-        if not has_files(part):
-            self._session = ort.InferenceSession(
-                part.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-            return
-        use_mapped_weights(options)
-        with TemporaryFolder("session") as folder:
-            save_model(part, folder / "model.onnx")
-            self._session = ort.InferenceSession(
-                str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-            )
+        self._session = unoptimised_session(part, small=True)
 
     def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
         """The outputs, in order, for inputs by name.

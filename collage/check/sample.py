@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 
 from collage.check.compare import (
+    ROUNDINGS,
     Expected,
     Rule,
     changed_by_steps,
-    in_even_steps,
     is_inexact,
     is_tolerable,
     slightly_changed,
@@ -57,8 +57,11 @@ def nearby_outputs(
     rng = np.random.default_rng(0)
 
     def changed(array: Array) -> Array:
-        even = steps and in_even_steps(precision)
-        return changed_by_steps(array, rng) if even else slightly_changed(array, rng, precision)
+        return (
+            changed_by_steps(array, rng)
+            if steps and ROUNDINGS[precision].even
+            else slightly_changed(array, rng, precision)
+        )
 
     def slightly(array: Array) -> Array:
         return slightly_changed(array, rng, precision)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from collage.check.no_room import no_room
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array, TensorType, np_dtype
 
@@ -35,14 +36,11 @@ class ValueStore:
         plain = dense if dense.dtype.isbuiltin == 1 else dense.view(f"u{dense.dtype.itemsize}")
         partial = self._path(value).with_suffix(".partial")
         try:
-            with partial.open("wb") as file:
+            with no_room("the values of the model"), partial.open("wb") as file:
                 np.save(file, plain, allow_pickle=False)
-        except OSError as error:
+        except MeasurementError:
             partial.unlink(missing_ok=True)
-            raise MeasurementError(
-                f"the values of the model cannot be written to {self.folder}: {error.strerror or error}. Make room "
-                "there, or name a roomier folder with TMPDIR."
-            ) from error
+            raise
         os.replace(partial, self._path(value))
 
     def load(self, value: int, found: TensorType) -> Array:

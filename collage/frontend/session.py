@@ -61,16 +61,24 @@ def _loaded(model: onnx.ModelProto, file: Path | None = None) -> Run:
     return lambda feeds: list(session.run(None, dict(feeds)))
 
 
-def unoptimised_session(model: onnx.ModelProto, file: Path | None = None) -> ort.InferenceSession:
+def unoptimised_session(
+    model: onnx.ModelProto, file: Path | None = None, *, small: bool = False
+) -> ort.InferenceSession:
     """A session on the model with all graph optimisations off. ``file`` has the model, if there is one.
 
-    Raises whatever ONNX Runtime does.
+    A ``small`` model fits into one protobuf, unless its weights are in files, and runs on one thread. Raises whatever
+    ONNX Runtime does.
     """
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if small:
+        options.intra_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
     if has_files(model):
         use_mapped_weights(options)
+    elif small:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     if file is not None:
         return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     with TemporaryFolder("session") as folder:

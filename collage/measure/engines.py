@@ -17,7 +17,7 @@ from collage.backends.engine import Engine
 from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
 from collage.check.input_kinds import KINDS
 from collage.check.no_room import no_room
-from collage.check.whole_verdict import JUDGES, Verdict, compared, forgiven
+from collage.check.whole_verdict import JUDGES, Verdict, compared
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.read.apart import save_model
@@ -222,9 +222,8 @@ class Engines:
             if expected.outputs is None:
                 log.info("%s: %s", judge, expected.message)
                 continue
-            found = compared(self._model, self.inputs, outputs, expected.outputs, judge)
-            if found.wrong and judge == JUDGES[0]:
-                found = forgiven(self._model, found, outputs, expected.outputs, self._nearby())
+            nearby = self._nearby if judge == JUDGES[0] else tuple
+            found = compared(self._model, self.inputs, outputs, expected.outputs, judge, nearby)
             if verdict is None or found.errors:  # a later judge counts only where it agrees with some engine
                 verdict = found
             if not found.wrong:
