@@ -16,7 +16,7 @@ from collage.core.machine_lock import LOCK_VARIABLE
 from tests.helpers.cuda_processes import BUILT_VARIABLE
 
 # Measuring reads it when it is imported. Its name is that of collage.measure.timing.effort.EFFORT_VARIABLE.
-_LITTLE = {"kernel_s": 0.005, "settle_s": 0.005, "turn_s": 0.004, "speeds_s": 0.0, "noted_s": 0.05}
+_LITTLE = {"kernel_s": 0.005, "settle_s": 0.005, "turn_s": 0.004, "noted_s": 0.05}
 os.environ["COLLAGE_EFFORT"] = json.dumps({"usual": _LITTLE, "exhaustive": _LITTLE})
 
 # Tests that run beside each other do not wait for each other's measurements. What is about that sets its own values.

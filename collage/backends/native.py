@@ -57,10 +57,6 @@ class Native(Backend):
 
         return reassociates(variant)
 
-    def settings(self, options: BuildOptions) -> str:
-        """How much of their operands the kernels work on at a time, if that is not the usual."""
-        return str(options.speeds.blocking)
-
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the kernel's numbers and its packed weights."""
         from collage.backends.native_kernels.algorithms import offers

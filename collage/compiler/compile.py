@@ -46,7 +46,6 @@ from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.gpu_now import gpu_now
 from collage.measure.machine.memory import memory_for_worker
-from collage.measure.machine.speeds import machine_speeds
 from collage.measure.settings import CandidateLimits
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
@@ -114,8 +113,7 @@ def compile_model(
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
         memory = partial(memory_for_worker, CandidateLimits().worker_memory())
         database.doubt(Doubt(gpu_now, memory, on_gpu))
-        speeds = partial(machine_speeds, target, database, kept, options.effort.speeds_s)
-        task = Task(loaded, options, registry, backends, versions, target, speeds)
+        task = Task(loaded, options, registry, backends, versions, target)
         bench = Bench(task, database, kept, clock, best.show, crews)
         try:
             selected = compiled(bench, best)

@@ -118,7 +118,6 @@ def finished_key(bench: Bench) -> str | None:
         str(task.target),
         task.target.measured_on,
         task.target.threads,
-        task.speeds if bench.has_graph else "",
     )
     asked = *options.key, _digest(source.samples) if options.tolerance else ""
     hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())

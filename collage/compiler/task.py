@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,6 @@ from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource
 from collage.frontend.read.shapes import Shapes
 from collage.graph.storage import CUDA
-from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure.timing.effort import QUICK
@@ -58,12 +57,6 @@ class Task:
     backends: Mapping[str, Backend]
     versions: Mapping[str, str]
     target: Target
-    speeds_of: Callable[[], MachineSpeeds] = lambda: WRITTEN_DOWN
-
-    @cached_property
-    def speeds(self) -> MachineSpeeds:
-        """The machine's speeds, which may take seconds. The first module does not need them."""
-        return self.speeds_of()
 
     @cached_property
     def halves(self) -> bool:
@@ -93,7 +86,6 @@ class Task:
             exact=self.options.exact,
             reassociate=self.options.reassociate,
             precisions=self.options.precisions,
-            speeds=self.speeds,
         )
 
     @cached_property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collage.graph.storage import PLAIN, Storage
-from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,6 @@ class BuildOptions:
     ``precisions`` are the reduced precisions that kernels may compute in. A backend offers a variant of another
     precision than "" only if that is among them and this machine has instructions for it. It is no part of a
     measurement's key: a variant is the same kernel whatever else is allowed.
-
-    ``speeds`` are what is known of the machine. A backend may leave out variants because of them; if they change a
-    variant's kernel, ``Backend.settings`` says so.
     """
 
     threads: int = 1
@@ -87,7 +83,6 @@ class BuildOptions:
     exact: bool = False
     reassociate: bool = True
     precisions: frozenset[str] = frozenset()
-    speeds: MachineSpeeds = WRITTEN_DOWN
 
     @property
     def direct(self) -> bool:

@@ -66,6 +66,5 @@ class MeasureSettings:
                 exact=build.exact,
                 reassociate=build.reassociate,
                 precisions=build.precisions,
-                speeds=build.speeds,
             ),
         )

@@ -22,8 +22,8 @@ T = TypeVar("T")
 ROWS, COLUMNS, CHANNELS, WHOLE = "rows", "columns", "output channels", ""
 """Words for the split of a variant."""
 
-_SMALL_US = 500 / 3
-"""Work that takes one thread less than this may be left to it: that can run beside another branch of the model."""
+_SMALL_FLOP = 1.8e7
+"""Less work may be left to one thread: that can run beside another branch of the model."""
 
 
 class Algorithm(ABC, Generic[T]):
@@ -83,7 +83,7 @@ class ChainAlgorithm(Algorithm[NativeTask]):
 
 def is_small(flop: float, build: BuildOptions) -> bool:
     """Whether one thread may do all of that work, since there is only one, or since it takes little time."""
-    return build.threads == 1 or flop < build.speeds.flop_in(_SMALL_US)
+    return build.threads == 1 or flop < _SMALL_FLOP
 
 
 def shared_or_whole(split: str, flop: float, build: BuildOptions, units: float = math.inf) -> list[str]:

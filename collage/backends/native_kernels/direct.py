@@ -37,8 +37,8 @@ _MOST_INPUTS = 32
 _MOST_WASTE = 8
 """The most multiplications for each one that counts. The others are with zeros, where groups do not fill vectors."""
 _MOST_WIDTH = 7
-_MANY_WEIGHTS = 0.25
-"""The share of a core's own cache from which on weights are many, so that channels are split.
+_MANY_WEIGHTS = 1 << 18
+"""The bytes from which on weights are many, so that channels are split: a quarter of a core's own cache.
 
 With fewer weights both splits take the same time.
 """
@@ -160,7 +160,7 @@ def problem_of(conv: Conv) -> str:
 
 def _split(conv: Conv, build: BuildOptions) -> str:
     """Choose channels if weights are many, since each core then reads only its own; else the more even split."""
-    if conv.weights.nbytes >= _MANY_WEIGHTS * build.speeds.own_cache_bytes:
+    if conv.weights.nbytes >= _MANY_WEIGHTS:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
     return min(

@@ -171,7 +171,7 @@ class Experts(Algorithm[ExpertProduct]):
     def pack(self, task: ExpertProduct, build: BuildOptions) -> Packed:
         """The shape of the kernel, and each expert's weights in the order in which they are read."""
         depth = task.weights.shape[1]
-        return self.packed(task, build, ROW_CHUNK, slice_depth(depth, build))
+        return self.packed(task, build, ROW_CHUNK, slice_depth(depth))
 
     def packed(self, task: ExpertProduct, build: BuildOptions, chunk: int, deep: int) -> Packed:
         """The same, if so many rows are multiplied with a depth of ``deep`` at a time."""

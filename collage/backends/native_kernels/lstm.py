@@ -167,7 +167,7 @@ class LstmLayer(Algorithm[Lstm]):
         """The numbers of the kernel and its weights, in the order in which they are read. Raises UnsupportedError."""
         shares = 1 if build.variant.split == WHOLE else build.threads
         depth = task.of_data.shape[2]
-        deep = slice_depth(depth, build)
+        deep = slice_depth(depth)
         numbers = {
             "steps": task.steps,
             "batch": task.batch,

@@ -25,6 +25,8 @@ WINOGRAD = "winograd over planes"
 _MOST_INPUTS = 8
 _PLANES = 4
 _PANEL = 2 * BLOCK
+_CHUNK_BYTES = 600_000
+"""Transformed rows and products at a time: the best on a core with 1 MB of L2."""
 
 
 _TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
@@ -88,7 +90,7 @@ class ShallowConv(ChainAlgorithm):
             + (points if planes > 1 else 1) * channels * outside[2]
         )
         shares = build.threads if ROWS in variant.split else 1
-        row_chunk = max(1, min(outside[1], build.speeds.blocking.shallow_bytes // row_bytes))
+        row_chunk = max(1, min(outside[1], _CHUNK_BYTES // row_bytes))
         chunks = batch * -(-outside[0] // planes) * outside[1] // row_chunk
         pieces = pieces_of_share(conv.flop / shares, chunks // shares) if shares > 1 else 1
         numbers = {

@@ -23,7 +23,6 @@ from collage.backends.native_kernels.kernel import CKernel
 from collage.backends.native_kernels.limits import winograd_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
-from collage.kernel.machine_speeds import Blocking
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.packed import Packed
 
@@ -82,6 +81,11 @@ _ROWS = 14
 """The number of rows of the register tile. Chunks of tiles are multiples of it."""
 
 _CHUNK_DEPTHS = 4
+_CHUNK_BYTES = 1_200_000
+"""Transformed values at a time: the best on a core with 1 MB of L2, where half as much takes about as long."""
+
+_GEMM_GFLOPS, _CACHE_GBS, _MEMORY_GBS, _POINT_NS = 110.0, 88.0, 35.0, 2.4
+"""What a core of Zen 4 computes and reads, and its time for one point of a tile of 16 channels in the transforms."""
 
 _SLOWER = 1.5
 """Ways that are estimated to be so many times slower than the best one are not offered."""
@@ -308,7 +312,9 @@ def _ways(plan: WinogradPlan, build: BuildOptions) -> Iterator[Way]:
         groups.append([WHOLE])
     for splits in groups:
         costs = {
-            way: _milliseconds(plan, way, build) for tile in (4, 2) for way in (Way(tile, s) for s in splits)
+            way: _milliseconds(plan, way, build.threads)
+            for tile in (4, 2)
+            for way in (Way(tile, s) for s in splits)
         }
         yield from (way for way, cost in costs.items() if cost <= _SLOWER * min(costs.values()))
 
@@ -325,7 +331,7 @@ def _way_named(name: str) -> Way:
 def _numbers_of(plan: WinogradPlan, way: Way, build: BuildOptions) -> dict[str, Any]:
     """The kernel's parameters by name, with the layout of the variant's result."""
     (layout,) = build.variant.outputs
-    chunk_tiles, chunk_depths = _chunk(plan, way.tile, build.speeds.blocking)
+    chunk_tiles, chunk_depths = _chunk(plan, way.tile)
     return {
         "batch": plan.batch,
         "in_blocks": plan.inputs // BLOCK,
@@ -361,32 +367,28 @@ def _transformed_weights(plan: WinogradPlan, tile: int) -> Floats:
     return found
 
 
-def _chunk(plan: WinogradPlan, tile: int, blocking: Blocking) -> tuple[int, int]:
+def _chunk(plan: WinogradPlan, tile: int) -> tuple[int, int]:
     """Tiles and planes of the result that are transformed and multiplied at a time."""
     depths = min(plan.planes.outputs, _CHUNK_DEPTHS)
     seen = min(plan.planes.inputs, depths + plan.planes.taps - 1)
-    fit = blocking.winograd_bytes // (
-        4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths)
-    )
+    fit = _CHUNK_BYTES // (4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths))
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
 
 
-def _milliseconds(plan: WinogradPlan, way: Way, build: BuildOptions) -> float:
+def _milliseconds(plan: WinogradPlan, way: Way, threads: int) -> float:
     """A rough estimate: the time of the products, or of reading their weights from memory, and of the transforms.
 
     With few rows a product waits for its weights, which are read from the last cache.
     """
-    speeds, threads = build.speeds, build.threads
     channels, planes = plan.inputs * plan.outputs, plan.planes
     points, tiles = plan.phases * plan.points(way.tile) ** 2, plan.tiles(way.tile)
     shares = 1 if way.split == WHOLE else threads
     rows = min(plan.batch * tiles / (shares if way.split == TILES else 1), tiles, _ROWS)
-    enough = 2 * speeds.gemm_gflops / speeds.last_cache_gbs
-    speed = 1e6 * speeds.gemm_gflops * shares * min(1.0, rows / enough)
+    enough = 2 * _GEMM_GFLOPS / _CACHE_GBS
+    speed = 1e6 * _GEMM_GFLOPS * shares * min(1.0, rows / enough)
     multiply = 2 * points * plan.batch * tiles * planes.products * channels / speed
-    memory_gbs = speeds.memory_gbs if threads == 1 else speeds.team_memory_gbs
-    stream = 4 * points * planes.taps * channels / (1e6 * memory_gbs)
+    stream = 4 * points * planes.taps * channels / (1e6 * _MEMORY_GBS)
     values = planes.inputs * plan.inputs / (1 if way.split == CHANNELS else shares)
     values += planes.outputs * plan.outputs / shares
-    transform = plan.batch * tiles * points * values / BLOCK * speeds.winograd_ns / 1e6
+    transform = plan.batch * tiles * points * values / BLOCK * _POINT_NS / 1e6
     return max(multiply, stream) + transform

@@ -37,8 +37,8 @@ _LEAST_GAIN = 0.03
 """The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
 _CLOSE = 1.1
 """A factor on the shortest schedule by the costs: longer ones are not run. Costs are off by as much in the network."""
-_EVENT = 0.4
-"""The share of a barrier's time that a stream takes to wait for an event of another one."""
+_BARRIER_US, _EVENT_US = 0.3, 0.12
+"""What it takes a team of two threads to meet (0.1 to 0.75), and a stream to wait for an event of another one."""
 _ROUNDS, _MOST_FIRST = 3, 3
 """The rounds, and the proposals that run in the first of them; there is one in each of the others."""
 
@@ -58,13 +58,13 @@ def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         return
     single = tuple(single_threaded(bench, base.launches, beside))
     launches = _Launches(bench.known.epsilon_us, mix.placement, base, single)
-    threads, barrier_us = base.program.threads, bench.task.speeds.barrier_us
+    threads = base.program.threads
     team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
     single_us: list[float | None] = [None if each is None else each.cost_us for each in single]
     moved = [moved_bytes(bench.model, base, v) for v in range(len(dag))]
     tried: set[Schedule] = set()
     for number in range(_ROUNDS):
-        costs = Costs(tuple(team_us), tuple(single_us), barrier_us, _EVENT * barrier_us)
+        costs = Costs(tuple(team_us), tuple(single_us), _BARRIER_US, _EVENT_US)
         proposals = _proposals(dag, costs, threads, moved)[: _MOST_FIRST if number == 0 else 1]
         new = [(name, found.schedule) for name, found in proposals if found.schedule not in tried]
         if not new:

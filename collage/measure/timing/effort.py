@@ -20,16 +20,14 @@ class Effort:
 
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. The race of a region
     takes ``kernel_s`` for each kernel on average, and so long is a layout transform timed. Launches are timed in their
-    places in the network for ``noted_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds
-    are measured for ``speeds_s``, the first time; with 0 they are only looked up. Kernels need not be timed more
-    precisely than ``worth``, a share of their network's time (see ``Enough``).
+    places in the network for ``noted_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. Kernels need not be
+    timed more precisely than ``worth``, a share of their network's time (see ``Enough``).
     """
 
     name: str
     kernel_s: float
     settle_s: float
     turn_s: float
-    speeds_s: float = 0.0
     noted_s: float = 0.5
     races: bool = True
     worth: float = 0.0
@@ -45,7 +43,7 @@ def _set(name: str, effort: Effort) -> Effort:
     return replace(effort, **json.loads(os.environ.get(EFFORT_VARIABLE, "{}")).get(name, {}))
 
 
-FULL = _set("usual", Effort("", kernel_s=0.01, settle_s=0.05, turn_s=0.02, speeds_s=0.15, worth=5e-5))
+FULL = _set("usual", Effort("", kernel_s=0.01, settle_s=0.05, turn_s=0.02, worth=5e-5))
 EXHAUSTIVE = _set("exhaustive", replace(FULL, kernel_s=0.05, races=False, worth=0.0))
 """Measures every candidate to the end, and each as precisely as can be. What is known already is taken as it is."""
 QUICK = Effort("quick", kernel_s=0.003, settle_s=0.0, turn_s=0.0)

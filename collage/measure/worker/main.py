@@ -34,11 +34,10 @@ from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
 from collage.measure.machine.memory import limit_memory, memory_for_worker
-from collage.measure.machine.quiet import Machine, quiet_machine, use_machine
+from collage.measure.machine.quiet import Machine, use_machine
 from collage.measure.worker.protocol import (
     AskPlan,
     Init,
-    MeasureSpeeds,
 )
 from collage.measure.worker.whole_protocol import InitWhole
 from collage.measure.worker.whole_worker import WholeWorker
@@ -70,10 +69,9 @@ def main() -> None:
         # A kernel may hang with Python's lock held, and then nobody here notices that the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
         try:
-            if isinstance(message, (Init, InitWhole, MeasureSpeeds)):
+            if isinstance(message, (Init, InitWhole)):
                 waiting = partial(without_limits, sink)
                 use_machine(Machine(message.threads, waiting, cpu))
-            if isinstance(message, (Init, InitWhole)):
                 if worker is not None:
                     frozen, worker = not isinstance(worker, WholeWorker), None
                     if frozen:
@@ -84,14 +82,6 @@ def main() -> None:
                     if frozen:
                         gc.freeze()
                 worker, reply = _begin(message), None
-            elif isinstance(message, MeasureSpeeds):
-                with lean_imports():
-                    from collage.backends.native_kernels.measure_speeds import (
-                        measure_speeds,  # imports TVM, as below
-                    )
-
-                with quiet_machine():
-                    reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
                 reply = worker.answer(message)

@@ -191,15 +191,6 @@ class CheckDone:
 
 
 @dataclass(frozen=True)
-class MeasureSpeeds:
-    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MachineSpeeds."""
-
-    threads: int
-    sample_s: float
-    limit_s: float
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """What the reference run has found.
 

@@ -66,6 +66,8 @@ class SharedArrays:
         return self._arrays[digest]
 
 
+_MEMORY_GBS = 35.0
+"""How fast the memory is read, roughly: until an iteration is measured, its time is that of reading all weights."""
 _OWN = ("native", "tvm")
 """Backends whose kernels read weights in the mapped file, so that buckets share them.
 
@@ -210,8 +212,7 @@ def _compiled(
     """
     parts: dict[tuple[int, int], Parts] = {}
     ranks: list[Shards] = []
-    memory_gbs = maker.shop.speeds.team_memory_gbs
-    iteration_us = maker.weights / (memory_gbs * 1e3)  # an iteration reads each of them
+    iteration_us = maker.weights / (_MEMORY_GBS * 1e3)  # an iteration reads each of them
     for bucket in sorted({*buckets, *ends}):
         sized = read_decoder(known.model, GraphSizes(bucket, PROBE.past), known.graph.places)
         segments = cut(sized, known.decoder)

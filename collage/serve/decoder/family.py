@@ -27,9 +27,7 @@ from collage.frontend.read.load import load_onnx
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.frames import Artifact
-from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.target import host
-from collage.measure.machine.speeds import machine_speeds
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.runtime.parts import Parts
@@ -58,18 +56,12 @@ class Shop:
     workers: Workers
     progress: Callable[[Progress], None]
 
-    @property
-    def speeds(self) -> MachineSpeeds:
-        """The machine's speeds."""
-        target = host(self.options.threads)
-        return machine_speeds(target, self.database, self.workers, self.options.effort.speeds_s)
-
     def bench(self, source: Source) -> tuple[Bench, Best]:
         """The bench of one compile, and what is best in it."""
         registry, options = self.registry, self.options
         backends = registry.select(options.backends)
         versions = {name: backend.available().version for name, backend in backends.items()}
-        task = Task(source, options, registry, backends, versions, host(options.threads), lambda: self.speeds)
+        task = Task(source, options, registry, backends, versions, host(options.threads))
         clock = Clock(options.budget)
         self.workers.deadline = clock.deadline
         best = Best(self.progress, clock)

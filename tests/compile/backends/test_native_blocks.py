@@ -1,4 +1,4 @@
-"""Kernels planned with other speeds: wrong ones change the plans, and never the results."""
+"""Kernels that work on more or less of their operands at a time give the same results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from collage.backends.native_kernels import gemm, narrow_transposed, shallow, winograd
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from tests.compile.backends.test_native_winograd import conv_model
@@ -19,16 +19,11 @@ from tests.helpers.reference import evaluate
 
 pytestmark = needs_native
 
-WRONG = {
-    "slow arithmetic": replace(WRITTEN_DOWN, gemm_gflops=0.01, team_gemm_gflops=0.01),
-    "fast arithmetic": replace(WRITTEN_DOWN, gemm_gflops=1e6, team_gemm_gflops=1e6),
-    "slow memory": replace(WRITTEN_DOWN, memory_gbs=0.01, team_memory_gbs=0.01),
-    "fast memory": replace(WRITTEN_DOWN, memory_gbs=1e6, team_memory_gbs=1e6),
-    "slow transforms": replace(WRITTEN_DOWN, winograd_ns=1e4),
-    "free transforms": replace(WRITTEN_DOWN, winograd_ns=1e-6),
-    "small blocks": replace(WRITTEN_DOWN, blocking=Blocking(1, 1, 1, 1, 1)),
-    "large blocks": replace(WRITTEN_DOWN, blocking=Blocking(*[1 << 40] * 5)),
-    "one small cache": replace(WRITTEN_DOWN, own_cache_bytes=1, last_cache_gbs=1.0),
+BLOCKS = {
+    shallow: "_CHUNK_BYTES",
+    narrow_transposed: "_CHUNK_BYTES",
+    winograd: "_CHUNK_BYTES",
+    gemm: "_MOST_DEPTH",
 }
 
 
@@ -71,9 +66,13 @@ def result(subgraph: Subgraph, variant: Variant, build: BuildOptions, data: np.n
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_speeds_give_right_results(wrong: str, threads: int) -> None:
-    build = BuildOptions(threads=threads, speeds=WRONG[wrong])
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_blocks_of_any_size_give_right_results(
+    size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, constant in BLOCKS.items():
+        monkeypatch.setattr(module, constant, size)
+    build = BuildOptions(threads=threads)
     for name, subgraph in cases().items():
         (kind,) = subgraph.input_types
         data = np.random.default_rng(1).standard_normal(kind.shape).astype(np.float32)
@@ -83,32 +82,3 @@ def test_wrong_speeds_give_right_results(wrong: str, threads: int) -> None:
         for variant in variants:
             mine, scale = result(subgraph, variant, build, data), np.abs(exact).max()
             np.testing.assert_allclose(mine / scale, exact / scale, atol=2e-5, err_msg=f"{name}: {variant}")
-
-
-def plan(subgraph: Subgraph, speeds: MachineSpeeds) -> dict[Variant, bytes]:
-    """The kernels that are offered on two threads."""
-    build = BuildOptions(threads=2, speeds=speeds)
-    variants = BACKEND.variants(subgraph, build)
-    return {each: BACKEND.codegen(subgraph, replace(build, variant=each)) for each in variants}
-
-
-def test_wrong_speeds_change_plans() -> None:
-    found = cases()
-    winograd = {name: plan(found["winograd"], speeds) for name, speeds in WRONG.items()}
-    usual = plan(found["winograd"], WRITTEN_DOWN)
-    assert {name for name, each in winograd.items() if each != usual} >= {
-        *("fast arithmetic", "slow transforms", "small blocks"),
-    }
-
-
-def test_measurements_of_other_blocks_are_kept_apart() -> None:
-    keys = {name: BACKEND.settings(BuildOptions(speeds=speeds)) for name, speeds in WRONG.items()}
-    assert BACKEND.settings(BuildOptions()) == ""
-    old = replace(WRITTEN_DOWN, blocking=Blocking(strassen_bytes=900))
-    assert BACKEND.settings(BuildOptions(speeds=old)) == "strassen_bytes=900", "a key of earlier measurements"
-    assert {name for name, key in keys.items() if key} == {"small blocks", "large blocks"}
-    for subgraph in cases().values():
-        usual = plan(subgraph, WRITTEN_DOWN)
-        for name, speeds in WRONG.items():
-            for variant, artifact in plan(subgraph, speeds).items() if not keys[name] else ():
-                assert usual.get(variant, artifact) == artifact
