@@ -203,6 +203,8 @@ def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
     compiled = (o.request for o in few if bench.task.backends[o.request.backend].kind is BackendKind.COMPILER)
     bench.measurer.build_ahead(compiled)
     yield _likely(bench, few)
+    while repair := _likely(bench, _between(bench)):
+        yield repair
     yield _requests(few)
     yield _requests(promising_of(bench, between=True))
     yield _requests([each for each in bench.known.offers if not each.request.variant.precision])
@@ -226,6 +228,20 @@ def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[Candid
         else:
             later += bench.measurer.likely(requests, 1)
     return found + later
+
+
+def _between(bench: Bench) -> list[Offer]:
+    """Offers that nobody has measured inside the measured regions around the nodes that no placement gets past."""
+    known = bench.known
+    around = {*(known.no_placement.nodes if known.no_placement else ())}
+    around.update(*(each.nodes for each in known.outcomes if not around.isdisjoint(each.nodes)))
+    return [
+        offer
+        for offer in known.offers
+        if around.issuperset(offer.request.nodes)
+        and not offer.request.variant.precision
+        and offer.request not in known.outcomes
+    ]
 
 
 def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:
