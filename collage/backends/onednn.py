@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
-from collage.graph.storage import BF16, INT8, STORED_INT8
+from collage.graph.storage import BF16, INT8
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import has_exact_int8_sums, reduced_precisions
@@ -32,7 +32,7 @@ class OneDnn(Backend):
     name = "onednn"
     kind = BackendKind.LIBRARY
     worker_imports = tuple(
-        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "stored_int8", "pack", "kernel")
+        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "pack", "kernel")
     )
 
     def available(self) -> Availability:
@@ -53,7 +53,7 @@ class OneDnn(Backend):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Layouts, splits and dtypes among which the fastest is; none for a subgraph that it does not take."""
-        from collage.backends.onednn_kernels import int8_conv, stored_int8
+        from collage.backends.onednn_kernels import int8_conv
         from collage.backends.onednn_kernels.roots import reduced_variants, task_of
 
         try:
@@ -63,7 +63,6 @@ class OneDnn(Backend):
                 found = [*found, *reduced_variants(root, task, found)]
             if INT8 in options.precisions:
                 found = [*found, *int8_conv.variants(task, options.threads)]
-                found = [*found, *stored_int8.variants(task, subgraph.ranges, options.threads)]
             return tuple(found)
         except UnsupportedError:
             return ()
@@ -78,7 +77,7 @@ class OneDnn(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the variant's plan and the weights, packed for each share."""
-        from collage.backends.onednn_kernels import int8_conv, stored_int8
+        from collage.backends.onednn_kernels import int8_conv
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
         from collage.backends.onednn_kernels.narrow import narrow, wide_variant
@@ -90,11 +89,8 @@ class OneDnn(Backend):
         try:
             if variant.precision == INT8:
                 return to_bytes(int8_conv.artifact_of(task, variant, threads))
-            if variant.precision == STORED_INT8:
-                draft = stored_int8.plan(task, variant, threads)
-            else:
-                draft = root.plan(task, wide_variant(variant), threads)
-                draft = narrow(draft, variant) if variant.precision else draft
+            draft = root.plan(task, wide_variant(variant), threads)
+            draft = narrow(draft, variant) if variant.precision else draft
             return to_bytes(pack(draft.plan, draft.arrays, threads))
         except UnimplementedError as error:
             raise UnsupportedError(str(error)) from error

@@ -18,7 +18,6 @@ from collage.graph.storage import (
     FP16,
     INT8,
     PLAIN,
-    STORED_INT8,
     TF32,
     Storage,
     stored_type,
@@ -60,12 +59,10 @@ class Rounding:
     more if rows are few and each column has a scale of its own. ONNX Runtime's 8 bits are of whole networks, whose
     errors add up."""
     of_each: bool = False
-    """Whether each number is rounded by itself, so that a large one costs those beside it nothing. Steps that follow
-    from samples do so, too. In float16 a large number becomes infinite, which no rounding explains."""
+    """Whether each number is rounded by itself, so that a large one costs those beside it nothing. In
+    float16 a large number becomes infinite, which no rounding explains."""
     even: bool = False
     """Whether all numbers of a row or more have the same step, so that small ones lose more."""
-    saturates: bool = False
-    """Whether numbers that are larger than those of the samples are cut."""
 
 
 ROUNDINGS: Mapping[str, Rounding] = {
@@ -74,7 +71,6 @@ ROUNDINGS: Mapping[str, Rounding] = {
     TF32: Rounding(2.0**-11, 1e-2, of_each=True),
     FP16: Rounding(2.0**-11, 1e-2),
     INT8: Rounding(2.0**-7, 2e-1, even=True),
-    STORED_INT8: Rounding(2.0**-7, 0.25, of_each=True, even=True, saturates=True),
     DYNAMIC_INT8: Rounding(2.0**-7, 0.25, even=True),
 }
 """The rounding of each precision by its name."""
@@ -114,14 +110,8 @@ def region_tolerance(dtypes: Iterable[str], *, rounded: bool = False) -> float:
 
 
 def of_shared_digits(precisions: Iterable[str]) -> frozenset[str]:
-    """Find those of a module's precisions in which a large number costs the numbers beside it their digits.
-
-    There are none where another precision cuts large numbers, because the module differs on these anyway.
-    """
-    roundings = {each: ROUNDINGS.get(each, Rounding()) for each in precisions}
-    if any(each.saturates for each in roundings.values()):
-        return frozenset()
-    return frozenset(each for each, rounding in roundings.items() if not rounding.of_each)
+    """Find those of a module's precisions in which a large number costs the numbers beside it their digits."""
+    return frozenset(each for each in precisions if not ROUNDINGS.get(each, Rounding()).of_each)
 
 
 def dtypes_of(values: Sequence[Any]) -> list[str]:

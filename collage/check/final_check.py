@@ -90,10 +90,9 @@ class FinalCheck:
     def of_reduced(self, precisions: Iterable[str], *, of_outputs: bool = False) -> FinalCheck:
         """The check of modules of reduced precisions, whose errors are checked on samples (see ``accuracy``).
 
-        On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings, and
-        where values are stored by ranges of samples, somewhat larger ones are cut. Where one large number costs all
-        others their digits, that is no excuse. ``of_outputs`` is for users whose own metric does not look at single
-        elements: a channel that is next to zero may be off by more than it holds then.
+        On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings. Where
+        one large number costs all others their digits, that is no excuse. ``of_outputs`` is for users whose own metric
+        does not look at single elements: a channel that is next to zero may be off by more than it holds then.
         """
 
         def reduced(rule: Rule) -> Rule:

@@ -162,8 +162,7 @@ class Judge:
             return error
         plain = from_layout(array, storage, self.subgraph.output_types[position])
         filled = storage == PLAIN or same_bytes(to_layout(plain, storage), array)
-        otherwise = rounding.saturates or (self.engine and rounding.of_each)
-        if filled and otherwise and not sample.usual and np.isfinite(error):
+        if filled and self.engine and rounding.of_each and not sample.usual and np.isfinite(error):
             return error
         doubtful = precision or error <= _ROUNDING or sample.outputs[position].dtype.kind in "iub"
         if (

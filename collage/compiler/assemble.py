@@ -11,9 +11,8 @@ from collage.backends.base import Backend
 from collage.compiler.executable import Executable
 from collage.compiler.pieces import Buffers, Piece, PieceMaker
 from collage.compiler.plan import Placed, StreamPlan
-from collage.compiler.scans import Scans, limits_of
+from collage.compiler.scans import Scans
 from collage.graph.dataflow import np_dtype
-from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure.measurer import Measurer
@@ -47,8 +46,6 @@ class Assembler:
         self._scans = Scans(measurer.model, measurer.extraordinary)
         self._build = build
         self._versions = versions
-        self.ranges: Mapping[int, Range] = {}
-        """What numbers the values have on samples, as far as the compilation knows by now."""
         self.guards_halves = True
         """Whether values are scanned for what is too large for float16. A model may have infinities on usual inputs."""
 
@@ -64,14 +61,12 @@ class Assembler:
         pieces = self._pieces(plan, tunings, buffers)
         if plan.streams is not None:
             pieces = self._on_streams(pieces, plan.streams, buffers)
-        limits = limits_of(pieces, buffers, self.ranges)
-        pieces = self._scans.of_steps(pieces, limits)
         guard_inputs = guard_inputs or any(piece.region.finite_only for piece in pieces)
         if guard_inputs:
             pieces = self._scans.of_inputs(pieces, buffers)
         if self.guards_halves:
             pieces = self._scans.of_halves(pieces, buffers)
-        program = self._program([piece.region for piece in pieces], buffers, limits)
+        program = self._program([piece.region for piece in pieces], buffers)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]
         versions = {piece.region.backend: self._versions[piece.region.backend] for piece in launched}
@@ -123,7 +118,7 @@ class Assembler:
 
         A view stands right after the piece that makes its last input.
         """
-        launches = self._program([piece.region for piece in pieces], buffers, {}).launches
+        launches = self._program([piece.region for piece in pieces], buffers).launches
         launched = [piece for piece in pieces if piece.region in launches]
         waiting = [piece for piece in pieces if piece.region not in launches]
         single = replace(self._build, threads=1)
@@ -159,7 +154,7 @@ class Assembler:
             add_views()
         return found
 
-    def _program(self, regions: Sequence[Region], buffers: Buffers, limits: Mapping[int, float]) -> Program:
+    def _program(self, regions: Sequence[Region], buffers: Buffers) -> Program:
         model, graph = self.model, self.model.graph
         rows = model.index_limits
         inputs = [replace(p, rows=rows.get(p.name)) for p in self._ports(graph.inputs, model.input_names)]
@@ -172,7 +167,7 @@ class Assembler:
             for port in inputs
             if port.name in model.assumed
         }
-        return make_program(regions, inputs, outputs, types, self.target.threads, devices, limits, assumed)
+        return make_program(regions, inputs, outputs, types, self.target.threads, devices, assumed=assumed)
 
     def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
         graph = self.model.graph

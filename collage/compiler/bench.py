@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 import onnx
@@ -12,8 +12,6 @@ import onnx
 from collage.backends.base import VIEW
 from collage.check.accuracy import Accuracy
 from collage.check.final_check import FinalCheck
-from collage.check.metrics import MetricError
-from collage.check.value_ranges import ranges_on_samples
 from collage.compiler.assemble import Assembler
 from collage.compiler.clock import Clock
 from collage.compiler.devices import offers_on
@@ -28,8 +26,6 @@ from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
-from collage.graph.ranges import Range
-from collage.graph.storage import INT8
 from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
@@ -228,7 +224,6 @@ class Bench:
     def _match(self) -> None:
         """Find the patterns of all backends, and ask these for the variants of each match."""
         task, model = self.task, self.model
-        self.assembler.ranges = self._ranges()
         started = time.perf_counter()
         about = MatchContext(model)
         matches: list[Match] = []
@@ -238,7 +233,7 @@ class Bench:
             matches += found
             if name != VIEW:  # a rejected view says only that its operator does some work
                 refused += rejected
-        offers, without = offers_of(model, matches, task.backends, task.build, self.assembler.ranges)
+        offers, without = offers_of(model, matches, task.backends, task.build)
         if not task.source.family:  # a plan of the whole engine does the same
             everything = len(model.graph.nodes)
             offers = [
@@ -250,24 +245,6 @@ class Bench:
         self.known.refused = [*refused, *without]
         self.known.offers = offers_on(task.options.device, offers)
         self.known.tell(Searched(time.perf_counter() - started))
-
-    def _ranges(self) -> Mapping[int, Range]:
-        """The ranges of values on the user's samples; none if kernels may not compute in 8 bits.
-
-        They are for a placement of this model alone, whose scans keep NaN away from what would lose it.
-        """
-        task, source = self.task, self.task.source
-        alone = not source.family and self.imported.suffix is None and fits_an_artifact(source.original)
-        if INT8 not in task.options.precisions or not source.samples or not alone:
-            return {}
-        self.show(Progress("errors", 0, 1))
-        try:
-            accuracy = self.accuracy
-        except (MetricError, ModelError) as error:  # which proposers that measure errors tell, too
-            log.info("no ranges are known: %s", error)
-            return {}
-        digest = self.measurer.as_loaded_digest
-        return ranges_on_samples(self.model, digest, accuracy, self.database, self.clock.deadline)
 
     @cached_property
     def final_check(self) -> FinalCheck:

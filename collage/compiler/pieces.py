@@ -10,7 +10,7 @@ from collage.backends.base import Backend
 from collage.backends.source_digest import source_digest
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
-from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type
+from collage.graph.storage import HOST, PLAIN, Storage, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure.measurer import Measurer
 from collage.measure.worker.plan_protocol import PlanKernel
@@ -108,8 +108,7 @@ class PieceMaker:
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
             in_place=tuple(backend.in_place(subgraph)),
-            # NaN is lost in steps of 8 bits, and infinities are cut.
-            finite_only=candidate.finite_only or any(map(steps_of, writes.values())),
+            finite_only=candidate.finite_only,
             reassociates=backend.reassociates(subgraph, candidate.variant),
             error=of_outputs(candidate.error),
         )
@@ -138,7 +137,6 @@ class PieceMaker:
             layout=variant.layout,
             threads=build.threads,
             cost_us=placed.cost_us,
-            finite_only=steps_of(transform.target) is not None,
         )
         kernel = PlanKernel(transform, build)
         return Piece(region, placed, f"{maker.name}:{transform.kind}:{variant}", kernel)

@@ -1,21 +1,19 @@
 """Scans of a plan's values, which guard kernels that are right on ordinary numbers only.
 
-The model's inputs are scanned, each once a call. Values that become steps of 8 bits by ranges of samples are scanned,
-too, since no other numbers than these ranges hold can be stored so.
+The model's inputs are scanned, each once a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
 from collage.compiler.pieces import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.magnitudes import LIMIT, can_be_limited, can_be_scanned, hides_infinity, is_scanned
-from collage.graph.ranges import Range
-from collage.graph.storage import CUDA, PLAIN, steps_of
+from collage.graph.magnitudes import can_be_scanned, hides_infinity, is_scanned
+from collage.graph.storage import CUDA
 from collage.search.transforms import PlacedTransform
 
 
@@ -44,17 +42,6 @@ class Scans:
                     continue
                 found[number] = _with_scans(piece, [v for v in region.inputs if v in names][:1])
                 break
-        return found
-
-    def of_steps(self, pieces: Sequence[Piece], limits: Mapping[int, float]) -> list[Piece]:
-        """The pieces, with a scan of each value in ``limits`` before the first launch that makes steps of it."""
-        scanned: set[int] = set()
-        found = []
-        for piece in pieces:
-            made = piece.region.finite_only
-            new = [v for v in dict.fromkeys(piece.region.inputs) if made and v in limits and v not in scanned]
-            scanned.update(new)
-            found.append(_with_scans(piece, new))
         return found
 
     def of_halves(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
@@ -109,20 +96,3 @@ def _copy_to_host(value: int, pieces: Sequence[Piece]) -> int | None:
         ends = (what.transform.source, what.transform.target) if isinstance(what, PlacedTransform) else ()
         return number if [end.device == CUDA for end in ends] == [True, False] else None
     return None
-
-
-def limits_of(pieces: Sequence[Piece], buffers: Buffers, ranges: Mapping[int, Range]) -> dict[int, float]:
-    """The largest magnitudes of floats that become steps of 8 bits, or are added to some, by the values' ranges.
-
-    What is in steps already, and what these kernels compute of it, is as on the samples as far as this is.
-    """
-    stored = buffers.other_storages
-    found: dict[int, float] = {}
-    for region in (piece.region for piece in pieces):
-        if not any(steps_of(stored[v][1]) for v in region.outputs if v in stored):
-            continue
-        for buffer in region.inputs:
-            value, _ = stored.get(buffer, (buffer, PLAIN))
-            if value in ranges and can_be_limited(buffers.type_of(buffer).dtype):
-                found[buffer] = min(ranges[value].limit, LIMIT)
-    return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collage.graph.convexity import escaping
 from collage.graph.dataflow import Array, Node, TensorType
-from collage.graph.ranges import Range
 
 if TYPE_CHECKING:  # a process that only loads kernels needs neither ONNX nor TVM
     import onnx
@@ -26,12 +25,11 @@ class Subgraph:
     """A convex set of nodes of a model, ascending by id.
 
     A kernel reads the arrays of ``inputs`` and writes those of ``outputs``, in these orders. Constants belong to the
-    kernel. Where ``ranges`` of values on samples are known, a backend may offer to store values in 8 bits.
+    kernel.
     """
 
     model: Model
     nodes: tuple[int, ...]
-    ranges: Mapping[int, Range] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def members(self) -> frozenset[int]:

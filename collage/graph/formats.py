@@ -20,11 +20,6 @@ class StorageFormat(ABC):
 
     name: str
 
-    @property
-    def family(self) -> str:
-        """The name without what belongs to a single value, such as a scale: measurements and reports have this one."""
-        return self.name
-
     def problem(self, kind: TensorType) -> str:
         """The reason why no value of logical type ``kind`` can be stored so, or "" (the default) if it can."""
         return ""
@@ -198,20 +193,10 @@ class Stepped(Narrow):
     scale: float
 
     @property
-    def family(self) -> str:
-        """The name without the scale."""
-        return f"{self.wide.name}-{_SHORT[self.dtype]}"
-
-    @property
     def ends(self) -> tuple[int, int]:
         """The least and the largest number of steps."""
         found = np.iinfo(self.dtype)
         return int(found.min), int(found.max)
-
-    @property
-    def largest(self) -> float:
-        """The largest magnitude that can be stored."""
-        return self.scale * max(map(abs, self.ends))
 
     def store(self, array: Array) -> Array:
         """Return a copy with every number rounded to the nearest step, and to the even one of two."""

@@ -46,14 +46,7 @@ class Storage:
             )
 
     def __str__(self) -> str:
-        return self._named(self.format.name)
-
-    @property
-    def family(self) -> str:
-        """The text without what belongs to a single value (see ``StorageFormat.family``)."""
-        return self._named(self.format.family)
-
-    def _named(self, name: str) -> str:
+        name = self.format.name
         return name if self.device == HOST else f"{self.device}:{name}"
 
     def __repr__(self) -> str:
@@ -88,8 +81,7 @@ INT8 = "int8"
 where that is rounded, too. Sums are exact or float32. No value is stored so."""
 
 STORED_INT8 = "stored_int8"
-"""The precision of kernels that read or write values as integers of 8 bits (``Stepped``), whose scales follow from
-samples. Weights have 8 bits, too, with a scale for each output channel. Numbers beyond what a scale holds saturate."""
+"""The precision of kernels in older modules that read or write values as integers of 8 bits (``Stepped``)."""
 
 PLAIN_BF16, CHANNELS_LAST_BF16, BLOCKED_BF16 = BF16_STORAGES = tuple(
     Storage(format=Narrow(f"{each.format.name}-{BF16}", each.format, "bfloat16", BF16)) for each in STORAGES

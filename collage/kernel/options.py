@@ -28,10 +28,8 @@ class Variant:
 
     @property
     def layout(self) -> str:
-        """Both sides in short: ``blocked``, ``plain -> blocked`` or ``blocked, plain -> blocked``, without scales."""
-        sides = [
-            " ".join(dict.fromkeys(each.family for each in side)) for side in (self.inputs, self.outputs)
-        ]
+        """Both sides in short: ``blocked``, ``plain -> blocked`` or ``blocked, plain -> blocked``."""
+        sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
         taken, given = (side.replace(" ", ", ") or str(PLAIN) for side in sides)
         return taken if taken == given else f"{taken} -> {given}"
 

@@ -27,11 +27,6 @@ class LayoutTransform:
     def __str__(self) -> str:
         return f"{self.source} -> {self.target} of {self.kind}"
 
-    @property
-    def family(self) -> str:
-        """The text without what belongs to single values, such as scales. It is what a time depends on."""
-        return f"{self.source.family} -> {self.target.family} of {self.kind}"
-
 
 def transform_artifact(transform: LayoutTransform) -> bytes:
     """The transform as text, for ``read_transform``."""

@@ -10,7 +10,6 @@ from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
 from collage.graph.magnitudes import can_be_infinite, can_be_scanned
-from collage.graph.storage import steps_of
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import ALL_PLAIN
@@ -63,8 +62,6 @@ class MeasuredModel:
         """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here."""
         if not isinstance(outcome, Measurement):
             return outcome
-        if self.exact and any(map(steps_of, request.variant.outputs)):
-            return Rejection(RejectionKind.INACCURATE, "stores 8 bits, which hold no NaN or infinities")
         if outcome.finite_only and (why := self._why_not_guarded(request)):
             return Rejection(RejectionKind.INACCURATE, f"wrong on NaN, infinities or huge numbers, and {why}")
         return outcome

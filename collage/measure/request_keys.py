@@ -80,7 +80,7 @@ class RequestKeys:
         """The key of a layout transform that one of the backends makes. It is the same in all models."""
         backend = self.transform_maker(transform).name
         return KernelKey(
-            digest=transform.family,
+            digest=str(transform),
             backend=backend,
             backend_version=self._settings.versions[backend],
             settings=self._settings.effort.mark,
@@ -124,14 +124,10 @@ def _digest(example_inputs: Mapping[str, Array]) -> str:
 
 
 def variant_text(variant: Variant) -> str:
-    """The variant with the storage of each input and output, as a key's settings begin; "" for ``ALL_PLAIN``.
-
-    Scales of steps are left out: a time does not depend on them, and an error is that of equal operators with other
-    weights, too.
-    """
+    """The variant with the storage of each input and output, as a key's settings begin; "" for ``ALL_PLAIN``."""
     if variant == ALL_PLAIN:
         return ""
-    sides = [" ".join(each.family for each in side) for side in (variant.inputs, variant.outputs)]
+    sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
     precision = f"in {variant.precision} " if variant.precision else ""
     return f"[{sides[0]} -> {sides[1]}; {variant.split}] {precision}"
 

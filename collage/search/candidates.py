@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from collage.backends.base import NOT_DIRECT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph, edges
-from collage.graph.ranges import Range
-from collage.graph.storage import PLAIN, STORAGES, STORED_INT8, Storage, steps_of
+from collage.graph.storage import PLAIN, STORAGES, Storage
 from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
@@ -39,14 +38,12 @@ def offers_of(
     matches: Sequence[Match],
     backends: Mapping[str, Backend],
     build: BuildOptions,
-    ranges: Mapping[int, Range] | None = None,
 ) -> tuple[list[Offer], list[RejectedMatch]]:
     """An offer for each variant of each match, and the matches for which the backend offers no variant.
 
     With ``build.direct`` there is no variant whose algorithm reassociates, even if its backend offers one, and with
     ``build.exact`` none of a backend that does not declare ``keeps_nan``. Views are left out, because they run nothing
     that could be measured, and so is reduced precision that gains nothing where it stands (see ``search.connected``).
-    Backends learn the ``ranges`` of values on samples.
     """
     found: list[Offer] = []
     refused: list[RejectedMatch] = []
@@ -55,7 +52,7 @@ def offers_of(
             continue
         reason = "its backend offers no variant"
         try:
-            backend, subgraph = backends[match.backend], Subgraph(model, match.nodes, ranges or {})
+            backend, subgraph = backends[match.backend], Subgraph(model, match.nodes)
             variants = backend.variants(subgraph, build)
             if build.exact and not backend.keeps_nan:
                 variants, reason = (), "its backend does not keep NaN, and exact kernels are asked for"
@@ -93,15 +90,11 @@ def candidates_of(
     tells what they add to the error of the outputs.
     """
     storages = storages_of(offer.request.variant for offer in offers)
-    steps = {} if errors is None else _steps_by_value(model, offers)
     inner = InnerErrors() if errors is None else InnerErrors.of(model, outcomes, errors)
     candidates: list[Candidate] = []
     for view in views:
         subgraph = Subgraph(model, view.nodes)
-        own = {each for v in (*subgraph.inputs, *subgraph.outputs) for each in steps.get(v, ())}
         for storage in free_storages(model.graph, subgraph.operators[0], storages):
-            if steps_of(storage) is not None and storage not in own:
-                continue  # they are other values' steps
             variant = Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs))
             request = CandidateRequest(view.nodes, view.backend, variant)
             reads, writes = ports_of(model, request)
@@ -119,17 +112,6 @@ def candidates_of(
             least = inner.within(request)
             candidates.append(candidate_of(model, request, outcome, switches, errors, least))
     return candidates
-
-
-def _steps_by_value(model: Model, offers: Iterable[Offer]) -> dict[int, set[Storage]]:
-    """The storages in steps of 8 bits that some kernel reads or writes a value in."""
-    found: dict[int, set[Storage]] = {}
-    for request in {offer.request for offer in offers if offer.request.variant.precision == STORED_INT8}:
-        for ports in ports_of(model, request):
-            for value, storage in ports:
-                if steps_of(storage) is not None:
-                    found.setdefault(value, set()).add(storage)
-    return found
 
 
 def storages_of(variants: Iterable[Variant]) -> tuple[Storage, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from collage.graph.formats import Narrow
-from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32, Storage
+from collage.graph.storage import BF16, FP16, INT8, TF32, Storage
 from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidate import Candidate
 from collage.search.dp_budget import GAP, Budget
@@ -22,9 +22,9 @@ from collage.search.error_corrections import Factors, Kind, Seen, factors_by
 
 UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
-_UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2, STORED_INT8: 1e-2}
+_UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2}
 """The errors of kernels that lost a race, so that theirs are not known yet: those of rounding their factors."""
-_ROUNDING = {BF16: 2.0**-9, FP16: 2.0**-12, STORED_INT8: 2.0**-8}
+_ROUNDING = {BF16: 2.0**-9, FP16: 2.0**-12}
 """The largest errors of storing a value, in its scale."""
 
 

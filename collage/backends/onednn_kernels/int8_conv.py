@@ -18,9 +18,9 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Combine, EpilogueOp
 from collage.backends.chains.conv import Conv, row_axis, scaled
 from collage.backends.chains.functions import DnnlAlgorithm
-from collage.backends.chains.int8_weights import quantised
+from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.chains.linear_fold import Folded
-from collage.backends.onednn_kernels import conv_plan, description, stored_int8
+from collage.backends.onednn_kernels import conv_plan, description
 from collage.backends.onednn_kernels.artifact import OneDnnArtifact
 from collage.backends.onednn_kernels.builder import Draft, variant_of
 from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, WHOLE, ConvTask
@@ -43,6 +43,7 @@ from collage.kernel.target import reduced_precisions
 from collage.native.kernel_library import rounding_problem
 
 _SOURCES = CHANNELS_LAST, BLOCKED
+_FEW_CHANNELS = 4
 
 
 def variants(task: Any, threads: int) -> list[Variant]:
@@ -69,8 +70,14 @@ def variants(task: Any, threads: int) -> list[Variant]:
 def problem_of(task: ConvTask) -> str:
     """Why the convolution has no kernel in 8 bits, or ""."""
     chain, conv = task.chain, task.conv
-    if problem := rounding_problem() or stored_int8.problem_of(task):
+    if problem := rounding_problem():
         return problem
+    if chain.viewed or chain.graph.is_constant(chain.root.inputs[0]):
+        return "the result is reshaped, or the data is a constant"
+    if conv.transposed or conv.src[1] <= _FEW_CHANNELS or min(conv.pad_begin) < 0:
+        return "it is transposed, has few channels or begins inside its data"
+    if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
+        return f"sums of more than {INT8_DEPTH} products may overflow"
     if math.prod(conv.weights.shape[2:]) == conv.groups == max(conv.strides) == 1 and not any(conv.pad_begin):
         return "there are kernels of our own for single pixels, with a range for each of them"
     if too_padded(conv.src[2:], _item(conv, conv.weights).src[2:]):

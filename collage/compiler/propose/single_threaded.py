@@ -30,7 +30,7 @@ def single_threaded_field(bench: Bench, launches: Sequence[Launch]) -> list[Cand
     nodes, wanted = {each.nodes for each in kernels}, {_work(each) for each in kernels}
     matches = [m for m in known.matches if m.nodes in nodes and m.backend in task.on_team]
     build = replace(task.build, threads=1, tune_trials=0)
-    offers, _ = offers_of(model, matches, task.backends, build, bench.assembler.ranges)
+    offers, _ = offers_of(model, matches, task.backends, build)
     offers = [o for o in offers if _asked(model, o.request) in wanted]
     outcomes = bench.measurer.on_threads(1).race([offer.request for offer in offers])
     known.tell(

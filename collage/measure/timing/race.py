@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
+from collage.graph.storage import BF16, FP16, INT8, TF32
 from collage.measure.timing.calls import PRECISE, Clock, Enough, median_interval, no_gc, noise, ratios_of
 
 EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
-_MORE_EXACT = {INT8: (BF16,), STORED_INT8: (BF16,), BF16: (TF32, FP16), FP16: (TF32,)}
+_MORE_EXACT = {INT8: (BF16,), BF16: (TF32, FP16), FP16: (TF32,)}
 """For a reduced precision, the other ones whose kernels have smaller errors."""
 
 CLOSE = 1.5

@@ -1,11 +1,10 @@
-"""What a bench does with a graph before anything is measured: verification, matching, ranges, refusals."""
+"""What a bench does with a graph before anything is measured: verification, matching, refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from collage.backends.base import UnsupportedError
@@ -13,7 +12,6 @@ from collage.compiler.events import Searched
 from collage.compiler.propose.mixes import first_mix, refuse
 from collage.errors import ModelError, NoPlacementError
 from collage.frontend.subgraph import Subgraph
-from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions, Variant
 from tests.helpers.beside import TakeAll
 from tests.helpers.compiler.null import Made, NullBackend, each_node, imported
@@ -91,28 +89,3 @@ def test_a_family_with_a_node_that_nothing_runs_is_refused_before_anything_is_me
         each.compiled()
     assert each.bench.model.describe_node(node) in str(error.value)
     assert each.measurer.asked == []
-
-
-class Curious(NullBackend):
-    """Has a variant for each subgraph whose input and output have a range."""
-
-    def sources(self, options: BuildOptions) -> Sequence[TakeAll]:
-        return (TakeAll(),)
-
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        known = all(value in subgraph.ranges for value in (*subgraph.inputs, *subgraph.outputs))
-        return [Variant(split="known")] if known else []
-
-
-def test_ranges_are_those_of_the_samples_and_reach_the_backends() -> None:
-    each = matched(Curious("curious"), tolerance=0.05, samples=({},))
-    ids, graph, ranges = each.bench.model.onnx_values, each.bench.model.graph, each.bench.assembler.ranges
-    relu, tanh, result = (ranges[ids[name]] for name in "aby")
-    assert relu.low == 0 and 2 < relu.high < 8
-    assert tanh == Range(0.0, float(np.tanh(np.float32(relu.high))))
-    assert 0.5 < result.low < result.high < 1
-    assert {*ranges} == {each.id for each in graph.values if not graph.is_constant(each.id)}
-    assert {offer.request.nodes for offer in each.bench.known.offers} == {(0,), (1,), (2,), (3,)}
-    assert not matched(Curious("curious"), tolerance=0.05).bench.known.offers
-    again = matched(Curious("curious"), tolerance=0.05, samples=({},), database=each.database)
-    assert again.bench.assembler.ranges == ranges
