@@ -23,7 +23,7 @@ from collage.backends.chains.linear_fold import Folded, fold
 from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import TRANSPOSE, ProductChain
-from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, pooling
+from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8, UINT8
@@ -221,20 +221,20 @@ def variants(task: QuantisedTask, threads: int) -> list[Variant]:
         whole = wide.product.dst[-2] > 1
         found = [each for each in matmul.variants(wide, threads) if not (whole and each.split == COLUMNS)]
         return found or [Variant(split=WHOLE)]
-    found = planner_of(wide).variants(wide, threads)
+    found = _planner_of(wide).variants(wide, threads)
     return [each for each in found if BLOCKED not in (*each.inputs, *each.outputs)]
 
 
 def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     """The plan of float32 with the dtypes of the task."""
-    draft = planner_of(task.wide).plan(task.wide, variant, threads)
+    draft = _planner_of(task.wide).plan(task.wide, variant, threads)
     return typed(draft, dict(task.dtypes))
 
 
-def planner_of(task: Any) -> Any:
+def _planner_of(task: Any) -> Any:
     """The module with the ``variants`` and the ``plan`` of a float32 task."""
     if isinstance(task, Chain):
-        return concat if task.root.op == "concat" else elementwise
+        return elementwise
     if isinstance(task, ProductTask):
         return matmul
     return pooling if isinstance(task, PoolTask) else conv_plan
@@ -283,12 +283,12 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
             chain.own,
         )
     )
-    wide = WholeProduct(product, read_product(graph, product.root), shift)
+    wide = _WholeProduct(product, read_product(graph, product.root), shift)
     return QuantisedTask(product, wide, ((SRC, DTYPES[data.dtype]), (WEIGHTS, INT8), *_result(after)))
 
 
 @dataclass(frozen=True)
-class WholeProduct(ProductTask):
+class _WholeProduct(ProductTask):
     """A product of whole numbers, into which no factors are folded; ``shift`` is added to the sums of each column."""
 
     shift: Floats | None = None
@@ -336,10 +336,10 @@ def _weighted_chain(
     shift = (-data.zero * sums).astype(np.float64)
     per_channel = shift.size == len(scale)
     if shift.any() and not per_channel:
-        epilogue.append(constant_step(DnnlAlgorithm.ADD, shift, own))
-    epilogue.append(constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
+        epilogue.append(_constant_step(DnnlAlgorithm.ADD, shift, own))
+    epilogue.append(_constant_step(DnnlAlgorithm.MULTIPLY, scale.reshape(shape), own))
     if folded.bias is not None and folded.bias.any():
-        epilogue.append(constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
+        epilogue.append(_constant_step(DnnlAlgorithm.ADD, folded.bias.astype(np.float64).reshape(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
     chain = replace(
@@ -369,7 +369,7 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     shift = left.scale * left.zero + right.scale * right.zero
     ratio = np.array([left.scale / right.scale])
     epilogue: list[EpilogueOp] = [
-        constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
+        _constant_step(DnnlAlgorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
         Combine(DnnlAlgorithm.ADD, right.value, shape),
         Eltwise(DnnlAlgorithm.LINEAR, right.scale, -shift),
         *inner.epilogue,
@@ -432,7 +432,7 @@ def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
     return chain, steps_at(model.graph, after[0], after[0].outputs[0])
 
 
-def constant_step(algorithm: DnnlAlgorithm, numbers: npt.ArrayLike, own: list[Floats]) -> Combine:
+def _constant_step(algorithm: DnnlAlgorithm, numbers: npt.ArrayLike, own: list[Floats]) -> Combine:
     """A function with a constant operand of the chain's own, which is added to ``own``."""
     own.append(np.asarray(numbers, np.float32))
     return Combine(algorithm, -len(own), own[-1].shape)

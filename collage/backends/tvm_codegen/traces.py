@@ -2,15 +2,14 @@
 
 TVM replays whatever a trace says. An annotation may bring LLVM IR along (``pragma_import_llvm``), which is compiled
 into the kernel; strings may be whole objects of TVM's. So a trace is taken only if it holds nothing but what the search
-for schedules of a device writes: loops split, ordered, fused, made parallel or bound to threads, values kept in memory
-that is nearer, with numbers of a sensible size.
+for schedules writes: loops split, ordered, fused or made parallel, and values kept in buffers, with numbers of a
+sensible size.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Check: TypeAlias = Callable[[list[Any], list[Any]], None]
@@ -30,77 +29,18 @@ _KEYS = frozenset(
         *("pragma_auto_unroll_max_step", "pragma_unroll_explicit"),
     ]
 )
-_GPU_KEYS = frozenset(
-    f"meta_schedule.{each}"
-    for each in ("cooperative_fetch", "thread_extent_low_inclusive", "thread_extent_high_inclusive")
-)
-_AXES = frozenset(
-    [f"{what}Idx.{axis}" for what in ("block", "thread") for axis in "xyz"]
-    + [f"vthread{axis}" for axis in ("", ".x", ".y", ".z")]
-)
 _TILING = re.compile(r'"[SR]{1,20}"')
 
 
-@dataclass(frozen=True)
-class Device:
-    """What schedules of a device may hold: instructions with their checks, kinds of memory, and annotations."""
-
-    name: str
-    memories: frozenset[str]
-    keys: frozenset[str]
-    axes: frozenset[str] = frozenset()
-    kinds: Mapping[str, Check] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        kinds: dict[str, Check] = {
-            **dict.fromkeys(_PLAIN, _plain),
-            "GetSBlock": _block_of,
-            "CacheWrite": self._cache,
-            "Annotate": self._annotate,
-            "Unannotate": self._unannotate,
-        }
-        if self.axes:
-            kinds |= {"Bind": self._bind, "CacheRead": self._cache, "SetScope": self._cache}
-        object.__setattr__(self, "kinds", kinds)
-
-    def _cache(self, inputs: list[Any], attributes: list[Any]) -> None:
-        _check_inputs(inputs)
-        if len(attributes) != 2 or attributes[1] not in self.memories:
-            raise ValueError(f"memory that {self.name}s do not have: {attributes!r:.80}")
-        _check_int(attributes[0], 0)
-
-    def _bind(self, inputs: list[Any], attributes: list[Any]) -> None:
-        _check_inputs(inputs)
-        if len(attributes) != 1 or attributes[0] not in self.axes:
-            raise ValueError(f"no axis of threads: {attributes!r:.80}")
-
-    def _annotate(self, inputs: list[Any], attributes: list[Any]) -> None:
-        self._check_key(attributes)
-        if len(inputs) != 2:
-            raise ValueError("an annotation without a value")
-        tiling = attributes[0] == "meta_schedule.tiling_structure"
-        if tiling and isinstance(inputs[1], str) and _TILING.fullmatch(inputs[1]):
-            inputs = inputs[:1]
-        _check_inputs(inputs)
-
-    def _unannotate(self, inputs: list[Any], attributes: list[Any]) -> None:
-        self._check_key(attributes)
-        _check_inputs(inputs)
-
-    def _check_key(self, attributes: list[Any]) -> None:
-        if len(attributes) != 1 or attributes[0] not in self.keys:
-            raise ValueError(f"no annotation of a {self.name} schedule: {attributes!r:.80}")
-
-
-def check_trace(trace: Any, device: Device) -> None:
+def check_trace(trace: Any) -> None:
     """Raise ValueError unless the trace, as of ``Trace.as_json``, is one that can do nothing but schedule."""
     instructions, decisions = _list_of(trace, 2, "a trace")
     for each in _list(instructions, "instructions"):
         kind, inputs, attributes, outputs = _list_of(each, 4, "an instruction")
-        if kind not in device.kinds:
-            raise ValueError(f"no instruction of a {device.name} schedule: {kind!r:.80}")
+        if kind not in _KINDS:
+            raise ValueError(f"no instruction of a schedule: {kind!r:.80}")
         _check_outputs(outputs)
-        device.kinds[kind](_list(inputs, "inputs"), _list(attributes, "attributes"))
+        _KINDS[kind](_list(inputs, "inputs"), _list(attributes, "attributes"))
     for each in _list(decisions, "decisions"):
         index, decision = _list_of(each, 2, "a decision")
         if not _is_int(index) or not 0 <= index < len(instructions):
@@ -125,6 +65,33 @@ def _block_of(inputs: list[Any], attributes: list[Any]) -> None:
         or not all(isinstance(a, str) and _NAME.fullmatch(a) for a in attributes)
     ):
         raise ValueError(f"no name of a block: {attributes!r:.80}")
+
+
+def _cache(inputs: list[Any], attributes: list[Any]) -> None:
+    _check_inputs(inputs)
+    if len(attributes) != 2 or attributes[1] != "global":
+        raise ValueError(f"memory that CPUs do not have: {attributes!r:.80}")
+    _check_int(attributes[0], 0)
+
+
+def _annotate(inputs: list[Any], attributes: list[Any]) -> None:
+    _check_key(attributes)
+    if len(inputs) != 2:
+        raise ValueError("an annotation without a value")
+    tiling = attributes[0] == "meta_schedule.tiling_structure"
+    if tiling and isinstance(inputs[1], str) and _TILING.fullmatch(inputs[1]):
+        inputs = inputs[:1]
+    _check_inputs(inputs)
+
+
+def _unannotate(inputs: list[Any], attributes: list[Any]) -> None:
+    _check_key(attributes)
+    _check_inputs(inputs)
+
+
+def _check_key(attributes: list[Any]) -> None:
+    if len(attributes) != 1 or attributes[0] not in _KEYS:
+        raise ValueError(f"no annotation of a schedule: {attributes!r:.80}")
 
 
 def _check_inputs(inputs: list[Any]) -> None:
@@ -177,12 +144,18 @@ def _list(value: Any, what: str) -> list[Any]:
     return value
 
 
-_PLAIN = (
-    "AddUnitLoop ComputeAt ComputeInline DecomposeReduction EnterPostproc Fuse GetChildBlocks GetConsumers "
-    "GetLoops GetProducers Parallel Reorder ReverseComputeAt ReverseComputeInline RFactor SampleCategorical "
-    "SampleComputeLocation SamplePerfectTile Split Unroll Vectorize"
-).split()
+_KINDS: Mapping[str, Check] = {
+    **dict.fromkeys(
+        (
+            "AddUnitLoop ComputeAt ComputeInline DecomposeReduction EnterPostproc Fuse GetChildBlocks GetConsumers "
+            "GetLoops GetProducers Parallel Reorder ReverseComputeAt ReverseComputeInline RFactor SampleCategorical "
+            "SampleComputeLocation SamplePerfectTile Split Unroll Vectorize"
+        ).split(),
+        _plain,
+    ),
+    "GetSBlock": _block_of,
+    "CacheWrite": _cache,
+    "Annotate": _annotate,
+    "Unannotate": _unannotate,
+}
 _DECIDED = frozenset(["SampleCategorical", "SampleComputeLocation", "SamplePerfectTile"])
-
-CPU = Device("CPU", frozenset({"global"}), _KEYS)
-GPU = Device("GPU", frozenset({"global", "shared", "local"}), _KEYS | _GPU_KEYS, _AXES)

@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 from collage.backends.tvm_codegen.arithmetic import vector_math
 from collage.backends.tvm_codegen.keep_nan import keep_nan
 from collage.backends.tvm_codegen.lower import first_line
-from collage.backends.tvm_codegen.traces import CPU, Device, check_trace
+from collage.backends.tvm_codegen.traces import check_trace
 
 
 class RecordError(ValueError):
@@ -25,10 +25,10 @@ def format_record(traces: Mapping[str, Any]) -> str:
     return json.dumps(traces, separators=(",", ":")) if traces else ""
 
 
-def plain_trace(trace: Any, device: Device = CPU) -> Any:
+def plain_trace(trace: Any) -> Any:
     """A trace of TVM's as JSON values. Raises `RecordError` if `parse_record` would not take it."""
     found = json.loads(json.dumps(trace.simplified(False).as_json(), default=_plain))
-    _check(found, device)
+    _check(found)
     return found
 
 
@@ -36,7 +36,7 @@ def _plain(number: Any) -> int | float:
     return int(number) if isinstance(number, tirx.IntImm) else float(number)
 
 
-def parse_record(text: str, device: Device = CPU) -> dict[str, Any]:
+def parse_record(text: str) -> dict[str, Any]:
     """The traces of a record by PrimFunc. Raises `RecordError` for other text, and for traces that do anything else."""
     try:
         found = json.loads(text) if text else {}
@@ -46,13 +46,13 @@ def parse_record(text: str, device: Device = CPU) -> dict[str, Any]:
         raise RecordError("no JSON object")
     for trace in found.values():
         if trace is not None:
-            _check(trace, device)
+            _check(trace)
     return found
 
 
-def _check(trace: Any, device: Device) -> None:
+def _check(trace: Any) -> None:
     try:
-        check_trace(trace, device)
+        check_trace(trace)
     except (ValueError, RecursionError) as error:
         raise RecordError(str(error)) from error
 

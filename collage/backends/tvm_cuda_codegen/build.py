@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from collage.backends.tvm_codegen.artifact import BufferSlot, TensorSpec, TvmCall
 from collage.backends.tvm_codegen.lower import LoweredKernel, LoweringError, first_line
-from collage.backends.tvm_codegen.traces import GPU
-from collage.backends.tvm_codegen.tuned import RecordError, parse_record, scheduled
 from collage.backends.tvm_cuda_codegen.artifact import CudaArtifact, Launch, pack
 from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.backends.tvm_cuda_codegen.schedule import cuda_target, schedules
@@ -20,14 +18,13 @@ __all__ = ["compile_kernel", "launches_of", "sources_of"]
 logger = logging.getLogger(__name__)
 
 
-def compile_kernel(lowered: LoweredKernel, architecture: str, tuning: str = "") -> bytes:
+def compile_kernel(lowered: LoweredKernel, architecture: str) -> bytes:
     """Schedule and compile for the GPUs of an architecture such as ``sm_90``. No GPU is needed.
 
-    ``tuning`` is a record of ``tune``. Raises RecordError where it is none, or was made for other operators,
-    LoweringError for what TVM makes no code for, NvrtcError for code that does not compile, and UnsupportedError where
-    NVRTC is not installed.
+    Raises LoweringError for what TVM makes no code for, NvrtcError for code that does not compile, and UnsupportedError
+    where NVRTC is not installed.
     """
-    sources = sources_of(lowered, architecture, parse_record(tuning, GPU))
+    sources = sources_of(lowered, architecture)
     launches, between = launches_of(lowered, sources)
     return pack(
         CudaArtifact(
@@ -42,24 +39,10 @@ def compile_kernel(lowered: LoweredKernel, architecture: str, tuning: str = "") 
     )
 
 
-def sources_of(lowered: LoweredKernel, architecture: str, traces: Mapping[str, Any] = {}) -> list[CudaSource]:
-    """The source of each call, in order, by its trace or else by a rule. Raises LoweringError and RecordError."""
+def sources_of(lowered: LoweredKernel, architecture: str) -> list[CudaSource]:
+    """The source of each call, in order, by a rule. Raises LoweringError."""
     target = cuda_target(architecture)
-    return [
-        _source(lowered.funcs[call.name], call.name, target)
-        if traces.get(call.name) is None
-        else _tuned_source(lowered.funcs[call.name], call.name, target, traces[call.name])
-        for call in lowered.calls
-    ]
-
-
-def _tuned_source(func: Any, name: str, target: Any, trace: Any) -> CudaSource:
-    try:
-        return cuda_source(scheduled(func, trace), name, target)
-    except RecordError:
-        raise
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise RecordError(f"TVM makes no CUDA code of it: {first_line(error)}") from error
+    return [_source(lowered.funcs[call.name], call.name, target) for call in lowered.calls]
 
 
 def _source(func: Any, name: str, target: Any) -> CudaSource:

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import Backend
 from collage.backends.engine import as_engine
-from collage.backends.tuner import Tuner
 from collage.core.cuda_driver import driver
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
@@ -36,7 +35,6 @@ from scripts.lib.gpu.half import in_half
 _TOLERANCE = 1e-4
 _REDUCED = (TF32, FP16, BF16)
 _ELEMENTS = 1 << 16
-_TRIALS = 8
 
 
 def checks() -> Mapping[str, Callable[[], Any]]:
@@ -67,7 +65,6 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "out of memory": out_of_memory,
         "killed process": killed_process,
         "faulty kernel": lambda: faulty_kernel(_product("Relu"), [_random(64, 768)]),
-        "tvm's tuned product": lambda: one_kernel("tvm_cuda", _product("Relu"), trials=_TRIALS),
     }
 
 
@@ -112,12 +109,10 @@ def cudnn_device() -> dict[str, Any]:
     return {"json": description_of_device().decode()}
 
 
-def one_kernel(
-    name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False, trials: int = 0
-) -> dict[str, Any]:
+def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False) -> dict[str, Any]:
     """A small model as one kernel of a backend, each variant compared with ONNX Runtime and timed.
 
-    ``precisions`` are the reduced ones that variants may be in, and ``trials`` are for those that are tuned.
+    ``precisions`` are the reduced ones that variants may be in.
     """
     import collage
 
@@ -131,7 +126,7 @@ def one_kernel(
     by_value = dict(zip(subgraph.inputs, inputs, strict=True))
     expected = _reference(model, imported, [by_value[value] for value in imported.graph.inputs])
     times = {}
-    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact, tune_trials=trials)
+    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact)
     for variant in backend.variants(subgraph, allowed):
         options = replace(allowed, variant=variant)
         times[str(variant)] = _run(backend, subgraph, options, inputs, expected)
@@ -143,8 +138,6 @@ def _run(
     backend: Backend, subgraph: Subgraph, options: BuildOptions, inputs: list[Array], expected: list[Array]
 ) -> Any:
     try:
-        if options.tune_trials and isinstance(backend, Tuner):
-            options = replace(options, tuning=backend.tune(subgraph, options))
         kernel = backend.load(backend.codegen(subgraph, options), options)
     except Exception as error:  # one variant may not exist, and the others are worth having
         return {"failed": f"{type(error).__name__}: {error}"[:500]}

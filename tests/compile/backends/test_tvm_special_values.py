@@ -16,7 +16,7 @@ from collage.backends.tvm import Tvm
 from collage.backends.tvm_cuda import TvmCuda
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import BuildOptions
 from tests.compile.frontend.test_to_onnx import Net
 from tests.helpers.tvm_functions import const, f32, function, op, run
 
@@ -202,4 +202,3 @@ def test_old_measurements_of_kernels_that_have_changed_are_not_used() -> None:
     assert Tvm().settings(BuildOptions(2)) == "schedules 7"
     assert Tvm().settings(BuildOptions(2, 8)) == "schedules 6, 8 trials"
     assert TvmCuda().settings(BuildOptions()) == "kernels 2"
-    assert TvmCuda().settings(BuildOptions(tune_trials=8, variant=Variant(split="tuned"))) == "8 trials"
