@@ -32,7 +32,7 @@ _START_LIMIT_S = 120.0
 _PATIENCE_S = 30.0
 """Seconds after which the user is told so."""
 _TICK_S = 0.5
-"""Seconds between two looks at jobs that may be late."""
+"""Seconds between two looks at the clock and at slots that do not get ready."""
 _GOODBYE_S = 3.0
 
 
@@ -44,8 +44,6 @@ class _Place:
     number: int
     cpus: float
     actor: Any = None
-    folder: Any = ""
-    """The actor's folder, first as a reference to the value that ``prepare`` will return."""
     starts: int = 0
     deadline: float = 0.0
     ready: bool = False
@@ -130,20 +128,18 @@ class RayCrew:
                 self._start(place, now)
 
     def _start(self, place: _Place, now: float) -> None:
-        beside = next((p.folder for p in self._places if p.node == place.node and p.actor is not None), "")
         place.starts += 1
         place.ready, place.deadline = False, now + _START_LIMIT_S
         options = {"num_cpus": place.cpus, "max_concurrency": 3, "scheduling_strategy": pinned(place.node)}
         place.actor = self.ray.remote(Slot).options(**options).remote()
-        place.folder = place.actor.prepare.remote(self._sent, beside)
-        self._pending[place.folder] = place, -1
+        self._pending[place.actor.prepare.remote(self._sent)] = place, -1
 
     def _hand_out(self, shares: Shares, data: Sequence[bytes]) -> None:
         """Give each idle actor a job, as far as there are any."""
         for place in self._places:
             if not place.ready or place.errand >= 0:
                 continue
-            job = shares.take(place.number, time.monotonic())
+            job = shares.take(place.number)
             if job is not None:
                 place.errand = next(self._errands)
                 self._pending[place.actor.run.remote(data[job], place.errand)] = place, place.errand
@@ -162,24 +158,18 @@ class RayCrew:
                 yield Done(given_up, (), f"{shares.tries} workers were lost with it")
             return
         if errand < 0:
-            place.ready, place.folder = True, answer
+            place.ready = True
             return
         place.errand = -1
-        found = (
-            shares.done(place.number, time.monotonic()) if shares.job_of(place.number) is not None else None
-        )
-        if found is not None:
-            job, others = found
-            for number in others:
-                self._cancel(self._places[number])
-            yield Done(job, tuple(answer))
+        if shares.job_of(place.number) is not None:  # else it is a job of a run that was stopped
+            yield Done(shares.done(place.number), tuple(answer))
 
     def _unfinished(self, shares: Shares) -> Iterator[Done[Any]]:
         """The parts that are known of jobs which are not done."""
         asked: dict[Any, int] = {}
         for place in self._places:
             job = shares.job_of(place.number)
-            if job is not None and job in shares.open and job not in asked.values():
+            if job is not None:
                 asked[place.actor.so_far.remote(place.errand)] = job
         ready, _ = self.ray.wait([*asked], num_returns=len(asked), timeout=_GOODBYE_S) if asked else ([], [])
         for ref in ready:
@@ -197,7 +187,7 @@ class RayCrew:
         log.warning("a worker on node %s of the cluster is lost: %s", place.node.name, reason)
         self.ray.kill(place.actor)
         self._pending = {ref: asked for ref, asked in self._pending.items() if asked[0] is not place}
-        place.actor, place.folder, place.ready, place.errand = None, "", False, -1
+        place.actor, place.ready, place.errand = None, False, -1
         if place.starts >= _STARTS:
             place.fate = reason
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from collage.graph.dataflow import Array
 from collage.measure.crew import Job
 from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.process import Workers
-from collage.measure.worker.protocol import VALUES, Init
+from collage.measure.worker.protocol import Init
 from collage.measure.worker.serialisation import pickle_message
 from collage.measure.worker.session import WorkerSession
 
@@ -71,22 +69,18 @@ class Slot:
         """The number of the job that is done now, or was done last, and its parts."""
         self._cancelled = -1
 
-    def prepare(self, sent: SentSession, like: str = "") -> str:
-        """Write the model, start a worker and compute the reference values. Returns the folder.
+    def prepare(self, sent: SentSession) -> None:
+        """Write the model, start a worker and compute the reference values.
 
-        ``like`` is the folder of another slot on this node, whose reference values are taken over. Raises
-        MeasurementError where the worker does not start.
+        Raises MeasurementError where the worker does not start.
         """
         self._folder = TemporaryFolder("measure")
         folder = self._folder.path
         for name, content in sent.files.items():
             (folder / name).write_bytes(content.data)
-        if like:
-            _link(Path(like) / VALUES, folder / VALUES)
         init: Init = replace(pickle.loads(sent.init), folder=str(folder))
         self._model = ModelWorkers(init, self._workers, sent.nodes, sent.node_limit_s)
         self._model.worker(init.threads)
-        return str(folder)
 
     def run(self, job: bytes, number: int) -> list[Any]:
         """The parts of a job, which the caller numbers. They are not all there when the job is cancelled meanwhile."""
@@ -115,14 +109,3 @@ class Slot:
         self._workers.close()
         if self._folder is not None:
             self._folder.remove()
-
-
-def _link(values: Path, mine: Path) -> None:
-    """Share the files with the reference values, if they are all there. They stay when their first owner is gone."""
-    mine.mkdir()
-    with suppress(OSError):
-        names = sorted(each.name for each in values.iterdir() if each.suffix in (".npy", ".json"))
-        for name in sorted(
-            names, key=lambda name: name.endswith(".json")
-        ):  # the note that they are complete is last
-            os.link(values / name, mine / name)

@@ -16,7 +16,6 @@ from collage.frontend.read.apart import adopted, save_model, weight_files
 from collage.frontend.read.randomness import Randomness, without_idle_dropout
 from collage.frontend.read.scopes import STANDARD, all_nodes, set_all
 from collage.frontend.read.shapes import infer_types, model_inputs
-from collage.frontend.rewrite.casts import casts_first
 from collage.frontend.rewrite.expand import expand
 from collage.frontend.rewrite.halves import folded_in_float16
 from collage.frontend.rewrite.ort_shapes import settle
@@ -32,7 +31,6 @@ BEFORE: Sequence[Callable[[onnx.ModelProto], onnx.ModelProto]] = (without_idle_d
 AFTER: Sequence[Callable[[onnx.ModelProto], onnx.ModelProto]] = (
     steps_spelt_out,
     views_first,
-    casts_first,
     infer_types,
 )
 """The passes after it. Each returns the model itself if it has nothing to do; some change it in place."""

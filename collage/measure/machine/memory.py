@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from collage.core import cgroup
-from collage.core.caches import caches
 
 _MARGIN_BYTES = 512 << 20
 _LEAST_BYTES = 1 << 30
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def spare_memory() -> int | None:
@@ -66,9 +66,11 @@ def memory_limit() -> int | None:
 
 
 @cache
-def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core."""
-    return max(each.nbytes for each in caches())
+def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the largest cache of the first core; 32 MiB if the system does not tell."""
+    sizes = (re.fullmatch(r"(\d+)([KMG]?)\n", _read(str(each))) for each in folder.glob("index*/size"))
+    found = [int(each[1]) * _UNITS[each[2]] for each in sizes if each]
+    return max(found, default=0) or 32 << 20
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -47,24 +46,3 @@ def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) ->
     assert "about to read address 8" in crashed.message
     assert len(slot.so_far(0)) == 3
     assert slot.so_far(1) == []  # the parts of the last job are not those of the next one
-
-
-def test_slots_of_a_node_share_reference_values(session: WorkerSession) -> None:
-    sent = SentSession.of(session)
-    first, second, third = Slot(), Slot(), Slot()
-    try:
-        folders = [Path(first.prepare(sent))]
-        folders.append(Path(second.prepare(sent, str(folders[0]))))
-        folders.append(Path(third.prepare(sent, "/nowhere")))
-        one, other, own = ({p.name: p.stat().st_ino for p in (f / "values").glob("*.npy")} for f in folders)
-        assert one == other
-        assert one.keys() == own.keys()
-        assert not set(one.values()) & set(own.values())
-        first.close()
-        assert not folders[0].exists()
-        (part,) = second.run(job(session, CandidateRequest((2,), "numpy")), 0)
-        assert isinstance(part[1], Measurement)
-    finally:
-        for each in (first, second, third):
-            each.close()
-    assert not any(folder.exists() for folder in folders)

@@ -71,17 +71,6 @@ def _slot() -> int:
     return process
 
 
-class SlowOnce(Slow):
-    """The first to build a kernel for the region takes very long; the next one does not."""
-
-    name: ClassVar[str] = "slow_once"
-
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        if self.builders():
-            return NumpyBackend.codegen(self, subgraph, options)
-        return super().codegen(subgraph, options)
-
-
 class Late(Slow):
     """Slow in another folder."""
 

@@ -30,7 +30,7 @@ from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.measure_db.results import Measurement, Rejection
 from tests.helpers.backends_for_tests import NumpyBackend
-from tests.helpers.cluster.models import Late, MadeUp, Slow, SlowOnce, session_of
+from tests.helpers.cluster.models import Late, MadeUp, Slow, session_of
 from tests.helpers.compiler.null import chain, image
 from tests.helpers.measure_db import hostile
 
@@ -62,7 +62,6 @@ class Bench:
     session: WorkerSession
     crew: RayCrew
     slow: Slow
-    once: SlowOnce
     late: Late
 
     def measurer(self, database: Database) -> Measurer:
@@ -72,16 +71,15 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     slow = Slow(tmp_path_factory.mktemp("slow"), 0.3)
-    once = SlowOnce(tmp_path_factory.mktemp("once"), 60.0)
     late = Late(tmp_path_factory.mktemp("late"), 6.0)
     namespace: dict[str, Any] = {"NumpyBackend": NumpyBackend, "__name__": "__main__"}
     exec("class Mine(NumpyBackend):\n    name = 'mine'\n", namespace)  # no process can import it
-    backends = NumpyBackend(), hostile.Segfault(), hostile.Wrong(), slow, once, late, namespace["Mine"]()
+    backends = NumpyBackend(), hostile.Segfault(), hostile.Wrong(), slow, late, namespace["Mine"]()
     session = session_of(*backends, time_s=120.0)
     with on_cluster(TWO, {each.name: each for each in backends}) as crews:
         assert crews.ray is ray  # the connection that exists is used
         crew = crews.crew(session)
-        yield Bench(session, crew, slow, once, late)
+        yield Bench(session, crew, slow, late)
         crew.close()
         session.close()
 
@@ -140,17 +138,8 @@ def test_a_worker_that_is_killed_loses_nothing(
     assert bench.measurer(database).known(requests_of("slow")) == found
     begun = bench.slow.builders()
     assert len(begun) == 10
-    assert sum(len(pids) > 1 for pids in begun.values()) <= 3  # the killed one's job, and copies at the end
+    assert sum(len(pids) > 1 for pids in begun.values()) <= 3  # the killed one's job
     assert [each for each in caplog.messages if "is lost" in each and "node" in each]
-
-
-def test_a_slow_workers_last_job_is_done_by_another(bench: Bench, database: Database) -> None:
-    started = time.monotonic()
-    found = bench.measurer(database).measure(requests_of("slow_once"))
-    assert all(isinstance(outcome, Measurement) for outcome in found.values())
-    assert time.monotonic() - started < 50.0
-    assert len(bench.once.builders()) == 1
-    bench.crew.close()  # its slots have the CPUs that the next tests need
 
 
 def test_the_placement_is_the_same(ray: Any, tmp_path: Path) -> None:
