@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from collage.search.promising import promising as promising_offers
 
 log = logging.getLogger(__name__)
 
+_HOPELESS = math.log(2)
+"""A kernel with such a loss on regions like these is measured last."""
 _ATTEMPTS = 50
 """A kernel that fails in a network is rejected, and the model is placed again, at most so many times in a row."""
 
@@ -67,9 +70,11 @@ def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """All variants on the regions that usually win: they cover the model, and the best mix seldom needs others.
 
-    The model is placed again after each part of them. Compilers' kernels come last: they are built meanwhile.
+    The model is placed again after each part of them. Compilers' kernels come last: they are built meanwhile. Kernels
+    that are known to be far from the fastest have to wait.
     """
-    requests = _requests(promising_of(bench))
+    offered = _requests(promising_of(bench))
+    requests = [each for each in offered if bench.measurer.expected_loss(each) < _HOPELESS]
     compilers = {name for name, each in bench.task.backends.items() if each.kind is BackendKind.COMPILER}
     compiled = [each for each in requests if each.backend in compilers]
     bench.measurer.build_ahead(compiled)
