@@ -25,8 +25,7 @@ class OneDnn(Backend):
 
     The library is found by the environment variable COLLAGE_ONEDNN, in the system, or as the wheel
     ``onednn-cpu-gomp``. It takes float32, which it may store and multiply as bfloat16, and convolutions and sums of
-    values that come quantised to 8 bits. Within an error that is allowed, convolutions round float32 to 8 bits, or read
-    what is stored in 8 bits by its range on samples.
+    values that come quantised to 8 bits. Within an error that is allowed, convolutions round float32 to 8 bits.
     """
 
     name = "onednn"
