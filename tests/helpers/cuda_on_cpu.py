@@ -49,15 +49,10 @@ class CpuThreads:
     _functions: list[str] = field(default_factory=list)
     _library: ctypes.CDLL | None = None
 
-    def add(
-        self,
-        lowered: LoweredKernel,
-        traces: Mapping[str, Any] = {},
-        sources: Sequence[CudaSource] | None = None,
-    ) -> Prepared:
-        """Generate the kernel's source if it is not given, with functions scheduled by the traces that there are."""
+    def add(self, lowered: LoweredKernel, sources: Sequence[CudaSource] | None = None) -> Prepared:
+        """Generate the kernel's source if it is not given."""
         name = f"k{len(self._texts)}_"
-        sources = sources_of(lowered, "sm_90", traces) if sources is None else sources
+        sources = sources_of(lowered, "sm_90") if sources is None else sources
         launches, between = launches_of(lowered, sources)
         self._texts.append(_KERNEL.sub(rf"{name}\1", "\n".join(each.text for each in sources)))
         self._functions += [f"{name}{each.function}" for each in launches]
