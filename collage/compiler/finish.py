@@ -239,7 +239,8 @@ class Finish:
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
         text = "; ".join([*reasons, *refused]) or "there is none among the backends"
         split = bench.imported.notes if bench.is_matched and bench.imported.suffix is not None else ()
-        why = "; ".join([*split, *([] if problem is None else [str(problem)])]) or "The model has no placement"
+        problems = [*split, *([] if problem is None else [str(problem)])]
+        why = "; ".join(problems) or "The model has no placement"
         raise ModelError(f"{why.rstrip('.')}. And no engine can run the model whole: {text}")
 
 

@@ -212,7 +212,8 @@ def test_streams_of_a_gpu() -> None:
     each.bench.known.offers = [Offer(request, "pattern") for request in requests]
     each.bench.race(requests)
     each.run(calibrated, gpu_streams)
-    (plan,) = [plan for plan in each.placed if plan.streams is not None]  # all algorithms make the same schedule
+    # All algorithms make the same schedule.
+    (plan,) = [plan for plan in each.placed if plan.streams is not None]
     assert plan.algorithm == "nimble" and plan.streams is not None and plan.streams.schedule.count == 2
     program = each.referee.executable(plan).program
     numbers = program.ordered.schedule.streams
