@@ -34,11 +34,12 @@ class KernelSource:
 
     def tuned(self) -> KernelSource:
         """The source with the record of tuning in its options, where there are trials. Raises RejectedError."""
-        if not self.options.tune_trials or not isinstance(self.backend, Tuner):
+        options = self.options
+        if options.tuning or not options.tune_trials or not isinstance(self.backend, Tuner):
             return self
         with stage("tune"):
-            tuning = self.backend.tune(self.subgraph, self.options)
-        return replace(self, options=replace(self.options, tuning=tuning))
+            tuning = self.backend.tune(self.subgraph, options)
+        return replace(self, options=replace(options, tuning=tuning))
 
     def compiled(self) -> bytes:
         """The artifact that the backend makes. Raises RejectedError."""

@@ -31,7 +31,7 @@ from collage.search.errors import of_outputs
 
 log = logging.getLogger(__name__)
 
-_TIE = 1.02
+TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
 _FEW, _MANY = 2, 4
 """The most placements in the last race, if the time is short and otherwise."""
@@ -240,9 +240,10 @@ class Finish:
                 return replace(selected, unmeasured=_UNMEASURED)
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
         text = "; ".join([*reasons, *refused]) or "there is none among the backends"
-        raise ModelError(
-            f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
-        )
+        split = bench.imported.notes if bench.is_matched and bench.imported.suffix is not None else ()
+        problems = [*split, *([] if problem is None else [str(problem)])]
+        why = "; ".join(problems) or "The model has no placement"
+        raise ModelError(f"{why.rstrip('.')}. And no engine can run the model whole: {text}")
 
 
 def _by_label(first: Plan, timings: Mapping[Plan, Timing]) -> dict[str, Timing]:
@@ -271,7 +272,7 @@ def _ranked(timings: Mapping[Plan, Timing]) -> list[Plan]:
     alike = [
         plan
         for plan in by_time
-        if timings[plan].median_us <= _TIE * shortest_us
+        if timings[plan].median_us <= TIE * shortest_us
         and (isinstance(plan, Whole) or may_be_best(timings[plan], named))
     ]
     alike.sort(key=lambda plan: (*_complexity(plan), timings[plan].median_us))

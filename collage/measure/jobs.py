@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from collage.graph.storage import Storage
@@ -137,8 +137,11 @@ class _Region:
             n for n in numbers if n not in self._tried and n in {*self._left, *self._incumbent}
         ]:
             number, racer = missing[0], self._racers[missing[0]]
+            options = racer.options
+            if number in self._errors:  # it was held before, so it is not tuned again
+                options = replace(options, tuning=self._errors[number].tuning)
             message = TryKernel(
-                *(number, racer.request, racer.options, racer.limit_s, tuple(self._tried)),
+                *(number, racer.request, options, racer.limit_s, tuple(self._tried)),
                 known=number >= len(self._job.racers),
             )
             reply = self._ask(message, number)
@@ -236,7 +239,8 @@ class _Region:
         allowed = rivals_of(self._precision(number))
         best = [us for other, us in self._passed.items() if self._precision(other) in allowed]
         rival_us = min([*best, *([self._known_us] if self._incumbent else [])], default=raced.us)
-        return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks)
+        tuning = self._errors[number].tuning
+        return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks, tuning)
 
     def _failed(self, number: int, rejection: Rejection) -> Iterator[Part]:
         """A kernel cannot be used. Without the incumbent the others race among themselves."""

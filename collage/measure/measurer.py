@@ -235,7 +235,9 @@ class Measurer:
 
         def is_missed(lost: Slower, request: CandidateRequest) -> bool:
             """Whether none of the candidate's present rivals is known to be as fast as what it lost against."""
-            best_us = min(best(request.nodes, request.variant.precision)[0], cover_us(request.nodes))
+            nodes = request.nodes
+            rival_us = best(nodes, request.variant.precision)[0]
+            best_us = min(rival_us, cover_us(nodes), rivals.share_us(nodes))
             return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
 
         missing: dict[KernelKey, CandidateRequest] = {}
@@ -308,7 +310,7 @@ class Measurer:
         pace = Pace(candidate_s, Enough(effort.worth * network_us), effort.settle_s)
         racer = partial(self._racer, switch_us=rivals.switch_us)
         return RegionJob(
-            tuple(map(racer, region)),
+            tuple(map(racer, region, self._tunings(region))),
             self.settings.threads,
             tuple(map(racer, cover, self._tunings(cover))),
             known_us,
@@ -323,9 +325,9 @@ class Measurer:
         return sum(times) if kernels and len(times) == len(kernels) else math.inf
 
     def _tunings(self, kernels: Sequence[CandidateRequest]) -> list[str]:
-        """The records of tuning that build kernels again that are measured."""
-        known = self.known(kernels)
-        return [found.tuning if isinstance(found := known[each], Measurement) else "" for each in kernels]
+        """The records of tuning that build kernels again that were tuned before; "" for others."""
+        known = self.known(kernels) if self.settings.build.tune_trials else {}
+        return [getattr(known.get(each), "tuning", "") for each in kernels]
 
     def _racer(self, request: CandidateRequest, tuning: str = "", *, switch_us: float) -> Racer:
         charge_us = switch_us if request.backend in self._engines else 0.0

@@ -149,7 +149,7 @@ class Database(DatabaseFile):
             found: tuple[Any, ...] = (*numbers, _clocks_text(outcome.clocks), None, None, None, None)
         elif isinstance(outcome, Slower):
             least_us = outcome.least_us
-            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.busy)
+            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, outcome.tuning, False, outcome.busy)
             found = (*found, _clocks_text(outcome.clocks), outcome.rival_us, None, None, None)
         else:
             found = (None, None, None, None, None, "", False, outcome.busy, None, None)
@@ -294,7 +294,7 @@ def _outcome(row: Sequence[Any]) -> Outcome:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
         if rival_us is not None:
             (rival_us,) = _numbers([rival_us])
-            return Slower(min_us, rival_us, repeats, _busy(busy), read_clocks(clocks))
+            return Slower(min_us, rival_us, repeats, _busy(busy), read_clocks(clocks), tuning)
         return Measurement(
             *(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only)),
             *(_busy(busy), read_clocks(clocks)),

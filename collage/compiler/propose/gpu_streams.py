@@ -27,7 +27,9 @@ def gpu_streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     none = (None,) * len(base.launches)
     dag = base.program.ordered.dag
     for name, schedule in gpu_schedules(dag, base.program.on_gpu, costs, moved).items():
-        yield planned(bench, mix.placement, StreamPlan(schedule, none, name))
+        plan = planned(bench, mix.placement, StreamPlan(schedule, none, name))
+        if plan.alike not in bench.known.ran:  # several algorithms may make the same schedule
+            yield plan
 
 
 def _writes_on_gpu(candidate: Candidate) -> bool:

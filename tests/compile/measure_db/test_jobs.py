@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class FakeWorker:
     races: list[list[str]] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     notes: set[Path] = field(default_factory=set)
+    tuned: list[str] = field(default_factory=list)
 
     def ask(self, message: Any, what: str, threads: int) -> Any:
         if isinstance(message, TryKernel):
@@ -53,7 +54,9 @@ class FakeWorker:
             if self.wrong.get(name) is TryKernel:
                 return Tried(WRONG)
             self.held[message.number] = name
-            return Tried(None, 1e-7, "", self.held_bytes)
+            if message.options.tune_trials and not message.options.tuning:
+                self.tuned.append(name)
+            return Tried(None, 1e-7, f"of {name}" if message.options.tune_trials else "", self.held_bytes)
         if isinstance(message, RaceKernels):
             names = {number: self.held[number] for number in message.numbers}
             self.races.append([*names.values()])
@@ -124,6 +127,15 @@ def test_a_kernel_that_ends_the_worker_costs_only_itself(stage: type) -> None:
     found = run(worker, *map(racer, "abc"))
     assert found.pop("b") == CRASHED
     assert len(found) == 2 and all(isinstance(each, Measurement) for each in found.values())
+
+
+def test_what_is_held_again_is_not_tuned_again() -> None:
+    worker = FakeWorker({"a": 10.0, "b": 11.0, "c": 10.0 * CLOSE + 1}, deadly={"b": RaceKernels})
+    tuned = [replace(racer(name), options=BuildOptions(tune_trials=3)) for name in "abc"]
+    found = run(worker, *tuned)
+    assert isinstance(found["a"], Measurement) and isinstance(found["c"], Slower)
+    assert (found["a"].tuning, found["c"].tuning) == ("of a", "of c")  # the next race of both needs no trials
+    assert worker.tuned == [*"abc"] and worker.races == [[*"abc"], [*"ac"]]
 
 
 def test_without_the_incumbent_the_others_race_among_themselves() -> None:

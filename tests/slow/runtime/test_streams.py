@@ -21,7 +21,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
-from collage.runtime import careful as runtime_careful
+from collage.runtime import original
 from collage.runtime.executor import Executor
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.read_program import read_program
@@ -188,7 +188,7 @@ def test_every_hazard_of_the_arena_is_ordered(drawn: tuple[Program, list[int]]) 
         assert program.offset(port.value) + port.type.nbytes <= program.memory.nbytes
 
 
-class Careful(runtime_careful.Careful):
+class Careful(original.Careful):
     """Answers with the inputs that it was given, negated."""
 
     def __init__(self, outputs: int) -> None:
