@@ -16,7 +16,7 @@ from collage.report.best_so_far import BestSoFar, best_words, expected_words
 if TYPE_CHECKING:
     from collage.compiler.finished import Finished
 
-_NEAR = 1.05
+_NEAR, _FAR = 1.05, 1.25
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,18 @@ class Best:
         self._standings = [each for each in self._standings if each.plan != plan]
 
     def finalists(self, most: int = 4) -> list[Plan]:
-        """The plans for the last race: the best ones of each list, and all engines that are not far behind."""
+        """The plans for the last race: the best ones of each list, the best mix, and all engines, unless far behind."""
         found: list[Plan] = []
         exact = [each for each in self._standings if not is_reduced(each.plan)]
         for standings in (exact, [each for each in self._standings if is_reduced(each.plan)]):
             near = sorted(standings, key=lambda each: each.score)
             found += [each.plan for each in near[:most] if each.score <= _NEAR * near[0].score]
+            placed = [
+                each.plan
+                for each in near
+                if isinstance(each.plan, Placed) and each.score <= _FAR * near[0].score
+            ]
+            found += placed[:1]
         engines: dict[str, list[Standing]] = {}
         for each in exact:
             if isinstance(each.plan, Whole):
@@ -123,7 +129,7 @@ class Best:
         for of_one in engines.values():
             usual = [e for e in of_one if isinstance(e.plan, Whole) and not e.plan.profile] or of_one
             best = (min(those, key=lambda e: e.score) for those in (of_one, usual))
-            found += [one.plan for one in best if one.score <= 1.25 * fastest]
+            found += [one.plan for one in best if one.score <= _FAR * fastest]
         return list(dict.fromkeys(found))
 
     def everything(self) -> list[Plan]:

@@ -62,6 +62,11 @@ class RaceFailedError(Exception):
         self.failed = failed
 
 
+def _ratio(timings: Mapping[Plan, Timing], plan: Plan, best: Plan | None) -> float:
+    """The plan's time over that of the best one."""
+    return 1.0 if best is None else timings[plan].median_us / timings[best].median_us
+
+
 class Referee:
     """Runs plans of one compile. ``turn_s`` and the pause before an engine's successor are the same for all races."""
 
@@ -85,6 +90,10 @@ class Referee:
             plans = [plan] if best is None or best == plan else [best, plan]
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
             timings = self.race(plans, pace)
+            if best in timings and _ratio(timings, plan, best) < 1.0:  # who was lucky once has to win again
+                timings = max(
+                    timings, self.race(plans, pace, " again"), key=lambda each: _ratio(each, plan, best)
+                )
             launches = self.launches(plan)
         except RaceFailedError as error_:
             return error_.failed
@@ -93,9 +102,9 @@ class Referee:
         mine = timings[plan]
         if isinstance(plan, Whole):
             self._bench.known.engine_us[plan] = mine.median_us
-        before = mine if best is None else timings[best]
-        ratio = mine.median_us / before.median_us
-        return Ran(plan, mine.median_us, ratio, mine.noise_us / before.median_us, launches, error, foreseen)
+        before_us = mine.median_us if best is None else timings[best].median_us
+        ratio, noise = _ratio(timings, plan, best), mine.noise_us / before_us
+        return Ran(plan, mine.median_us, ratio, noise, launches, error, foreseen)
 
     def race(self, plans: Sequence[Plan], pace: Pace, mark: str = "") -> dict[Plan, Timing]:
         """Timings of the plans in one interleaved run, from the database or made now.
