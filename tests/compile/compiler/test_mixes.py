@@ -74,7 +74,7 @@ def test_what_takes_longer_in_the_network_is_placed_again() -> None:
     each = Made({**each_node("lib", 10.0), ("other", (1, 2)): 22.0}, LIBRARY, OTHER).measured()
     each.runs.network_us = {("lib", (1,)): 20.0, ("lib", (2,)): 20.0}
     each.run(calibrated)
-    assert each.runs.ran == ["lib lib lib lib", "lib lib lib lib", "lib other lib"]
+    assert [*dict.fromkeys(each.runs.ran)] == ["lib lib lib lib", "lib other lib"]
     assert [name for name, _ in regions(each.placed[0])] == ["lib", "other", "lib"]
 
 
