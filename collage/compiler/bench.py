@@ -17,7 +17,6 @@ from collage.check.value_ranges import ranges_on_samples
 from collage.compiler.assemble import Assembler
 from collage.compiler.clock import Clock
 from collage.compiler.devices import offers_on
-from collage.compiler.events import Measured, Profiled, Searched
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
 from collage.compiler.plan import Placed
@@ -73,30 +72,31 @@ class Bench:
         self.whole = WholeBench(task, database, workers, show)
         self.raced = 0
         """The number of races between whole networks that were run."""
+        self.spent_s: Mapping[str, float] = {}
+        """The seconds that the workers have spent, by kind of work. They are known at the end."""
         self._workers = workers
         self._crews = crews
         self._tools: tuple[Measurer, Assembler, PlanRuns] | None = None
         self._no_graph: ModelError | None = None
-        self._closed = False
 
     def close(self) -> None:
-        """Tell the ledger what was measured, and put the workers away. Closing twice does nothing."""
-        measurer = None if self._tools is None else self._tools[0]
+        """Put the workers away. Closing twice does nothing."""
         try:
-            if not self._closed:
-                self._closed = True
-                made = self.raced + self.whole.made
-                if self._tools is not None:
-                    measurer, _, runs = self._tools
-                    made += measurer.made_in_all + runs.made
-                    self.known.tell(*runs.failures.told, Profiled(measurer.session.spent()))
-                self.known.tell(Measured(made))
+            if self._tools is not None:
+                measurer = self._tools[0]
+                self.spent_s = self.spent_s or measurer.session.spent()
+                measurer.close()
         finally:
-            try:
-                if measurer is not None:
-                    measurer.close()
-            finally:
-                self.whole.close()
+            self.whole.close()
+
+    @property
+    def measurements(self) -> int:
+        """The number of measurements that were made: of kernels, layout transforms, networks and engines."""
+        made = self.raced + self.whole.made
+        if self._tools is not None:
+            measurer, _, runs = self._tools
+            made += measurer.made_in_all + runs.made
+        return made
 
     @property
     def has_graph(self) -> bool:
@@ -222,7 +222,7 @@ class Bench:
         measurer = Measurer(session, self.database, self.show, crew=crew)
         measurer.network_us = task.source.share_us
         assembler = Assembler(measurer, task.backends, task.build, task.target, task.versions)
-        runs = PlanRuns(measurer, self.database, task.target, task.options.seed, self.show)
+        runs = PlanRuns(measurer, self.database, self.known, task.target, task.options.seed, self.show)
         return measurer, assembler, runs
 
     def _match(self) -> None:
@@ -249,7 +249,7 @@ class Bench:
         self.known.matches = matches
         self.known.refused = [*refused, *without]
         self.known.offers = offers_on(task.options.device, offers)
-        self.known.tell(Searched(time.perf_counter() - started))
+        self.known.search_s += time.perf_counter() - started
 
     def _ranges(self) -> Mapping[int, Range]:
         """The ranges of values on the user's samples; none if kernels may not compute in 8 bits.
@@ -284,11 +284,6 @@ class Bench:
             self.imported.original, self.model, task.asked, task.options.seed, self.clock.deadline
         )
 
-    @property
-    def knows_accuracy(self) -> bool:
-        """Whether the reference has been run on the samples."""
-        return "accuracy" in self.__dict__
-
     # Measuring, whose outcomes go to the ledger
 
     def race(self, requests: Sequence[CandidateRequest], mix: Placed | None = None) -> None:
@@ -303,10 +298,6 @@ class Bench:
         """Take over what the database knows of the requests."""
         missing = [each for each in requests if each not in self.known.outcomes]
         self.known.outcomes.update(self.measurer.known(missing))
-
-    def look_again(self) -> None:
-        """Take over rejections of kernels that have failed in a network since they were measured."""
-        self.known.outcomes.update(self.measurer.known(self.known.outcomes))
 
     def race_without(self, kernel: PlanKernel) -> None:
         """Race the region of a kernel that is rejected now once more: others have lost against it."""

@@ -11,10 +11,10 @@ from collage.compiler.clock import Clock
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
 from collage.compiler.verdict import Beyond, Failed, Verdict
 from collage.core.progress import Progress
-from collage.report.best_so_far import BestSoFar, best_words, expected_words
+from collage.report.best_so_far import BestSoFar, best_words
 
 if TYPE_CHECKING:
-    from collage.compiler.finished import Finished
+    from collage.compiler.record import Finished
 
 _NEAR = 1.05
 _MOST = 4
@@ -43,8 +43,6 @@ class Best:
         self.trace: list[BestSoFar] = []
         self.first_mix: BestSoFar | None = None
         """The first placement that ran, whether it was the best one or not."""
-        self.expected_us: float | None = None
-        """The predicted time of the placement in hand, in microseconds."""
         self.settled: tuple[Plan, Finished] | None = None
         """The plan that an earlier compile has found, if nothing is left to try."""
 
@@ -59,22 +57,10 @@ class Best:
         return None if self.first is None else self.first.plan
 
     @property
-    def exact(self) -> Standing | None:
-        """The best one so far of the plans in the model's own dtypes."""
-        found = [each for each in self._standings if not is_reduced(each.plan)]
-        return min(found, key=lambda each: each.score, default=None)
-
-    @property
     def engine(self) -> Standing | None:
         """The fastest engine in the model's own dtypes, or None."""
         engines = [e for e in self._standings if isinstance(e.plan, Whole) and not e.plan.precision]
         return min(engines, key=lambda each: each.score, default=None)
-
-    @property
-    def ahead(self) -> float:
-        """How many times as fast as the best engine the best plan is; 1 without an engine."""
-        first, engine = self.first, self.engine
-        return 1.0 if first is None or engine is None else engine.score / first.score
 
     def take(self, verdict: Verdict) -> None:
         """Learn what came of a plan that ran beside the best one."""
@@ -140,11 +126,8 @@ class Best:
         return next((each.us for each in self._standings if each.plan == plan), 0.0)
 
     def show(self, progress: Progress) -> None:
-        """Tell the user how far the work has come, what the best plan so far is, and what is expected."""
-        if self.trace:
-            expected = expected_words(self.trace[-1], self.expected_us)
-            progress = replace(progress, best=self.best_text, expected=expected)
-        self._tell(progress)
+        """Tell the user how far the work has come, and what the best plan so far is."""
+        self._tell(replace(progress, best=self.best_text))
 
     @property
     def best_text(self) -> str:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from collage.compiler.plan import Placed
 from collage.frontend.model import Model
@@ -55,11 +54,6 @@ class Executable:
         return WorkerPlan(self.program, self.kernels, self.stored)
 
     @property
-    def concurrent(self) -> bool:
-        """Whether some launches run on streams."""
-        return self.program.ordered.schedule.count > 0
-
-    @property
     def reduced(self) -> bool:
         """Whether some launches compute in a reduced precision."""
         return bool(self.precisions)
@@ -75,14 +69,12 @@ class Executable:
         return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
 
 
-class Entry(Protocol):
+@dataclass(frozen=True)
+class Entry:
     """A plan in a race: its ``digest`` identifies what runs, and ``versions`` are those of the libraries."""
 
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def versions(self) -> Mapping[str, str]: ...
+    digest: str
+    versions: Mapping[str, str]
 
 
 def network_key(entry: Entry, together: Sequence[Entry], graph: str, target: Target) -> NetworkKey:

@@ -7,16 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.finished import Finished
 from collage.compiler.plan import Placed, Plan, Whole, is_reduced
-from collage.compiler.referee import LAST, RaceFailedError, Referee
+from collage.compiler.record import Finished
+from collage.compiler.referee import LAST, Referee
 from collage.compiler.selection import Selection
-from collage.compiler.verdict import Failed
+from collage.compiler.verdict import Failed, RaceFailedError
 from collage.core.progress import Progress
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -47,7 +48,6 @@ class Finish:
         self._bench = bench
         self._referee = referee
         self._best = best
-        self._reasons: list[str] = []
 
     def select(self) -> Selection:
         """The best plan that is right, checked and loaded.
@@ -119,10 +119,8 @@ class Finish:
         return gone
 
     def _refuse(self, plan: Plan, reason: str) -> None:
-        text = f"{plan.label}: {reason}; not used"
-        log.warning("%s", text)
-        self._reasons.append(f"{plan.label}: {reason}")
-        self._bench.known.note(text)
+        log.warning("%s: %s; not used", plan.label, reason)
+        self._bench.known.fail(plan.label, reason)
         self._best.drop(plan)
 
     def _handed_over(self, plan: Plan, timings: Mapping[Plan, Timing]) -> Selection | None:
@@ -186,20 +184,21 @@ class Finish:
             self._refuse(plan, finding.complaint)
             return None
         error = None
-        if bench.task.options.tolerance and (executable.reduced or not self._hurried or bench.knows_accuracy):
+        if bench.task.options.tolerance and (executable.reduced or not self._hurried):
             with suppress(MetricError, ModelError):  # which proposers have told
-                error = referee.error_on_samples(plan)
+                error = referee.errors(plan)[0]
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)
         if executable.guarded and referee.unscanned:
             bench.known.note(referee.unscanned)
-        parts, executor = referee.load(executable)
+        parts, executor = bench.runs.load(executable, bench.assembler)
         absolute, relative = finding.absolute, finding.relative
         program, predicted_us = _with_times(executable, launches_us)
         parts = replace(parts, program=program)
         if plan.suffix:
-            parts, whole = referee.suffixes.load(plan, parts, executor)
+            load = partial(referee.suffixes.load, plan, parts, executor)
+            parts, whole = referee.guarded(plan, load)
             predicted_us = max(predicted_us, timing.median_us)
             absolute, relative = referee.suffixes.errors.get(plan, (absolute, relative))
         return Selection(
@@ -223,8 +222,7 @@ class Finish:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
         problem = bench.why_no_graph or bench.known.no_placement
-        failures = [each.text for each in bench.runs.failures.told] if bench.is_matched else []
-        reasons = [*dict.fromkeys((*self._reasons, *failures))]
+        reasons = bench.known.failures
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem

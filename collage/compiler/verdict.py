@@ -53,3 +53,11 @@ class Failed:
 
 
 Verdict: TypeAlias = "Ran | Beyond | Failed"
+
+
+class RaceFailedError(Exception):
+    """A plan of a race has failed."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.reason)
+        self.failed = failed

@@ -65,7 +65,6 @@ class WholeBench:
         self.form = form or WholeForm(
             source.original,
             source.example_inputs,
-            "",
             task.options.seed,
             numbers=compared_numbers(source.original),
         )
@@ -120,7 +119,7 @@ class WholeBench:
         """Let plans name the simplified model, whose inputs and outputs are those of the model."""
         if self._folded is not None:
             return
-        self._folded = WholeForm(model, self.form.example_inputs, "", self.form.seed)
+        self._folded = WholeForm(model, self.form.example_inputs, self.form.seed)
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
 

@@ -26,32 +26,20 @@ from collage.schedule.suffix import ValuePort
 class WholeForm:
     """The model as Collage loaded it, or as its author wrote it. ``example_inputs`` are the user's inputs by name.
 
-    ``reason`` says in one sentence why there is no placement. Inputs that the user does not give are made up from
-    ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves extents open, and all their
-    elements are the one of ``numbers`` where that has one.
+    Other inputs are made up from ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves
+    extents open, and all their elements are the one of ``numbers`` where that has one.
     """
 
     original: onnx.ModelProto
     example_inputs: Mapping[str, Any]
-    reason: str
     seed: int
     shapes: Shapes = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
 
-    _serialised: list[tuple[onnx.ModelProto, bytes | Framed]] = field(
-        default_factory=list, repr=False, compare=False
-    )
-    """Models and their artifacts, which forms that are made of each other share: it takes long for large weights."""
-
-    @property
+    @cached_property
     def data(self) -> bytes | Framed:
         """The model as an artifact (see ``collage.kernel.model_artifact``)."""
-        for model, data in self._serialised:
-            if model is self.original:
-                return data
-        made = artifact_of(self.original)
-        self._serialised.append((self.original, made))
-        return made
+        return artifact_of(self.original)
 
     @cached_property
     def digest(self) -> str:
@@ -81,7 +69,7 @@ class WholeForm:
             try:
                 found[name] = random_value(port.type, rng)
             except TypeError as error:
-                raise ModelError(f"{self.reason} Input {name}: {error}; give one to compile with.") from error
+                raise ModelError(f"Input {name}: {error}; give one to compile with.") from error
             if name in self.numbers:
                 found[name] = np.full_like(found[name], self.numbers[name])
         return found

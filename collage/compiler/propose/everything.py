@@ -89,7 +89,7 @@ def _hoped(bench: Bench) -> Placement | None:
     lost = {request: each for request, each in outcomes.items() if isinstance(each, Slower)}
     offers = [each for each in known.offers if each.request in lost]
     more = candidates_of(bench.model, offers, (), lost, bench.task.without_switch)
-    left_out = known.left_out | known.faulty()
+    left_out = known.left_out
     more = [c for c in more if c.backend not in left_out]
     if not more:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW, BackendKind
@@ -46,16 +46,7 @@ def first_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """A mix of the variants that win by what is known, one or two a region. More are measured if there is no cover."""
     refuse(bench)
     bench.measure_switch()
-    for requests in _waves(bench):
-        bench.race(requests)
-        try:
-            yield from _with_suffix(bench, best, calibrated(bench, best, rounds=2))
-            return
-        except NoPlacementError as error:
-            log.info("no placement yet: %s", error)
-            bench.known.no_placement = error
-    if bench.known.no_placement is not None:
-        raise bench.known.no_placement
+    yield from _first(bench, best, _waves(bench), rounds=2)
 
 
 def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -64,20 +55,18 @@ def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     yield from calibrated(bench, best)
 
 
-def calibrated(
-    bench: Bench, best: Best, rounds: int = 3, *, finite_only: bool = True
-) -> Generator[Plan, Verdict, None]:
+def calibrated(bench: Bench, best: Best, rounds: int = 3) -> Generator[Plan, Verdict, None]:
     """Place, run, correct the costs by the times in the network, and place again, until a placement has run before."""
     attempts = 0
     while rounds > 0 and attempts < _ATTEMPTS:
-        plan = planned(bench, place(bench, finite_only=finite_only))
+        plan = planned(bench, place(bench))
         if plan.alike in bench.known.ran:
             return
         verdict = yield plan
         if isinstance(verdict, Ran):
             rounds -= 1
         elif isinstance(verdict, Failed) and verdict.kernel is None:
-            if not bench.known.left_out:
+            if bench.known.blamed is None:
                 yield from _without_one_backend(bench, plan)
             return
         else:
@@ -133,26 +122,28 @@ def _others(placement: Placement, field: Field) -> list[Candidate] | None:
 def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """One mix of few candidates, mostly in the plain format. More are measured if there is no cover."""
     refuse(bench)
+    bench.measure_switch()
     offers = plain_first(bench.known.offers)
-    waves: list[list[Offer]] = [
-        promising_of(bench, offers),
-        promising_of(bench, offers, between=True),
-        offers,
-    ]
-    bench.known.epsilon_us = bench.measurer.epsilon_us(())
-    for wave in waves:
-        bench.race(_requests(wave))
-        for finite_only in (True, False):
-            try:
-                yield from _with_suffix(
-                    bench, best, calibrated(bench, best, rounds=1, finite_only=finite_only)
-                )
-                return
-            except NoPlacementError as error:
-                log.info("no placement yet: %s", error)
-                bench.known.no_placement = error
-    if bench.known.no_placement is not None:
-        raise bench.known.no_placement
+    waves = promising_of(bench, offers), promising_of(bench, offers, between=True), offers
+    yield from _first(bench, best, map(_requests, waves), rounds=1)
+
+
+def _first(
+    bench: Bench, best: Best, waves: Iterable[Sequence[CandidateRequest]], rounds: int
+) -> Generator[Plan, Verdict, None]:
+    """The placement after the first of the waves of measurements that give one."""
+    problem: NoPlacementError | None = None
+    for requests in waves:
+        bench.race(requests)
+        try:
+            yield from _suffix_engines(bench)
+            yield from calibrated(bench, best, rounds)
+            return
+        except NoPlacementError as error:
+            log.info("no placement yet: %s", error)
+            problem = error
+    if problem is not None:
+        raise problem
 
 
 def refuse(bench: Bench) -> None:
@@ -232,29 +223,17 @@ def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:
     return [offer.request for offer in offers]
 
 
-def _with_suffix(
-    bench: Bench, best: Best, proposer: Generator[Plan, Verdict, None]
-) -> Generator[Plan, Verdict, None]:
-    """The plans of the proposer; the first one with each engine for the suffix, if the model has one."""
+def _suffix_engines(bench: Bench) -> Generator[Plan, Verdict, None]:
+    """A placement with each engine for the suffix, if the model has one; from then on that is the fastest of them."""
     if bench.imported.suffix is None:
-        yield from proposer
         return
-    verdict = None
-    times: dict[str, float] = {}
-    while True:
-        try:
-            plan = next(proposer) if verdict is None else proposer.send(verdict)
-        except StopIteration:
-            return
-        if not times and isinstance(plan, Placed):
-            for engine in bench.task.engines:
-                verdict = yield replace(plan, suffix=engine)
-                if isinstance(verdict, Ran):
-                    times[engine] = verdict.us
-            if times:
-                bench.known.suffix = min(times, key=times.__getitem__)
-        else:
-            verdict = yield plan
+    plan = planned(bench, place(bench))
+    times_us: dict[str, float] = {}
+    for engine in bench.task.engines:
+        verdict = yield replace(plan, suffix=engine)
+        if isinstance(verdict, Ran):
+            times_us[engine] = verdict.us
+    bench.known.suffix = min(times_us, key=times_us.__getitem__, default="")
 
 
 def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdict, None]:
@@ -262,11 +241,11 @@ def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdic
     counts = Counter(c.backend for c in failed.placement.candidates for _ in c.nodes)
     names: Collection[str] = sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))
     for name in names:
-        bench.known.left_out = {name}
+        bench.known.blamed = name
         try:
             verdict = yield planned(bench, place(bench))
         except NoPlacementError:
             continue
         if isinstance(verdict, Ran):
             return
-    bench.known.left_out = set()
+    bench.known.blamed = None

@@ -6,7 +6,6 @@ from collections.abc import Generator
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.events import Evolved
 from collage.compiler.plan import Plan, Whole
 from collage.compiler.record import look_up, plan_of
 from collage.compiler.referee import Referee
@@ -27,10 +26,7 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if finished.complete:
         bench.known.note(*finished.notes)
         bench.known.engine_us.update((Whole(*named), us) for named, us in finished.engines)
-        if finished.bounded is not None:
-            bench.known.tell(finished.bounded)
-        if finished.evolved is not None:
-            bench.known.tell(Evolved(finished.evolved))
+        bench.known.tolerance, bench.known.graph_level = finished.tolerance, finished.graph_level
         best.settle(plan, finished)
     else:
         yield plan

@@ -19,15 +19,15 @@ from collage.check.metrics import MetricError
 from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.events import Bounded
-from collage.compiler.placing import place, with_price
+from collage.compiler.placing import place
 from collage.compiler.plan import Placed, Plan
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
-from collage.compiler.referee import RaceFailedError, Referee
-from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
+from collage.compiler.referee import Referee
+from collage.compiler.verdict import Beyond, Failed, RaceFailedError, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.subgraph import edges
+from collage.report.report import ErrorReport
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.steering import Steering
@@ -91,26 +91,29 @@ def early_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 
 def _within(bench: Bench, best: Best, knobs: Knobs) -> Generator[Plan, Verdict, None]:
-    tolerance, metric = bench.task.options.tolerance, bench.task.options.metric
+    asked = bench.task.asked
+    assert asked is not None
+    told = ErrorReport(asked.tolerance, asked.metric.name, asked.about)
     if not any(offer.request.variant.precision for offer in bench.known.offers):
-        bench.known.tell(Bounded(tolerance, metric.name, reason=_NOTHING))
+        bench.known.tolerance = replace(told, reason=_NOTHING)
         bench.known.note(_NOTHING)
         return
     bench.show(Progress("errors", 0, 1))
     try:
         own = _own_error(bench, best)
-        about = bench.accuracy.about
-        told = Bounded(tolerance, metric.name, about, own)
-        if own is not None and own > tolerance:
-            asked = f"a tolerance of {tolerance:g}"
-            bench.known.tell(told)
-            bench.known.note(f"{asked} is below float32's own error of {own:.2g} on {about}; float32 remains")
+        told = replace(told, own=own)
+        if own is not None and own > asked.tolerance:
+            bench.known.tolerance = told
+            bench.known.note(
+                f"a tolerance of {asked.tolerance:g} is below float32's own error of {own:.2g} on {asked.about}; "
+                "float32 remains"
+            )
             return
         yield from _search(bench, best, told, knobs)
     except (MetricError, ModelError) as error:
         log.warning("%s", error)
         why = f"{str(error).rstrip('.')}; float32 remains"
-        bench.known.tell(Bounded(tolerance, metric.name, reason=why))
+        bench.known.tolerance = replace(told, reason=why)
         bench.known.note(why)
 
 
@@ -119,13 +122,13 @@ def _own_error(bench: Bench, best: Best) -> float | None:
     mix = mix_of(best)
     bench.accuracy  # noqa: B018  (raises ModelError if the reference does not run the samples)
     try:
-        return None if mix is None else Referee(bench).error_on_samples(mix)
+        return None if mix is None else Referee(bench).errors(mix)[0]
     except RaceFailedError as error:
         log.info("%s", error.failed.reason)
         return None
 
 
-def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[Plan, Verdict, None]:
+def _search(bench: Bench, best: Best, told: ErrorReport, knobs: Knobs) -> Generator[Plan, Verdict, None]:
     known, is_predicted = bench.known, bench.accuracy.asked.metric.is_predicted
     aimed = knobs.aim * told.tolerance
     budget = known.errors
@@ -139,7 +142,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
         budget = steering.budget
         plan = planned(bench, place(bench, budget))
         predicted = of_outputs(plan.placement.error)
-        steering.budget = with_price(budget, plan.placement)
+        steering.budget = replace(budget, price_us=plan.placement.price_us)
         if predicted == 0:
             if not found and steering.step_back():
                 rounds += 1
@@ -170,7 +173,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
             break
         steering.learn(plan.placement, measured)
     known.errors = steering.budget
-    known.tell(told)
+    known.tolerance = told
     if not found:
         why = f"is within {told.tolerance:g}" if told.rounds else "is faster"
         known.note(f"no placement of reduced precision {why}; float32 remains")

@@ -10,7 +10,7 @@ from collage.compiler.best import Best
 from collage.compiler.placing import field_of, place
 from collage.compiler.plan import Plan
 from collage.compiler.propose.mixes import calibrated, mix_of
-from collage.compiler.record import SUGGESTED
+from collage.compiler.record import BESIDE, MERGED
 from collage.compiler.verdict import Verdict
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
@@ -37,16 +37,15 @@ def regions(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 def _suggestions(bench: Bench, placement: Placement) -> list[Offer]:
     graph, engines = bench.model.graph, bench.task.engines.keys()
-    merged, beside = SUGGESTED
     found: dict[CandidateRequest, str] = {}
     for nodes, name in region_merges(placement, engines, {VIEW}):
-        found[CandidateRequest(nodes, name, Variant(precision=_precision(placement, nodes)))] = merged
+        found[CandidateRequest(nodes, name, Variant(precision=_precision(placement, nodes)))] = MERGED
     order = branch_order(graph)
     candidates = field_of(bench).candidates
     for region in _large(placement, engines, len(graph.nodes)):
         for nodes in region_splits(order, candidates, region, bench.known.epsilon_us):
             variant = Variant(precision=region.variant.precision)
-            found.setdefault(CandidateRequest(nodes, region.backend, variant), beside)
+            found.setdefault(CandidateRequest(nodes, region.backend, variant), BESIDE)
     return [Offer(request, why) for request, why in found.items() if len(request.nodes) < len(graph.nodes)]
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from collage.compiler.bench import Bench
-from collage.compiler.events import Considered
 from collage.frontend.model import Model
 from collage.graph.storage import Storage
 from collage.kernel.transform import LayoutTransform
@@ -33,12 +32,8 @@ def single_threaded_field(bench: Bench, launches: Sequence[Launch]) -> list[Cand
     offers, _ = offers_of(model, matches, task.backends, build, bench.assembler.ranges)
     offers = [o for o in offers if _asked(model, o.request) in wanted]
     outcomes = bench.measurer.on_threads(1).race([offer.request for offer in offers])
-    known.tell(
-        *(
-            Considered(o.request, o.pattern, outcomes[o.request], single_threaded=True)
-            for o in offers
-            if o.request in outcomes
-        )
+    known.single_threaded.update(
+        (o.request, (o.pattern, outcomes[o.request])) for o in offers if o.request in outcomes
     )
     errors = None if known.errors is None else known.errors.model
     found = candidates_of(model, offers, (), outcomes, task.on_team, errors)
