@@ -16,7 +16,6 @@ from collage.check.metrics import MetricError
 from collage.check.value_ranges import ranges_on_samples
 from collage.compiler.assemble import Assembler
 from collage.compiler.clock import Clock
-from collage.compiler.devices import offers_on
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
 from collage.compiler.plan import Placed
@@ -77,7 +76,8 @@ class Bench:
         self._workers = workers
         self._crews = crews
         self._tools: tuple[Measurer, Assembler, PlanRuns] | None = None
-        self._no_graph: ModelError | None = None
+        self.why_no_graph: ModelError | None = None
+        """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
 
     def close(self) -> None:
         """Put the workers away. Closing twice does nothing."""
@@ -108,19 +108,14 @@ class Bench:
             return False
 
     @property
-    def why_no_graph(self) -> ModelError | None:
-        """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
-        return self._no_graph
-
-    @property
     def imported(self) -> Imported:
         """The import of the model. Raises ModelError, each time."""
-        if self._no_graph is not None:
-            raise self._no_graph
+        if self.why_no_graph is not None:
+            raise self.why_no_graph
         try:
             return self._imported
         except ModelError as error:
-            self._no_graph = error
+            self.why_no_graph = error
             raise
 
     @cached_property
@@ -221,7 +216,7 @@ class Bench:
         crew = None if self._crews is None else self._crews.crew(session)
         measurer = Measurer(session, self.database, self.show, crew=crew)
         measurer.network_us = task.source.share_us
-        assembler = Assembler(measurer, task.backends, task.build, task.target, task.versions)
+        assembler = Assembler(measurer, task)
         runs = PlanRuns(measurer, self.database, self.known, task.target, task.options.seed, self.show)
         return measurer, assembler, runs
 
@@ -248,7 +243,7 @@ class Bench:
             ]
         self.known.matches = matches
         self.known.refused = [*refused, *without]
-        self.known.offers = offers_on(task.options.device, offers)
+        self.known.offers = offers
         self.known.search_s += time.perf_counter() - started
 
     def _ranges(self) -> Mapping[int, Range]:

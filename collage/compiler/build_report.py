@@ -18,17 +18,11 @@ from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, Report, figures
 
-_ENDED = {
-    BUDGET: "the budget was over before a placement was known to be faster.",
-    INTERRUPT: "the compile was interrupted before a placement was known to be faster.",
-    FAILURE: "measuring failed before a placement was known to be faster.",
+_STOPPED = {
+    BUDGET: "the budget was over before",
+    INTERRUPT: "the compile was interrupted before",
+    FAILURE: "measuring failed before",
 }
-_UNTRIED = {
-    BUDGET: "the budget was over before our own placements of reduced precision were tried",
-    INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
-    FAILURE: "measuring failed before our own placements of reduced precision were tried",
-}
-"""Why errors are not known, by what has ended the compile."""
 _MOST_NAMES = 5
 _UNPLACED = "the model is not placed, so that an engine runs it in float32"
 
@@ -83,7 +77,7 @@ def _why_whole(bench: Bench, best: Best, plan: Plan) -> Iterator[str]:
         return
     problem = bench.why_no_graph or bench.known.no_placement
     if bench.clock.ended != FINISHED:
-        reason = _ENDED[bench.clock.ended]
+        reason = f"{_STOPPED[bench.clock.ended]} a placement was known to be faster."
     elif problem is not None:
         reason = str(problem)
     else:
@@ -105,9 +99,13 @@ def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
     asked = bench.task.asked
     if asked is None:
         return None
-    found = bench.known.tolerance or ErrorReport(
-        asked.tolerance, asked.metric.name, asked.about, reason=_UNTRIED.get(bench.clock.ended, _UNPLACED)
-    )
+    found = bench.known.tolerance
+    if found is None:
+        stopped = _STOPPED.get(bench.clock.ended)
+        reason = (
+            _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
+        )
+        found = ErrorReport(asked.tolerance, asked.metric.name, asked.about, reason=reason)
     return replace(found, predicted=selected.predicted_error, measured=selected.error)
 
 

@@ -8,8 +8,7 @@ from collage.backends.base import Backend
 from collage.backends.registry import Registry
 from collage.core.cuda import NoGpuError, gpu
 from collage.errors import UsageError, unknown_names
-from collage.graph.storage import CUDA, HOST, PLAIN, Storage
-from collage.search.candidates import Offer
+from collage.graph.storage import CUDA, HOST
 
 AUTO = "auto"
 """No device in particular: the search takes each one that pays."""
@@ -54,35 +53,3 @@ def _missing(device: str, registry: Registry, names: Sequence[str] | None) -> st
         return f"your choice of backends leaves out all that do ({', '.join(able)})"
     reasons = registry.availability()
     return "; ".join(f"{name} is not available ({reasons[name].reason})" for name in able)
-
-
-def offers_on(device: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The offers that a compile for the device may use: with ``HOST``, those whose values are all there."""
-    if device != HOST:
-        return list(offers)
-    return [each for each in offers if all(end.device == HOST for end in _storages(each))]
-
-
-def _storages(offer: Offer) -> tuple[Storage, ...]:
-    variant = offer.request.variant
-    return (*variant.inputs, *variant.outputs)
-
-
-def plain_first(offers: Sequence[Offer]) -> list[Offer]:
-    """The offers in the plain format, on every device, and others on nodes that have none in it and are exact."""
-    plain = [_is_plain(offer) for offer in offers]
-    covered = {
-        node
-        for offer, is_plain in zip(offers, plain, strict=True)
-        if is_plain and not offer.request.variant.precision
-        for node in offer.request.nodes
-    }
-    return [
-        offer
-        for offer, is_plain in zip(offers, plain, strict=True)
-        if is_plain or not covered.issuperset(offer.request.nodes)
-    ]
-
-
-def _is_plain(offer: Offer) -> bool:
-    return all(each.format == PLAIN.format for each in _storages(offer))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -35,7 +35,6 @@ class Imported:
     model: Model
     original: onnx.ModelProto
     as_loaded: AsLoaded
-    example_inputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     suffix: onnx.ModelProto | None = None
     folded: onnx.ModelProto | None = field(default=None, repr=False)
@@ -78,7 +77,7 @@ def _whole(task: Task) -> Imported:
         taken = whole
         model, folded = _model(task, whole)
     notes = tuple(_notes(taken)) if taken.branches else ()
-    return Imported(model, source.original, source.as_loaded, source.example_inputs, notes, folded=folded)
+    return Imported(model, source.original, source.as_loaded, notes, folded=folded)
 
 
 def _model(task: Task, taken: Taken) -> tuple[Model, onnx.ModelProto]:
@@ -114,4 +113,4 @@ def _prefix(task: Task, problem: DataDependentError) -> Imported:
     as_loaded = AsLoaded.of(parts.prefix)
     prefix = replace(source, original=parts.prefix, as_loaded=as_loaded, example_inputs=example_inputs)
     model, folded = _model(replace(task, source=prefix), Taken(parts.prefix))
-    return Imported(model, parts.prefix, as_loaded, example_inputs, (str(problem),), parts.suffix, folded)
+    return Imported(model, parts.prefix, as_loaded, (str(problem),), parts.suffix, folded)

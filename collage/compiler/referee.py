@@ -76,7 +76,7 @@ class Referee:
             self._bench.known.engine_us[plan] = mine.median_us
         before = mine if best is None else timings[best]
         ratio = mine.median_us / before.median_us
-        return Ran(plan, mine.median_us, ratio, mine.noise_us / before.median_us, launches, error, foreseen)
+        return Ran(plan, mine.median_us, ratio, launches, error, foreseen)
 
     def race(self, plans: Sequence[Plan], pace: Pace, mark: str = "") -> dict[Plan, Timing]:
         """Timings of the plans in one interleaved run, from the database or made now.

@@ -21,16 +21,9 @@ class Ran:
     plan: Plan
     us: float
     ratio: float
-    noise: float = 0.0
-    """How far below ``ratio`` the true ratio may be."""
     launches_us: tuple[float, ...] = ()
     error: float | None = None
     foreseen: float | None = None
-
-    @property
-    def won(self) -> bool:
-        """Whether the plan is faster than the best one so far."""
-        return self.ratio < 1.0
 
 
 @dataclass(frozen=True)

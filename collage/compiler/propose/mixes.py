@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.devices import plain_first
 from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
 from collage.compiler.plan import CONCURRENT, MIX, Placed, Plan, StreamPlan
 from collage.compiler.verdict import Failed, Ran, Verdict
@@ -46,7 +45,18 @@ def first_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """A mix of the variants that win by what is known, one or two a region. More are measured if there is no cover."""
     refuse(bench)
     bench.measure_switch()
-    yield from _first(bench, best, _waves(bench), rounds=2)
+    problem: NoPlacementError | None = None
+    for requests in _waves(bench):
+        bench.race(requests)
+        try:
+            yield from _suffix_engines(bench)
+            yield from calibrated(bench, best, rounds=2)
+            return
+        except NoPlacementError as error:
+            log.info("no placement yet: %s", error)
+            problem = error
+    if problem is not None:
+        raise problem
 
 
 def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
@@ -119,33 +129,6 @@ def _others(placement: Placement, field: Field) -> list[Candidate] | None:
     return found if changed else None
 
 
-def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
-    """One mix of few candidates, mostly in the plain format. More are measured if there is no cover."""
-    refuse(bench)
-    bench.measure_switch()
-    offers = plain_first(bench.known.offers)
-    waves = promising_of(bench, offers), promising_of(bench, offers, between=True), offers
-    yield from _first(bench, best, map(_requests, waves), rounds=1)
-
-
-def _first(
-    bench: Bench, best: Best, waves: Iterable[Sequence[CandidateRequest]], rounds: int
-) -> Generator[Plan, Verdict, None]:
-    """The placement after the first of the waves of measurements that give one."""
-    problem: NoPlacementError | None = None
-    for requests in waves:
-        bench.race(requests)
-        try:
-            yield from _suffix_engines(bench)
-            yield from calibrated(bench, best, rounds)
-            return
-        except NoPlacementError as error:
-            log.info("no placement yet: %s", error)
-            problem = error
-    if problem is not None:
-        raise problem
-
-
 def refuse(bench: Bench) -> None:
     """Raise NoPlacementError if nothing runs a node, and ModelError if only engines do in a strict compile."""
     task, model = bench.task, bench.model
@@ -166,11 +149,9 @@ def refuse(bench: Bench) -> None:
         raise NoPlacementError(why_uncovered(bench, [*left]))
 
 
-def promising_of(
-    bench: Bench, offers: Sequence[Offer] | None = None, *, between: bool = False
-) -> list[Offer]:
+def promising_of(bench: Bench, *, between: bool = False) -> list[Offer]:
     """The most promising offers in the model's own dtypes (``search.promising``)."""
-    offers = bench.known.offers if offers is None else offers
+    offers = bench.known.offers
     done = {node for view in bench.known.views for node in view.nodes}
     found = promising_offers(offers, len(bench.model.graph.nodes), bench.task.engines, done, between=between)
     exact = [each for each in found if not each.request.variant.precision]

@@ -7,7 +7,7 @@ import pytest
 from collage.compiler.placing import place
 from collage.compiler.plan import CONCURRENT
 from collage.compiler.propose.everything import doubtful, everything
-from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, quick_mix
+from collage.compiler.propose.mixes import calibrated, first_mix, other_variants
 from collage.compiler.propose.regions import regions as merges_and_splits
 from collage.compiler.propose.streams import gpu_streams, streams
 from collage.errors import NoPlacementError
@@ -161,13 +161,6 @@ def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:
     each.run(merges_and_splits)
     assert regions(each.placed[0]) == [("lib", (0,)), ("engine", (1, 2)), ("lib", (3,))]
     assert "neighbours on one engine" in [offer.pattern for offer in each.bench.known.offers]
-
-
-def test_a_quick_compile_takes_kernels_of_finite_numbers_only() -> None:
-    each = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 1.0}, LIBRARY)
-    each.measurer.finite_only = {("lib", (1, 2))}
-    each.run(quick_mix)
-    assert ("lib", (1, 2)) in regions(each.placed[0])
 
 
 # Launches side by side

@@ -89,7 +89,7 @@ def test_a_model_without_a_graph_is_recalled_as_well(database: Database) -> None
     engine = Whole("engine", profile="turbo")
     compiles = made(database), made(database)
     for each in compiles:
-        each.bench._no_graph = ModelError("TVM cannot import Pow.")
+        each.bench.why_no_graph = ModelError("TVM cannot import Pow.")
         assert each.compiled().plan == engine
     assert [bool(measuring(each)) for each in compiles] == [True, False]
 

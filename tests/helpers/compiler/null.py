@@ -413,10 +413,7 @@ class NullBench(Bench):
     def _tools_for(self, model: Model) -> tuple[Any, Any, Any]:
         self.measurer_.model = model
         self.runs_.known = self.known
-        task = self.task
-        assembler = Assembler(
-            cast(Any, self.measurer_), task.backends, task.build, task.target, task.versions
-        )
+        assembler = Assembler(cast(Any, self.measurer_), self.task)
         return self.measurer_, assembler, self.runs_
 
     def _match(self) -> None:
