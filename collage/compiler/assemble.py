@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from collage.backends.source_digest import source_digest
-from collage.compiler.executable import Executable
-from collage.compiler.pieces import Buffers, Piece
+from collage.compiler.executable import Buffers, Executable, Piece
 from collage.compiler.plan import Placed, StreamPlan
 from collage.compiler.scans import Scans, limits_of
 from collage.compiler.task import Task

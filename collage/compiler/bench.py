@@ -42,7 +42,7 @@ from collage.measure_db.database import Database
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.report.report import NodeReport
-from collage.search.candidates import Offer, offers_of
+from collage.search.candidates import offers_of
 
 log = logging.getLogger(__name__)
 
@@ -159,17 +159,14 @@ class Bench:
 
     @property
     def measurer(self) -> Measurer:
-        """What measures kernels of the graph."""
         return self._started[0]
 
     @property
     def assembler(self) -> Assembler:
-        """What makes executables of placements."""
         return self._started[1]
 
     @property
     def runs(self) -> PlanRuns:
-        """What runs executables."""
         return self._started[2]
 
     @property
@@ -289,11 +286,6 @@ class Bench:
         """Measure requests to the end that have lost a race."""
         self.known.outcomes.update(self.measurer.measure([*requests]))
 
-    def recall(self, requests: Sequence[CandidateRequest]) -> None:
-        """Take over what the database knows of the requests."""
-        missing = [each for each in requests if each not in self.known.outcomes]
-        self.known.outcomes.update(self.measurer.known(missing))
-
     def race_without(self, kernel: PlanKernel) -> None:
         """Race the region of a kernel that is rejected now once more: others have lost against it."""
         if not isinstance(kernel.what, LayoutTransform):
@@ -304,14 +296,6 @@ class Bench:
         """Set the cost of a switch between libraries (Eq. 2.2), unless it is known."""
         if not self.known.epsilon_us:
             self.known.epsilon_us = self.measurer.epsilon_us(())
-
-    def suggest(self, offers: Sequence[Offer], mix: Placed | None) -> bool:
-        """Measure offers that no pattern has made, and tell the log. False if all of them were known."""
-        new = [each for each in offers if each.request not in self.known.outcomes]
-        if new:
-            self.known.offer(new)
-            self.race([each.request for each in new], mix)
-        return bool(new)
 
 
 def _rivals(bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None) -> Rivals:

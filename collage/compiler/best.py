@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from collage.compiler.clock import Clock
-from collage.compiler.plan import Placed, Plan, Whole, is_reduced
-from collage.compiler.verdict import Beyond, Failed, Verdict
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, Verdict, Whole, is_reduced
 from collage.core.progress import Progress
 from collage.report.best_so_far import BestSoFar, best_words
 

@@ -10,13 +10,13 @@ from collage.backends.base import VIEW
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import usable
-from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Whole
-from collage.compiler.selection import Selection
+from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Selection, Whole
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, Report, figures
+from collage.search.errors import of_outputs
 
 _STOPPED = {
     BUDGET: "the budget was over before",
@@ -106,7 +106,8 @@ def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
             _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
         )
         found = ErrorReport(asked.tolerance, asked.metric.name, asked.about, reason=reason)
-    return replace(found, predicted=selected.predicted_error, measured=selected.error)
+    predicted = of_outputs(selected.plan.placement.error) if isinstance(selected.plan, Placed) else 0.0
+    return replace(found, predicted=predicted, measured=selected.error)
 
 
 def _opaque(bench: Bench) -> dict[str, str]:

@@ -11,19 +11,18 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
+from collage.backends.devices import backends_on
 from collage.backends.registry import Registry
 from collage.cluster.ray_crew import on_cluster
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.build_report import report_of
 from collage.compiler.clock import Clock
-from collage.compiler.devices import backends_on
 from collage.compiler.finish import Finish
 from collage.compiler.options import CompileOptions
-from collage.compiler.propose.recall import recall
-from collage.compiler.record import record
+from collage.compiler.plan import Selection
+from collage.compiler.record import recall, record
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
 from collage.compiler.stages import Stage, run_stages, stages_of
 from collage.compiler.task import Source, Task
 from collage.core.deadline import BudgetOverError

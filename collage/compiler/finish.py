@@ -13,11 +13,9 @@ from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.plan import Placed, Plan, Whole, is_reduced
+from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Whole, is_reduced
 from collage.compiler.record import Finished
 from collage.compiler.referee import LAST, Referee
-from collage.compiler.selection import Selection
-from collage.compiler.verdict import Failed, RaceFailedError
 from collage.core.progress import Progress
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -28,7 +26,6 @@ from collage.runtime.parts import load_parts
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 from collage.schedule.schedule import makespan_us
-from collage.search.errors import of_outputs
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +72,8 @@ class Finish:
 
     def recalled(self, plan: Plan, finished: Finished) -> Selection | None:
         """What an earlier compile has selected, checked and loaded; None if that fails."""
-        label = plan.label
-        if label not in finished.timings:
-            return None
-        try:
-            if isinstance(plan, Whole):
-                selected = self._engine(plan, finished.timings[label], finished.errors)
-            else:
-                selected = self._placement(plan, finished.timings[label], finished.launches_us)
-        except RaceFailedError as error:
-            self._failed(error.failed)
-            return None
+        timing = finished.timings.get(plan.label)
+        selected = None if timing is None else self._selected(plan, timing, finished)
         if selected is None:
             return None
         return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)
@@ -98,25 +86,21 @@ class Finish:
 
     def _raced(self, plans: Sequence[Plan]) -> dict[Plan, Timing]:
         """Timings of the plans in one race. Plans that fail leave it."""
-        left = [*plans]
         quick = self._bench.task.options.effort is QUICK
-        while left:
+        while left := [plan for plan in plans if plan in self._best.everything()]:
             seconds = min(LAST.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
             pace = Pace(FEWEST + 2, FEWEST, seconds) if quick else replace(LAST, limit_s=seconds)
             try:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
-                gone = self._failed(error.failed)
-                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
+                self._failed(error.failed)
         return {}
 
-    def _failed(self, failed: Failed) -> list[Plan]:
-        """Refuse the plan, and drop all that run the kernel to blame; these plans."""
+    def _failed(self, failed: Failed) -> None:
+        """Refuse the plan, and drop all that run the kernel to blame."""
         self._refuse(failed.plan, failed.reason)
-        gone = self._referee.sharing([failed.plan, *self._best.everything()], failed)
-        for plan in gone:
+        for plan in self._referee.sharing(self._best.everything(), failed):
             self._best.drop(plan)
-        return gone
 
     def _refuse(self, plan: Plan, reason: str) -> None:
         log.warning("%s: %s; not used", plan.label, reason)
@@ -129,19 +113,25 @@ class Finish:
             us = self._best.us(plan)
             timing = Timing(us, 0.0, us, us, 1)
         self._bench.show(Progress("check", 0, 1, plan.label))
-        try:
-            if isinstance(plan, Whole):
-                selected = self._engine(plan, timing)
-            else:
-                launches = self._referee.launches(plan) if plan.placement.candidates else ()
-                selected = self._placement(plan, timing, launches)
-        except RaceFailedError as error:
-            self._failed(error.failed)
-            return None
+        selected = self._selected(plan, timing)
         if selected is None:
             return None
         self._bench.show(Progress("check", 1, 1, plan.label))
         return replace(selected, timings=_by_label(plan, timings))
+
+    def _selected(self, plan: Plan, timing: Timing, finished: Finished | None = None) -> Selection | None:
+        """The plan, checked and loaded; None if that fails. ``finished`` is what an earlier compile has found of it."""
+        try:
+            if isinstance(plan, Whole):
+                return self._engine(plan, timing, None if finished is None else finished.errors)
+            if finished is not None:
+                launches_us = finished.launches_us
+            else:
+                launches_us = self._referee.launches(plan) if plan.placement.candidates else ()
+            return self._placement(plan, timing, launches_us)
+        except RaceFailedError as error:
+            self._failed(error.failed)
+            return None
 
     def _engine(
         self, plan: Whole, timing: Timing, errors: tuple[float, float, float | None] | None = None
@@ -184,7 +174,8 @@ class Finish:
             self._refuse(plan, finding.complaint)
             return None
         error = None
-        if bench.task.options.tolerance and (executable.reduced or not self._hurried):
+        hurried = bench.clock.ended != BY_ITSELF or bench.task.options.effort is QUICK
+        if bench.task.options.tolerance and (executable.reduced or not hurried):
             with suppress(MetricError, ModelError):  # which proposers have told
                 error = referee.errors(plan)[0]
         whole: SuffixExecutor | None = None
@@ -210,13 +201,8 @@ class Finish:
             predicted_us,
             absolute,
             relative,
-            of_outputs(plan.placement.error),
             error,
         )
-
-    @property
-    def _hurried(self) -> bool:
-        return self._bench.clock.ended != BY_ITSELF or self._bench.task.options.effort is QUICK
 
     def _unmeasured(self) -> Selection:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
@@ -288,7 +274,7 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     """
     program = executable.program
     if len(times) != len(program.launches):
-        return program, executable.predicted_us
+        return program, executable.plan.placement.predicted_us
     found = {
         region: replace(region, cost_us=us, noise_us=0.0)
         for region, us in zip(program.launches, times, strict=True)

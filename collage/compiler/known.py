@@ -117,10 +117,6 @@ class Known:
         faulty = {name for name, count in counts.items() if count >= _MOST_FAULTS}
         return faulty if self.blamed is None else {*faulty, self.blamed}
 
-    def without(self, precisions: frozenset[str]) -> None:
-        """Offer no kernels of these precisions any more."""
-        self.offers = [each for each in self.offers if each.request.variant.precision not in precisions]
-
     def timed(self, plan: Placed) -> Placed:
         """The plan with the times of its launches in the network, and their sum, as far as they are known."""
         if plan.streams is not None or plan.alike not in self.ran:

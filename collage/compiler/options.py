@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from collage.backends.devices import AUTO
 from collage.check.metrics import Metric
 from collage.cluster.address import ClusterAddress
 from collage.compiler.clock import Budget
-from collage.compiler.devices import AUTO
 from collage.graph.storage import BF16, FP16, INT8, TF32
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure.timing.effort import FULL, Effort

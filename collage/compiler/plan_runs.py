@@ -18,7 +18,7 @@ from collage.check.stages import looks_like_memory
 from collage.compiler.assemble import Assembler
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
 from collage.compiler.known import Known
-from collage.compiler.verdict import Failed, RaceFailedError
+from collage.compiler.plan import Failed, RaceFailedError
 from collage.core.progress import Progress
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array
@@ -200,7 +200,7 @@ class PlanRuns:
             self.measurer.kernels.reject(kernel, rejection)
             self._rejected.add(kernel)
             self.known.outcomes.update(self.measurer.known(self.known.outcomes))
-        self.known.fail(executable.label, reason)
+        self.known.fail(executable.plan.label, reason)
         return RaceFailedError(Failed(executable.plan, reason, kernel))
 
 

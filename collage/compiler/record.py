@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime
 
 from collage.compiler.bench import Bench
+from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.placing import transform_costs_us, usable
-from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
-from collage.compiler.propose.single_threaded import single_threaded
+from collage.compiler.plan import FOLDED, Placed, Plan, Selection, StreamPlan, Verdict, Whole
+from collage.compiler.propose.streams import single_threaded
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
 from collage.core.typed import typed
 from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
@@ -61,7 +61,7 @@ class Finished:
     - ``streams``: algorithm, order and streams of its schedule.
     - ``kernel_errors``: what each kernel is predicted to add to the error of the outputs (see ``Candidate``).
     - ``whole``: a plan without a placement.
-    - ``timings``: those of the last race by label, in microseconds. ``label`` is that of the plan.
+    - ``timings``: those of the last race by label, in microseconds.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
     - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
     - ``engines``: the plans without a placement that ran, with their times in microseconds.
@@ -69,7 +69,6 @@ class Finished:
     """
 
     complete: bool
-    label: str
     kernels: tuple[Named, ...]
     suffix: str
     streams: tuple[str, tuple[int, ...], tuple[int, ...]] | None
@@ -110,7 +109,6 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
             streams = plan.algorithm, plan.streams.schedule.order, plan.streams.schedule.streams
     finished = Finished(
         complete=complete and not known.lack_of_memory(),
-        label=plan.label,
         kernels=tuple(map(_named, candidates)),
         suffix=plan.suffix if isinstance(plan, Placed) else "",
         streams=streams,
@@ -153,7 +151,8 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
             Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
             for nodes, backend, precision, why in finished.suggested
         )
-        bench.recall([offer.request for offer in known.offers])
+        missing = [each.request for each in known.offers if each.request not in known.outcomes]
+        known.outcomes.update(bench.measurer.known(missing))
     if finished.whole is not None:
         whole = Whole(*finished.whole)
         if whole.form == FOLDED and not bench.add_folded():
@@ -182,7 +181,7 @@ def _placed(bench: Bench, finished: Finished) -> Placed:
     chosen = [replace(candidates[name], error=error) for name, error in errors]
     costs = transform_costs_us(bench, chosen)
     placement = finish(bench.model.graph, chosen, bench.known.epsilon_us, transforms_us=costs)
-    plan = Placed(finished.label, placement, suffix=finished.suffix)
+    plan = Placed(placement, suffix=finished.suffix)
     if finished.streams is None:
         return plan
     executable = bench.assembler.assemble(plan, bench.known.tunings)
@@ -253,3 +252,23 @@ def _digest(samples: Iterable[Mapping[str, Any]]) -> str:
             text = array.dtype.hasobject
             hasher.update(repr(array.tolist()).encode() if text else np.ascontiguousarray(array).tobytes())
     return hasher.hexdigest()
+
+
+def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The plan of an earlier compile of the same model.
+
+    If that ended by itself, nothing is left to try, and the plan is not run again.
+    """
+    finished = look_up(bench)
+    if finished is None:
+        return
+    plan = plan_of(bench, Referee(bench), finished)
+    if plan is None:
+        return
+    if finished.complete:
+        bench.known.note(*finished.notes)
+        bench.known.engine_us.update((Whole(*named), us) for named, us in finished.engines)
+        bench.known.tolerance, bench.known.graph_level = finished.tolerance, finished.graph_level
+        best.settle(plan, finished)
+    else:
+        yield plan

@@ -19,9 +19,18 @@ from collage.check.final_check import BEYOND_GUARDS, FinalCheck, Finding
 from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
-from collage.compiler.plan import Placed, Plan, Whole, is_reduced
+from collage.compiler.plan import (
+    Beyond,
+    Failed,
+    Placed,
+    Plan,
+    RaceFailedError,
+    Ran,
+    Verdict,
+    Whole,
+    is_reduced,
+)
 from collage.compiler.suffixes import Suffixes
-from collage.compiler.verdict import Beyond, Failed, RaceFailedError, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import CollageError, DatabaseError, MeasurementError, ModelError
 from collage.measure.timing.interleave import FEWEST, SURE, Pace, race_by_turns
@@ -124,10 +133,9 @@ class Referee:
 
     def _turn(self, plan: Plan, plans: Sequence[Plan]) -> Sequence[float]:
         settle_s = _SETTLE_S if any(each != plan and _spins(each) for each in plans) else 0.0
-        if isinstance(plan, Whole):
-            return self._bench.whole.engines.turn(plan.label, settle_s, self._turn_s)
-        if plan.suffix:
-            return self.suffixes.turn(plan, settle_s, self._turn_s)
+        if isinstance(plan, Whole) or plan.suffix:
+            name = plan.label if isinstance(plan, Whole) else self.suffixes.names[plan]
+            return self._bench.whole.engines.turn(name, settle_s, self._turn_s)
         return self._bench.runs.turn(self.executable(plan), settle_s, self._turn_s)
 
     def guarded(self, plan: Plan, work: Callable[[], T]) -> T:

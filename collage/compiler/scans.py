@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
-from collage.compiler.pieces import Buffers, Piece
+from collage.compiler.executable import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.magnitudes import LIMIT, can_be_limited, can_be_scanned, hides_infinity, is_scanned

@@ -11,17 +11,16 @@ from typing import TypeAlias
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import uncovered
-from collage.compiler.plan import Placed, Plan, Whole
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError, Ran, Verdict, Whole
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
 from collage.compiler.propose.evolve import evolve
 from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, promising
-from collage.compiler.propose.recall import recall
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import gpu_streams, streams
+from collage.compiler.record import recall
 from collage.compiler.referee import Referee
-from collage.compiler.verdict import Beyond, Failed, RaceFailedError, Ran, Verdict
 from collage.errors import NoPlacementError
 from collage.measure.timing.effort import QUICK
 

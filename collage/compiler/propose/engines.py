@@ -8,9 +8,8 @@ from collections.abc import Generator, Iterator
 from collage.backends.engine import Engine, as_engine
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.plan import FOLDED, Plan, Whole
+from collage.compiler.plan import FOLDED, Plan, Verdict, Whole
 from collage.compiler.task import Source
-from collage.compiler.verdict import Verdict
 from collage.compiler.whole_bench import WholeBench
 from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph

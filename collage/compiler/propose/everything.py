@@ -11,9 +11,8 @@ from collage.backends.base import BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import NOISE_MARGIN, field_of, least_us, place
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Placed, Plan, Verdict
 from collage.compiler.propose.mixes import calibrated, mix_of
-from collage.compiler.verdict import Verdict
 from collage.errors import NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Slower

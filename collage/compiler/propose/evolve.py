@@ -18,11 +18,10 @@ from collage.backends.base import VIEW
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import Field, field_of, place
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Verdict
 from collage.compiler.propose.mixes import mix_of, planned
 from collage.compiler.record import GRAPH_LEVEL
 from collage.compiler.referee import Referee
-from collage.compiler.verdict import Failed, RaceFailedError, Verdict
 from collage.core.deadline import BudgetOverError
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError

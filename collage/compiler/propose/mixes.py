@@ -11,8 +11,7 @@ from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
-from collage.compiler.plan import CONCURRENT, MIX, Placed, Plan, StreamPlan
-from collage.compiler.verdict import Failed, Ran, Verdict
+from collage.compiler.plan import Failed, Placed, Plan, Ran, StreamPlan, Verdict
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
 from collage.search.candidate import Candidate
@@ -38,7 +37,7 @@ def mix_of(best: Best) -> Placed | None:
 def planned(bench: Bench, placement: Placement, streams: StreamPlan | None = None) -> Placed:
     """The placement as a plan, with an engine for the suffix if the model has one."""
     suffix = "" if bench.imported.suffix is None else bench.known.suffix or next(iter(bench.task.engines), "")
-    return Placed(MIX if streams is None else CONCURRENT, placement, streams, suffix)
+    return Placed(placement, streams, suffix)
 
 
 def first_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:

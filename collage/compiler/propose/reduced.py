@@ -20,10 +20,9 @@ from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import place
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError, Ran, Verdict
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
 from collage.compiler.referee import Referee
-from collage.compiler.verdict import Beyond, Failed, RaceFailedError, Ran, Verdict
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.subgraph import edges
@@ -164,7 +163,7 @@ def _search(bench: Bench, best: Best, told: ErrorReport, knobs: Knobs) -> Genera
         log.info("round %d: predicted error %.2g, measured %.2g, %.2g foreseen of other inputs", *about)
         told = replace(told, rounds=rounds)
         if isinstance(verdict, Ran) and (refused := _refused(bench, plan)):
-            known.without(refused)
+            known.offers = [o for o in known.offers if o.request.variant.precision not in refused]
             best.drop(plan)
             continue
         found = found or isinstance(verdict, Ran)

@@ -8,18 +8,20 @@ ones are made with the times of its launches.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.plan import Placed, Plan, StreamPlan
+from collage.compiler.plan import Placed, Plan, Ran, StreamPlan, Verdict
 from collage.compiler.propose.mixes import planned
-from collage.compiler.propose.single_threaded import Launch, single_threaded
-from collage.compiler.verdict import Ran, Verdict
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.storage import Storage
+from collage.kernel.transform import LayoutTransform
+from collage.measure.measurer import Measurer
 from collage.schedule.dag import Dag
 from collage.schedule.gpu_streams import gpu_schedules
 from collage.schedule.inter_op import schedule_inter_op
@@ -28,6 +30,8 @@ from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.stream_mapping import nimble, opara
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from collage.search.candidate import Candidate
+from collage.search.candidates import candidates_of, offers_of, ports_of
+from collage.search.transforms import PlacedTransform
 
 _LEAST_GAIN = 0.03
 """The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
@@ -130,3 +134,59 @@ def _moved_bytes(model: Model, executable: Executable, v: int) -> int:
 
 def _team_us(launch: Launch, epsilon_us: float) -> float:
     return launch.cost_us + (epsilon_us * launch.switches if isinstance(launch, Candidate) else 0.0)
+
+
+Launch: TypeAlias = "Candidate | PlacedTransform"
+_Storages: TypeAlias = "tuple[tuple[int, Storage], ...]"
+_Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages, str]"
+"""The nodes of a launch, the storages of its inputs and outputs, and its precision."""
+
+
+def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection[int]) -> list[Launch | None]:
+    """The fastest counterparts on one thread of the launches with the indices ``beside``, measured if need be.
+
+    They do the same in the same storages and the same precision. There is None for the other launches, and for those of
+    engines.
+    """
+    task, known, model = bench.task, bench.known, bench.model
+    measurer = bench.measurer.on_threads(1)
+    wanted = [launches[at] for at in sorted(beside)]
+    kernels = [each for each in wanted if isinstance(each, Candidate)]
+    nodes, works = {each.nodes for each in kernels}, {_work(each) for each in kernels}
+    matches = [m for m in known.matches if m.nodes in nodes and m.backend in task.on_team]
+    build = replace(task.build, threads=1, tune_trials=0)
+    offers, _ = offers_of(model, matches, task.backends, build, bench.assembler.ranges)
+    offers = [
+        o
+        for o in offers
+        if (o.request.nodes, *ports_of(model, o.request), o.request.variant.precision) in works
+    ]
+    outcomes = measurer.race([offer.request for offer in offers])
+    known.single_threaded.update(
+        (o.request, (o.pattern, outcomes[o.request])) for o in offers if o.request in outcomes
+    )
+    errors = None if known.errors is None else known.errors.model
+    fastest: dict[_Work, Candidate] = {}
+    for candidate in candidates_of(model, offers, (), outcomes, task.on_team, errors):
+        before = fastest.get(_work(candidate))
+        if not candidate.outrun and (before is None or candidate.cost_us < before.cost_us):
+            fastest[_work(candidate)] = candidate
+    transforms = {each.transform: None for each in wanted if isinstance(each, PlacedTransform)}
+    costs = measurer.measure_transforms([each for each in transforms if _runs_on_team(measurer, each)])
+    found: list[Launch | None] = [None] * len(launches)
+    for at in beside:
+        each = launches[at]
+        if isinstance(each, Candidate):
+            found[at] = fastest.get(_work(each))
+        elif each.transform in costs:
+            found[at] = replace(each, cost_us=costs[each.transform])
+    return found
+
+
+def _runs_on_team(measurer: Measurer, transform: LayoutTransform) -> bool:
+    maker = measurer.transform_backend(transform)
+    return maker is not None and maker.on_team()
+
+
+def _work(candidate: Candidate) -> _Work:
+    return candidate.nodes, candidate.reads, candidate.writes, candidate.variant.precision

@@ -12,9 +12,8 @@ import pytest
 from collage.compiler.executable import Executable
 from collage.compiler.known import Known
 from collage.compiler.placing import place
-from collage.compiler.plan import MIX, Placed
+from collage.compiler.plan import Failed, Placed, RaceFailedError
 from collage.compiler.plan_runs import PlanRuns
-from collage.compiler.verdict import Failed, RaceFailedError
 from collage.errors import MeasurementError
 from collage.kernel.options import BuildOptions
 from collage.measure.plans import PlanFailedError
@@ -64,7 +63,7 @@ def made() -> Made:
 
 @pytest.fixture
 def executable(made: Made) -> Executable:
-    return made.bench.assembler.assemble(Placed(MIX, place(made.measured().bench)), {})
+    return made.bench.assembler.assemble(Placed(place(made.measured().bench)), {})
 
 
 def runs_of(made: Made, database: Database) -> tuple[PlanRuns, Failing]:
@@ -164,7 +163,7 @@ def test_a_full_disk_is_no_kernels_fault(
 def test_results_of_networks_are_of_one_edition_of_the_kernels(made: Made, executable: Executable) -> None:
     """The version of a backend is that of its library, and does not tell it."""
     other = Made(each_node("lib", 1.0), Counted("lib", team=True))
-    again = other.bench.assembler.assemble(Placed(MIX, place(other.measured().bench)), {})
+    again = other.bench.assembler.assemble(Placed(place(other.measured().bench)), {})
     assert again.versions == executable.versions and again.digest != executable.digest
 
 

@@ -11,12 +11,11 @@ import pytest
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import place
-from collage.compiler.plan import Plan, Whole
+from collage.compiler.plan import Beyond, Failed, Plan, Ran, Verdict, Whole
 from collage.compiler.propose.engines import engines
 from collage.compiler.propose.mixes import first_mix, other_variants, planned
 from collage.compiler.referee import RaceFailedError
 from collage.compiler.stages import QUICK_STAGES, USUAL, Stage, run_stages
-from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
 from tests.helpers.compiler.null import Made, NullBackend, NullEngine, each_node, regions

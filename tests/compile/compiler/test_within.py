@@ -128,7 +128,7 @@ def test_what_others_than_the_samples_would_take_beyond_the_tolerance_is_not_use
 def test_the_selection_has_its_errors() -> None:
     each = with_errors(made(tolerance=0.05), lambda _: 0.04)
     found = each.compiled()
-    assert found.plan.label == "mix" and found.error == 0.04 and 0 < found.predicted_error < 0.05
+    assert found.plan.label == "mix" and found.error == 0.04
     assert {region.precision for region in found.parts.program.launches} == {"bf16"}
     each = with_errors(made(tolerance=0.05), lambda _: 0.04)
     each.runs.finding_of = lambda executable: WRONG if executable.reduced else Finding(0.0, 0.0, "")

@@ -30,12 +30,10 @@ from collage.compiler.executable import Executable
 from collage.compiler.import_model import Imported
 from collage.compiler.known import Known
 from collage.compiler.options import CompileOptions
-from collage.compiler.plan import Placed, Plan, Whole
+from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Verdict, Whole
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
 from collage.compiler.stages import Stage, run_stages
 from collage.compiler.task import Source, Task
-from collage.compiler.verdict import Failed, RaceFailedError, Verdict
 from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
 from collage.errors import CollageError
@@ -319,7 +317,7 @@ class NullRuns:
 
     def _fail(self, executable: Executable, kernel: PlanKernel | None) -> None:
         reason = f"{CRASHED.kind.value}: {CRASHED.message}"
-        self.known.fail(executable.label, reason)
+        self.known.fail(executable.plan.label, reason)
         raise RaceFailedError(Failed(executable.plan, reason, kernel))
 
     def _times(self, executable: Executable) -> tuple[float, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collage.compiler.best import Best
 from collage.compiler.clock import Clock
-from collage.compiler.plan import FOLDED, MIX, Placed, Plan, Whole
-from collage.compiler.verdict import Beyond, Failed, Ran
+from collage.compiler.plan import FOLDED, MIX, Beyond, Failed, Placed, Plan, Ran, Whole
 from collage.core.progress import Progress
 from collage.kernel.options import Variant
 from collage.search.candidate import Candidate
@@ -15,9 +14,7 @@ ENGINE, OTHER = Whole("engine"), Whole("other")
 
 
 def mix(number: int, precision: str = "") -> Placed:
-    return Placed(
-        MIX, Placement((Candidate((number,), "lib", 1.0, variant=Variant(precision=precision)),), 1.0)
-    )
+    return Placed(Placement((Candidate((number,), "lib", 1.0, variant=Variant(precision=precision)),), 1.0))
 
 
 def best(*verdicts: tuple[Plan, float, float]) -> tuple[Best, list[Progress]]:

@@ -12,8 +12,8 @@ import pytest
 import collage
 from collage.backends.base import Availability
 from collage.backends.cuda_kernels import wheel
+from collage.backends.devices import AUTO, backends_on
 from collage.backends.registry import Registry
-from collage.compiler.devices import AUTO, backends_on
 from collage.errors import UsageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import HOST, PLAIN, Storage
