@@ -149,7 +149,7 @@ def compile(
     from collage.cluster.address import as_address
     from collage.compiler.clock import Budget
     from collage.compiler.compile import compile_model
-    from collage.compiler.options import CompileOptions
+    from collage.compiler.task import CompileOptions
     from collage.measure.timing.effort import EFFORTS, QUICK
 
     chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)

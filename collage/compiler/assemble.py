@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from collage.backends.source_digest import source_digest
+from collage.compiler import scans
 from collage.compiler.executable import Buffers, Executable, Piece
 from collage.compiler.plan import Placed, StreamPlan
-from collage.compiler.scans import Scans, limits_of
 from collage.compiler.task import Task
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import np_dtype
@@ -37,7 +37,6 @@ class Assembler:
         self.model = measurer.model
         self._measurer = measurer
         self._task = task
-        self._scans = Scans(measurer.model, measurer.extraordinary)
         self._sources = {name: source_digest(type(each)) for name, each in task.backends.items()}
         """A digest of the source of each backend from outside of the package, "" for the others."""
         self.ranges: Mapping[int, Range] = {}
@@ -57,13 +56,13 @@ class Assembler:
         pieces = self._pieces(plan, tunings, buffers)
         if plan.streams is not None:
             pieces = self._on_streams(pieces, plan.streams, buffers)
-        limits = limits_of(pieces, buffers, self.ranges)
-        pieces = self._scans.of_steps(pieces, limits)
+        limits = scans.limits_of(pieces, buffers, self.ranges)
+        pieces = scans.of_steps(pieces, limits)
         guard_inputs = guard_inputs or any(piece.region.finite_only for piece in pieces)
         if guard_inputs:
-            pieces = self._scans.of_inputs(pieces, buffers)
+            pieces = scans.of_inputs(pieces, buffers, self.model.graph, self._measurer.extraordinary)
         if self.guards_halves:
-            pieces = self._scans.of_halves(pieces, buffers)
+            pieces = scans.of_halves(pieces, buffers, self.model)
         program = self._program([piece.region for piece in pieces], buffers, limits)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]

@@ -28,13 +28,11 @@ from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.graph.ranges import Range
 from collage.graph.storage import INT8
-from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.rivals import Rivals
 from collage.measure.settings import CandidateLimits, MeasureSettings
-from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import Workers
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
@@ -285,12 +283,6 @@ class Bench:
     def finish_races(self, requests: Collection[CandidateRequest]) -> None:
         """Measure requests to the end that have lost a race."""
         self.known.outcomes.update(self.measurer.measure([*requests]))
-
-    def race_without(self, kernel: PlanKernel) -> None:
-        """Race the region of a kernel that is rejected now once more: others have lost against it."""
-        if not isinstance(kernel.what, LayoutTransform):
-            nodes = kernel.what.nodes
-            self.race([each.request for each in self.known.offers if each.request.nodes == nodes])
 
     def measure_switch(self) -> None:
         """Set the cost of a switch between libraries (Eq. 2.2), unless it is known."""

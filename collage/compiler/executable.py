@@ -98,11 +98,6 @@ class Executable:
         return WorkerPlan(self.program, self.kernels, self.stored)
 
     @property
-    def reduced(self) -> bool:
-        """Whether some launches compute in a reduced precision."""
-        return bool(self.precisions)
-
-    @property
     def precisions(self) -> frozenset[str]:
         """The reduced precisions that some launches compute in."""
         return frozenset(region.precision for region in self.program.launches if region.precision)

@@ -175,7 +175,7 @@ class Finish:
             return None
         error = None
         hurried = bench.clock.ended != BY_ITSELF or bench.task.options.effort is QUICK
-        if bench.task.options.tolerance and (executable.reduced or not hurried):
+        if bench.task.options.tolerance and (executable.precisions or not hurried):
             with suppress(MetricError, ModelError):  # which proposers have told
                 error = referee.errors(plan)[0]
         whole: SuffixExecutor | None = None

@@ -261,11 +261,11 @@ class Referee:
         by_outputs = not bench.task.options.metric.is_max
 
         def check() -> FinalCheck:
-            if not executable.reduced:
+            if not executable.precisions:
                 return bench.final_check
             return bench.final_check.of_reduced(executable.precisions, of_outputs=by_outputs)
 
-        about = " by outputs" if executable.reduced and by_outputs else ""
+        about = " by outputs" if executable.precisions and by_outputs else ""
         finding = bench.runs.finding(executable, check, about)
         if finding.complaint == BEYOND_GUARDS and assembler.guards_halves:
             assembler.guards_halves = False

@@ -22,7 +22,7 @@ from collage.compiler.propose.streams import gpu_streams, streams
 from collage.compiler.record import recall
 from collage.compiler.referee import Referee
 from collage.errors import NoPlacementError
-from collage.measure.timing.effort import QUICK
+from collage.measure.worker.protocol import CandidateRequest
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +95,6 @@ QUICK_STAGES: tuple[Stage, ...] = (
 )
 
 
-def stages_of(bench: Bench) -> tuple[Stage, ...]:
-    """The rows for the compile's effort."""
-    return QUICK_STAGES if bench.task.options.effort is QUICK else USUAL
-
-
 def run_stages(
     stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best, *, until_first: bool = False
 ) -> None:
@@ -153,8 +148,9 @@ def _drop(bench: Bench, referee: Referee, best: Best, failed: Failed) -> None:
     log.warning("%s: %s", failed.plan.label, failed.reason)
     for plan in referee.sharing(best.everything(), failed):
         best.drop(plan)
-    if failed.kernel is not None:
-        bench.race_without(failed.kernel)
+    if failed.kernel is not None and isinstance(failed.kernel.what, CandidateRequest):
+        nodes = failed.kernel.what.nodes
+        bench.race([each.request for each in bench.known.offers if each.request.nodes == nodes])
 
 
 def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:

@@ -25,7 +25,6 @@ from collage.frontend.read.index_limits import compared_numbers, index_limits
 from collage.frontend.read.load import as_written
 from collage.frontend.read.shapes import Shapes, model_inputs
 from collage.frontend.read.value_types import value_type
-from collage.graph.value_type import ValueType
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.measure.engines import Engines
@@ -96,18 +95,13 @@ class WholeForm:
 
     @property
     def ports(self) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
-        """The model's inputs, with ``shapes`` where there are any, and its outputs."""
-        inputs = ports_of(model_inputs(self.original))
-        shaped = tuple(replace(port, type=self._shaped(port.name, port.type)) for port in inputs)
-        return shaped, ports_of(self.original.graph.output)
-
-    def _shaped(self, name: str, kind: ValueType) -> ValueType:
-        return replace(kind, shape=tuple(self.shapes[name])) if name in self.shapes else kind
-
-
-def ports_of(infos: Sequence[onnx.ValueInfoProto]) -> tuple[ValuePort, ...]:
-    """The model's inputs or outputs as ports, with their types. Raises ModelError as ``value_type`` does."""
-    return tuple(ValuePort(info.name, value_type(info.type)) for info in infos)
+        """The model's inputs, with ``shapes`` where there are any, and its outputs. Raises ModelError."""
+        sides = model_inputs(self.original), self.original.graph.output
+        inputs, outputs = ([ValuePort(i.name, value_type(i.type)) for i in infos] for infos in sides)
+        for at, port in enumerate(inputs):
+            if port.name in self.shapes:
+                inputs[at] = replace(port, type=replace(port.type, shape=tuple(self.shapes[port.name])))
+        return tuple(inputs), tuple(outputs)
 
 
 log = logging.getLogger(__name__)

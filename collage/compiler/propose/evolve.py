@@ -38,8 +38,6 @@ from collage.search.offload import Encoding, Genome, Offloaded, encode
 
 log = logging.getLogger(__name__)
 
-_ABOUT_AS_FAST = 1.1
-"""An engine is about as fast as the op level on a part if it takes at most this many times as long."""
 _SHORT = Pace(rounds=8, least=FEWEST, limit_s=3.0)
 _LONG = Pace(rounds=30, least=SURE, limit_s=6.0)
 _HOPELESS = 1.3
@@ -72,7 +70,7 @@ def evolve(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
     show(State(encoding.op_level, Cost(1.0)))
     judge, rng = OffloadJudge(bench, mix, encoding, field), random.Random(bench.task.options.seed)
-    found = search(encoding.genes, _seeds(encoding, field), judge, rng, SearchLimits(budget_s), show)
+    found = search(encoding.genes, encoding.seeds(field.candidates), judge, rng, SearchLimits(budget_s), show)
     bench.known.graph_level = _report(found, len(encoding.genes))
     if isinstance(found.stopped, BudgetOverError):
         raise found.stopped
@@ -92,21 +90,6 @@ def _encoding(bench: Bench, mix: Placed) -> Encoding:
     }
     kind_of = lambda part: Subgraph(model, part.nodes).digest  # noqa: E731
     return encode(model.graph, mix.placement, able, kind_of, {VIEW})
-
-
-def _seeds(encoding: Encoding, field: Field) -> list[Genome]:
-    """The op level, and for each engine two strings: all that it can take, and what it is about as fast on."""
-    seeds = [encoding.op_level, *(encoding.all_on(engine) for engine in encoding.engines)]
-    for digit, engine in enumerate(encoding.engines, start=1):
-        alone_us = {c.nodes: c.cost_us for c in field.candidates if c.backend == engine}
-        near = {
-            index
-            for index, part in enumerate(encoding.parts)
-            if part.nodes in alone_us and alone_us[part.nodes] <= _ABOUT_AS_FAST * part.cost_us
-        }
-        genes = encoding.genes
-        seeds.append(tuple(digit if digit in g.choices and near.issuperset(g.parts) else 0 for g in genes))
-    return list(dict.fromkeys(seeds))
 
 
 def _report(found: EvolutionResult, genes: int) -> GraphLevelReport:

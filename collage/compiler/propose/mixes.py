@@ -10,13 +10,13 @@ from dataclasses import replace
 from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
+from collage.compiler.placing import field_of, place, uncovered, why_uncovered
 from collage.compiler.plan import Failed, Placed, Plan, Ran, StreamPlan, Verdict
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
-from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.filling import filling
+from collage.search.others import others
 from collage.search.placement import Placement, check_placement, finish
 from collage.search.promising import promising as promising_offers
 
@@ -91,7 +91,7 @@ def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if mix is None:
         return
     field = field_of(bench)
-    other = _others(bench.known.timed(mix).placement, field)
+    other = others(bench.known.timed(mix).placement, field.candidates)
     if other is None:
         return
     graph = bench.model.graph
@@ -105,27 +105,6 @@ def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if plan.alike not in bench.known.ran:
         yield plan
     yield from calibrated(bench, best)
-
-
-def _others(placement: Placement, field: Field) -> list[Candidate] | None:
-    """For each kernel of the placement the next best one of the same nodes and storages, or itself; None if all are."""
-    alike: dict[tuple[object, ...], list[Candidate]] = {}
-    for each in field.candidates:
-        alike.setdefault((each.nodes, each.reads, each.writes), []).append(each)
-    found, changed = [], False
-    for kernel in placement.candidates:
-        rivals = [
-            c
-            for c in alike.get((kernel.nodes, kernel.reads, kernel.writes), ())
-            if (c.backend, c.variant) != (kernel.backend, kernel.variant)
-        ]
-        best = min(rivals, key=lambda c: c.cost_us, default=None)
-        if best is not None and best.cost_us <= 1.3 * kernel.cost_us:
-            found.append(best)
-            changed = True
-        else:
-            found.append(kernel)
-    return found if changed else None
 
 
 def refuse(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import place
-from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError, Ran, Verdict
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, Ran, Verdict
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
 from collage.compiler.referee import Referee
 from collage.core.progress import Progress
@@ -99,7 +99,9 @@ def _within(bench: Bench, best: Best, knobs: Knobs) -> Generator[Plan, Verdict, 
         return
     bench.show(Progress("errors", 0, 1))
     try:
-        own = _own_error(bench, best)
+        mix = mix_of(best)
+        bench.accuracy  # noqa: B018  (raises ModelError if the reference does not run the samples)
+        own = None if mix is None else Referee(bench).errors(mix)[0]
         told = replace(told, own=own)
         if own is not None and own > asked.tolerance:
             bench.known.tolerance = told
@@ -114,17 +116,6 @@ def _within(bench: Bench, best: Best, knobs: Knobs) -> Generator[Plan, Verdict, 
         why = f"{str(error).rstrip('.')}; float32 remains"
         bench.known.tolerance = replace(told, reason=why)
         bench.known.note(why)
-
-
-def _own_error(bench: Bench, best: Best) -> float | None:
-    """The error of the best mix in the model's own dtypes on samples; None if there is none. Raises MetricError."""
-    mix = mix_of(best)
-    bench.accuracy  # noqa: B018  (raises ModelError if the reference does not run the samples)
-    try:
-        return None if mix is None else Referee(bench).errors(mix)[0]
-    except RaceFailedError as error:
-        log.info("%s", error.failed.reason)
-        return None
 
 
 def _search(bench: Bench, best: Best, told: ErrorReport, knobs: Knobs) -> Generator[Plan, Verdict, None]:

@@ -44,7 +44,7 @@ def test_the_table_is_flat_and_its_order_is_what_users_wait_for() -> None:
 
 def test_proposers_are_sent_what_came_of_their_plans() -> None:
     each, verdicts = made(tolerance=0.01).measured(), []
-    each.runs.error_of = lambda executable: 0.5 if executable.reduced else 1e-7
+    each.runs.error_of = lambda executable: 0.5 if executable.precisions else 1e-7
 
     def some(bench: Bench, best: Best) -> Proposer:
         verdicts.append((yield Whole("engine")))

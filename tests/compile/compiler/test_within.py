@@ -131,7 +131,7 @@ def test_the_selection_has_its_errors() -> None:
     assert found.plan.label == "mix" and found.error == 0.04
     assert {region.precision for region in found.parts.program.launches} == {"bf16"}
     each = with_errors(made(tolerance=0.05), lambda _: 0.04)
-    each.runs.finding_of = lambda executable: WRONG if executable.reduced else Finding(0.0, 0.0, "")
+    each.runs.finding_of = lambda executable: WRONG if executable.precisions else Finding(0.0, 0.0, "")
     found = each.compiled()
     assert found.error == 1e-7 and {region.precision for region in found.parts.program.launches} == {""}
 

@@ -29,11 +29,10 @@ from collage.compiler.compile import compiled
 from collage.compiler.executable import Executable
 from collage.compiler.import_model import Imported
 from collage.compiler.known import Known
-from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Verdict, Whole
 from collage.compiler.referee import Referee
 from collage.compiler.stages import Stage, run_stages
-from collage.compiler.task import Source, Task
+from collage.compiler.task import CompileOptions, Source, Task
 from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
 from collage.errors import CollageError

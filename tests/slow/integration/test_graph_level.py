@@ -15,9 +15,9 @@ import pytest
 import collage
 from collage.backends.openvino import OpenVino
 from collage.compiler.compile import compile_model
-from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Placed, Plan
 from collage.compiler.propose import evolve
+from collage.compiler.task import CompileOptions
 from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database

@@ -20,9 +20,9 @@ from collage.backends.view import View
 from collage.compiler import placing
 from collage.compiler.clock import Budget
 from collage.compiler.compile import compile_model
-from collage.compiler.options import CompileOptions
 from collage.compiler.plan import FOLDED, Plan, Whole
 from collage.compiler.record import FINISHED
+from collage.compiler.task import CompileOptions
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure.worker.process import Workers
