@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from collage.compiler.clock import Clock
 from collage.compiler.plan import Beyond, Failed, Placed, Plan, Verdict, Whole, is_reduced
 from collage.core.progress import Progress
 from collage.report.best_so_far import BestSoFar, best_words
 
-if TYPE_CHECKING:
-    from collage.compiler.record import Finished
-
 _NEAR = 1.05
-_MOST = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Best:
         self.trace: list[BestSoFar] = []
         self.first_mix: BestSoFar | None = None
         """The first placement that ran, whether it was the best one or not."""
-        self.settled: tuple[Plan, Finished] | None = None
+        self.settled: Plan | None = None
         """The plan that an earlier compile has found, if nothing is left to try."""
 
     @property
@@ -81,20 +76,17 @@ class Best:
         if first.plan == verdict.plan and (before is None or before.plan != first.plan):
             self._note(first)
 
-    def settle(self, plan: Plan, finished: Finished) -> None:
-        """An earlier compile has found the plan, and has ended by itself."""
-        self.settled = plan, finished
-        timing = finished.timings.get(plan.label)
-        us = 0.0 if timing is None else timing.median_us
-        first = Standing(plan, 0.0, us)
+    def settle(self, plan: Plan, us: float) -> None:
+        """An earlier compile has found the plan, which takes so many microseconds, and has ended by itself."""
+        self.settled = plan
         if self.plan != plan:
-            self._note(first)
+            self._note(Standing(plan, 0.0, us))
 
     def drop(self, plan: Plan) -> None:
         """Forget a plan, which does not run any more."""
         self._standings = [each for each in self._standings if each.plan != plan]
 
-    def finalists(self, most: int = _MOST) -> list[Plan]:
+    def finalists(self, most: int = 4) -> list[Plan]:
         """The plans for the last race: the best ones of each list, and all engines that are not far behind."""
         found: list[Plan] = []
         exact = [each for each in self._standings if not is_reduced(each.plan)]

@@ -154,7 +154,7 @@ def compiled(bench: Bench, best: Best) -> Selection:
     finish = Finish(bench, referee, best)
     _search(stages, bench, referee, best)
     if best.settled is not None:
-        recalled = _at_the_end(partial(finish.recalled, *best.settled), bench, finish)
+        recalled = _at_the_end(partial(finish.recalled, best.settled), bench, finish)
         if recalled is not None:
             return recalled
         best.settled = None
@@ -181,6 +181,7 @@ def _search(stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best)
     clock = bench.clock
     try:
         run_stages(stages, bench, referee, best)
+        clock.finish()
     except BudgetOverError:
         assert clock.budget is not None
         clock.stop(INTERRUPT if clock.budget.interrupted else BUDGET)

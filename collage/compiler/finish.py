@@ -14,7 +14,7 @@ from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
 from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Whole, is_reduced
-from collage.compiler.record import Finished
+from collage.compiler.record import Finished, found_before
 from collage.compiler.referee import LAST, Referee
 from collage.core.progress import Progress
 from collage.errors import ModelError, NoPlacementError
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
+_FEW, _MANY = 2, 4
+"""The most placements in the last race, if the time is short and otherwise."""
 _SHARE = 0.4
 """The share of the time that is left which the last race may take."""
 _UNMEASURED = (
@@ -53,7 +55,7 @@ class Finish:
         """
         self._bench.show(Progress("finish", 0, 1))
         timings: dict[Plan, Timing] = {}
-        while plans := self._allowed(self._best.finalists()):
+        while plans := self._allowed(self._best.finalists(_FEW if self._hurried else _MANY)):
             if not timings.keys() >= {*plans}:  # others were far behind what is refused now
                 timings = self._raced(plans)
             left = self._best.everything()
@@ -70,8 +72,11 @@ class Finish:
         found = (self._handed_over(plan, {}) for plan in self._allowed(engines))
         return next((each for each in found if each is not None), None)
 
-    def recalled(self, plan: Plan, finished: Finished) -> Selection | None:
+    def recalled(self, plan: Plan) -> Selection | None:
         """What an earlier compile has selected, checked and loaded; None if that fails."""
+        finished = found_before(self._bench)
+        if finished is None:
+            return None
         timing = finished.timings.get(plan.label)
         selected = None if timing is None else self._selected(plan, timing, finished)
         if selected is None:
@@ -174,8 +179,7 @@ class Finish:
             self._refuse(plan, finding.complaint)
             return None
         error = None
-        hurried = bench.clock.ended != BY_ITSELF or bench.task.options.effort is QUICK
-        if bench.task.options.tolerance and (executable.precisions or not hurried):
+        if bench.task.options.tolerance and (executable.precisions or not self._hurried):
             with suppress(MetricError, ModelError):  # which proposers have told
                 error = referee.errors(plan)[0]
         whole: SuffixExecutor | None = None
@@ -203,6 +207,10 @@ class Finish:
             relative,
             error,
         )
+
+    @property
+    def _hurried(self) -> bool:
+        return self._bench.clock.ended != BY_ITSELF or self._bench.task.options.effort is QUICK
 
     def _unmeasured(self) -> Selection:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""

@@ -86,10 +86,11 @@ def place(bench: Bench, budget: ErrorBudget | None = None, *, field: Field | Non
     except UncoveredError as error:
         if field is None and _finish_lost(bench, error.nodes):
             return place(bench, budget)
-        raise NoPlacementError(why_uncovered(bench, error.nodes)) from error
+        raise NoPlacementError(why_uncovered(bench, error.nodes), error.nodes) from error
     except NoPlacementError as error:
         if memory := known.lack_of_memory():
-            raise NoPlacementError(f"{error}, and a kernel had too little memory ({memory}).") from error
+            text = f"{error}, and a kernel had too little memory ({memory})."
+            raise NoPlacementError(text, error.nodes) from error
         raise
     finally:
         known.search_s += time.perf_counter() - started

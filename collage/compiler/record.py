@@ -89,9 +89,9 @@ class Finished:
 FINISHED: Fact[Finished] = Fact("compile", asdict, partial(typed, Finished))
 
 
-def look_up(bench: Bench) -> Finished | None:
-    """What an earlier compile of the same model has found."""
-    bench.known.key = key = finished_key(bench)
+def found_before(bench: Bench) -> Finished | None:
+    """What an earlier compile of the same model has found, if ``known.key`` is known."""
+    key = bench.known.key
     return None if key is None else FINISHED.at(key).look_up(bench.database)
 
 
@@ -259,7 +259,8 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
     If that ended by itself, nothing is left to try, and the plan is not run again.
     """
-    finished = look_up(bench)
+    bench.known.key = finished_key(bench)
+    finished = found_before(bench)
     if finished is None:
         return
     plan = plan_of(bench, Referee(bench), finished)
@@ -269,6 +270,7 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         bench.known.note(*finished.notes)
         bench.known.engine_us.update((Whole(*named), us) for named, us in finished.engines)
         bench.known.tolerance, bench.known.graph_level = finished.tolerance, finished.graph_level
-        best.settle(plan, finished)
+        timing = finished.timings.get(plan.label)
+        best.settle(plan, 0.0 if timing is None else timing.median_us)
     else:
         yield plan

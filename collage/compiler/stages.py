@@ -15,7 +15,7 @@ from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError,
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
 from collage.compiler.propose.evolve import evolve
-from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, promising
+from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, promising, quick_mix
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.compiler.propose.regions import regions
 from collage.compiler.propose.streams import gpu_streams, streams
@@ -89,7 +89,7 @@ QUICK_STAGES: tuple[Stage, ...] = (
     Stage("engines", engines, (_engines,)),
     Stage("recall", recall),
     Stage("engines in reduced precision", engines_reduced, (_tolerance, _engines, _graph)),
-    Stage("first mix", first_mix, (_graph,)),
+    Stage("quick mix", quick_mix, (_graph,)),
     Stage("reduced precision", quick_reduced, (_tolerance, _cover)),
     Stage("streams of a GPU", gpu_streams, (_streams, _cover)),
 )

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from collage.check.metrics import Metric
+from collage.compiler.bench import Bench
 from collage.compiler.build_report import report_of
 from collage.compiler.plan import Placed, Whole
-from collage.compiler.record import Finished, finished_key, look_up, plan_of
+from collage.compiler.record import Finished, finished_key, found_before, plan_of
 from collage.core.typed import typed
 from collage.errors import ModelError
 from collage.measure_db.database import Database
@@ -150,6 +151,12 @@ def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(
         assert found.plan == Whole("engine", profile="turbo")
     else:
         assert found.plan.label == "mix"
+
+
+def look_up(bench: Bench) -> Finished | None:
+    """What is recorded for this compile."""
+    bench.known.key = finished_key(bench)
+    return found_before(bench)
 
 
 def key(each: Made, **changes: Any) -> str | None:
