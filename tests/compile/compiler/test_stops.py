@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from collage.compiler.clock import Budget
-from collage.compiler.plan import Placed
-from collage.compiler.selection import Selection
+from collage.compiler.plan import Placed, Selection
 from collage.core.deadline import BudgetOverError
 from collage.errors import DatabaseError, MeasurementError
 from collage.measure.timing.effort import QUICK

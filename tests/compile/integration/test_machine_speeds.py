@@ -13,7 +13,7 @@ from onnx import helper
 import collage
 from collage.backends.native import Native
 from collage.compiler.compile import compile_model
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, MachineSpeeds
 from collage.kernel.target import host
 from collage.measure.machine.speeds import speeds_key
