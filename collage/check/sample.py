@@ -22,7 +22,7 @@ from collage.check.compare import (
     is_tolerable,
     slightly_changed,
 )
-from collage.check.precise import precise_run
+from collage.frontend.precise import precise_run
 from collage.frontend.read.apart import with_changed
 from collage.frontend.read.proto_size import about_bytes
 from collage.frontend.read.weights import WeightFiles

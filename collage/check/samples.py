@@ -21,7 +21,6 @@ import onnx
 
 from collage.check.compare import Rule, region_tolerance
 from collage.check.input_kinds import KINDS, InputKind, free_integers
-from collage.check.reference import PartSession
 from collage.check.sample import USUAL, Sample
 from collage.check.spent import REFERENCE, spent
 from collage.check.store import ValueStore
@@ -29,6 +28,7 @@ from collage.core.library_text import library_text
 from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.read.apart import has_files
 from collage.frontend.relax.op_kinds import is_convolution, rounds
+from collage.frontend.session import PartSession
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 

@@ -206,7 +206,7 @@ def _quota_check() -> Check:
 
 def _memory_check() -> Check:
     """The memory that a measuring worker may take."""
-    from collage.measure.machine.memory import spare_memory
+    from collage.core.memory import spare_memory
     from collage.report.show import size
 
     spare = spare_memory()

@@ -16,9 +16,9 @@ from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
 from collage.cluster.nodes import ClusterNode, Nodes, find_nodes, pinned, why
 from collage.cluster.shares import Shares
-from collage.cluster.slot import SentSession, Slot, pickle_job
+from collage.cluster.slot import SentSession, Slot
 from collage.measure.crew import Done, Job
-from collage.measure.worker.serialisation import pickle_backend
+from collage.measure.worker.serialisation import pickle_backend, pickle_message
 from collage.measure.worker.session import WorkerSession
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class RayCrew:
         if not self._places:
             self._set_up()
         shares = Shares([job.size for job in jobs])
-        data = [pickle_job(job, self.session.init) for job in jobs]
+        data = [pickle_message(job) for job in jobs]
         try:
             while shares.open:
                 self._start_missing()

@@ -16,7 +16,6 @@ import numpy as np
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.read.weights import SUFFIX
 from collage.graph.dataflow import Array
-from collage.measure.crew import Job
 from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.process import Workers
 from collage.measure.worker.protocol import VALUES, Init
@@ -47,13 +46,8 @@ class SentSession:
             if path.is_file() and path.suffix in (".onnx", ".bin", SUFFIX)
         }
         nodes = len(session.measured.model.onnx.graph.node)
-        data = pickle_message(init, init.carried)
+        data = pickle_message(init)
         return SentSession(data, files, nodes, session.settings.limits.time_s)
-
-
-def pickle_job(job: Job[Any], init: Init) -> bytes:
-    """The job as bytes, with the code of classes that nodes cannot import."""
-    return pickle_message(job, init.carried)
 
 
 class Slot:

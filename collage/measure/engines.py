@@ -16,8 +16,8 @@ from collage.backends.base import DRAWS, Backend
 from collage.backends.engine import Engine
 from collage.check.compare import difference, dtypes_of, region_tolerance
 from collage.check.input_kinds import KINDS
-from collage.check.no_room import no_room
 from collage.check.whole_verdict import JUDGES, Verdict, compared
+from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.read.apart import save_model

@@ -77,15 +77,14 @@ class Init:
     """The first message for a model. Reply: None.
 
     ``folder`` holds ``model.onnx``; the worker writes the reference values there.
-    ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
-    classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
+    ``backends`` holds pickles by name. ``memory_bytes`` limits the worker's data; None means what the machine can
+    spare.
     A worker in the ``background`` only builds, and stands still while others time something.
     """
 
     folder: str
     model: SentModel
     backends: Mapping[str, bytes]
-    carried: tuple[str, ...]
     threads: int
     memory_bytes: int | None
     background: bool = False

@@ -16,13 +16,13 @@ from collage.check.gate import Gate
 from collage.check.samples import Samples
 from collage.check.spent import BUILD, CHECK, COPIES, RACE, spent
 from collage.check.stages import RejectedError, looks_like_memory, rejection_of
+from collage.core.caches import last_level_cache
 from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure.machine.memory import last_level_cache
 from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.cache_state import MOST_BYTES, instance_count, weight_bytes, weights_among
 from collage.measure.timing.calls import Clocked, batch_ns, clock_overhead

@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from collage.check.no_room import no_room
 from collage.check.spent import AHEAD
 from collage.core import background
 from collage.core.deadline import Deadline
+from collage.core.memory import spare_memory
+from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.read.apart import save_model
 from collage.kernel.target import usable_cores
-from collage.measure.machine.memory import spare_memory
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.worker.builder import Builder
@@ -23,7 +23,7 @@ from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess, Workers
 from collage.measure.worker.protocol import Evaluated, Init, SentModel, TryKernel
-from collage.measure.worker.serialisation import carried_modules, pickle_backend
+from collage.measure.worker.serialisation import pickle_backend
 from collage.measure_db.fingerprint import fingerprint
 
 _WORKER_BYTES, _TIMES_WEIGHTS = 1 << 30, 8
@@ -163,7 +163,6 @@ class WorkerSession:
             folder=str(folder),
             model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),
             backends=pickles,
-            carried=carried_modules(settings.backends.values()),
             threads=settings.threads,
             memory_bytes=settings.limits.worker_memory(),
         )

@@ -11,8 +11,8 @@ import pytest
 from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.check.reference import PartSession
 from collage.check.sample import as_good_as_can_be, nearby_outputs
+from collage.frontend.session import PartSession
 from collage.graph.dataflow import Array
 from collage.graph.storage import INT8
 
