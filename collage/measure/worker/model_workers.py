@@ -17,10 +17,12 @@ from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Worke
 from collage.measure.worker.protocol import (
     VALUES,
     Ask,
+    CheckKernel,
     Evaluated,
     Init,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
+    TryKernel,
     running_in,
 )
 
@@ -75,15 +77,17 @@ class ModelWorkers:
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The reply of the worker on that many threads, or the Rejection that its death means.
 
-        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. A race names the
-        kernel that ran (RaceFailed).
+        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. Messages about
+        kernels get a KernelFailed, with the number of the kernel that ran.
         """
         try:
             return self.worker(threads).ask(message, message.limit_s)
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
             if isinstance(message, RaceKernels):
-                return RaceFailed(int(running_in(self.init.folder)[0]), died.rejection, ended=True)
+                return KernelFailed(int(running_in(self.init.folder)[0]), died.rejection, ended=True)
+            if isinstance(message, (TryKernel, CheckKernel)):
+                return KernelFailed(message.number, died.rejection, ended=True)
             return died.rejection
 
     def spent(self) -> Mapping[str, float]:
