@@ -20,12 +20,12 @@ import numpy as np
 import onnx
 
 from collage.check.compare import Rule, region_tolerance
-from collage.check.input_kinds import KINDS, InputKind, free_integers
+from collage.check.input_kinds import KINDS, InputKind
 from collage.check.sample import USUAL, Sample
 from collage.check.spent import REFERENCE, spent
 from collage.check.store import ValueStore
 from collage.core.library_text import library_text
-from collage.frontend.random_inputs import indexed_rows
+from collage.frontend.random_inputs import free_integers, indexed_rows
 from collage.frontend.read.apart import has_files
 from collage.frontend.relax.op_kinds import is_convolution, rounds
 from collage.frontend.session import PartSession

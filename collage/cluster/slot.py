@@ -27,14 +27,11 @@ from collage.measure.worker.session import WorkerSession
 class SentSession:
     """A session as it travels to nodes: the first message of its workers, and the files of its folder.
 
-    ``init`` is pickled with the classes that nodes cannot import. ``files`` are the contents by name. ``nodes`` and
-    ``node_limit_s`` are those of ModelWorkers.
+    ``init`` is pickled with the classes that nodes cannot import. ``files`` are the contents by name.
     """
 
     init: bytes
     files: Mapping[str, Array]
-    nodes: int
-    node_limit_s: float
 
     @staticmethod
     def of(session: WorkerSession) -> SentSession:
@@ -45,9 +42,7 @@ class SentSession:
             for path in sorted(Path(init.folder).iterdir())
             if path.is_file() and path.suffix in (".onnx", ".bin", SUFFIX)
         }
-        nodes = len(session.measured.model.onnx.graph.node)
-        data = pickle_message(init)
-        return SentSession(data, files, nodes, session.settings.limits.time_s)
+        return SentSession(pickle_message(init), files)
 
 
 class Slot:
@@ -78,7 +73,7 @@ class Slot:
         if like:
             _link(Path(like) / VALUES, folder / VALUES)
         init: Init = replace(pickle.loads(sent.init), folder=str(folder))
-        self._model = ModelWorkers(init, self._workers, sent.nodes, sent.node_limit_s)
+        self._model = ModelWorkers(init, self._workers)
         self._model.worker(init.threads)
         return str(folder)
 

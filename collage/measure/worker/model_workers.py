@@ -40,14 +40,11 @@ class ModelWorkers:
     Workers come from ``workers`` and go back there. Methods raise MeasurementError when a worker cannot be started.
     """
 
-    def __init__(self, init: Init, workers: Workers, nodes: int, node_limit_s: float) -> None:
-        """The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run."""
+    def __init__(self, init: Init, workers: Workers) -> None:
         self.init = init
         self.evaluated = Evaluated({})
         """What the reference run has found."""
         self._workers = workers
-        self._nodes = nodes
-        self._node_limit_s = node_limit_s
         self._running: dict[int, WorkerProcess] = {}
 
     def release(self) -> None:
@@ -62,9 +59,10 @@ class ModelWorkers:
         if known is not None and known.alive:
             return known
         worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
-        limit_s = min(_LEAST_EVALUATE_S + self._node_limit_s * self._nodes, _EVALUATE_LIMIT_S)
+        node_limit_s = self.init.node_limit_s
+        limit_s = min(_LEAST_EVALUATE_S + node_limit_s * self.init.nodes, _EVALUATE_LIMIT_S)
         try:
-            self.evaluated = worker.ask(Ask("evaluate", (self._node_limit_s,), limit_s), limit_s)
+            self.evaluated = worker.ask(Ask("evaluate", (node_limit_s,), limit_s), limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"

@@ -79,7 +79,8 @@ class Init:
     ``folder`` holds ``model.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``memory_bytes`` limits the worker's data; None means what the machine can
     spare.
-    A worker in the ``background`` only builds, and stands still while others time something.
+    The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run. A worker
+    in the ``background`` only builds, and stands still while others time something.
     """
 
     folder: str
@@ -87,6 +88,8 @@ class Init:
     backends: Mapping[str, bytes]
     threads: int
     memory_bytes: int | None
+    nodes: int
+    node_limit_s: float
     background: bool = False
 
 

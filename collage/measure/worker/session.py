@@ -147,8 +147,7 @@ class WorkerSession:
     def _begun(self) -> ModelWorkers:
         """The workers of the model, whose folder is made on first use."""
         if self._of_model is None:
-            nodes = len(self.measured.model.onnx.graph.node)
-            self._of_model = ModelWorkers(self._begin(), self._workers, nodes, self.settings.limits.time_s)
+            self._of_model = ModelWorkers(self._begin(), self._workers)
         return self._of_model
 
     def _begin(self) -> Init:
@@ -165,4 +164,6 @@ class WorkerSession:
             backends=pickles,
             threads=settings.threads,
             memory_bytes=settings.limits.worker_memory(),
+            nodes=len(model.onnx.graph.node),
+            node_limit_s=settings.limits.time_s,
         )
