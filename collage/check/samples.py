@@ -68,10 +68,8 @@ class Samples:
     that ends the process in ONNX Runtime is left out by the next one.
     """
 
-    def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
-        """A reference run that judges a kernel's outputs may take ``limit_s`` seconds."""
+    def __init__(self, store: ValueStore) -> None:
         self.store = store
-        self._limit_s = limit_s
         self._budget_s = _BUDGET_S
         self._nodes: tuple[int, ...] | None = None
         self._usual: Sample | None = None
@@ -131,7 +129,7 @@ class Samples:
             assert model is not None
 
             def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
-                return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
+                return (session if each is model else PartSession(each)).run(feeds)
 
             return sample.excuses(position, actual, allowed, model, names, run, precision)
         except Exception as error:  # ORT's exceptions share no base class but Exception

@@ -179,7 +179,7 @@ def _native_check() -> Check:
 
 def _load_check() -> Check:
     """How busy others keep the machine now."""
-    from collage.measure.machine.quiet import Machine
+    from collage.core.quiet import Machine
 
     cores = usable_cores()
     busy = Machine(cores).probe(_PROBE_S)

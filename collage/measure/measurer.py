@@ -185,11 +185,9 @@ class Measurer:
         """
         return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
 
-    def measure(
-        self, requests: Sequence[CandidateRequest], progress: Show | None = None
-    ) -> dict[CandidateRequest, Outcome]:
+    def measure(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """Outcomes of candidates that are measured to the end, also of those that have lost a race before."""
-        return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
+        return self._outcomes(requests, NO_RIVALS, to_the_end=True)
 
     def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
         """Record the classes of regions that are raced, which the rows of kernels do not tell."""
@@ -202,12 +200,7 @@ class Measurer:
                     REGION.at(key).record(self._database, class_of(found[key]))
 
     def _outcomes(
-        self,
-        requests: Sequence[CandidateRequest],
-        rivals: Rivals,
-        *,
-        to_the_end: bool,
-        show: Show | None = None,
+        self, requests: Sequence[CandidateRequest], rivals: Rivals, *, to_the_end: bool
     ) -> dict[CandidateRequest, Outcome]:
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
@@ -245,9 +238,9 @@ class Measurer:
             for region in _regions(key_of)
         ]
         self._describe(regions)
-        done, show = 0, show or self._progress
+        done = 0
         if missing:
-            show(Progress("measure", 0, len(missing)))
+            self._progress(Progress("measure", 0, len(missing)))
 
         def job(region: Sequence[CandidateRequest]) -> RegionJob:
             return self._job(region, rivals, best(region[0].nodes, EXACT)[1], to_the_end)
@@ -257,7 +250,7 @@ class Measurer:
             key = self.key(request)
             outcomes[key] = self._record(key, outcome, text)
             done += request in key_of
-            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
+            self._progress(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
             request: self.measured.usable(request, outcomes[key])
             for request, key in keys.items()

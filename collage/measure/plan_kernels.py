@@ -7,9 +7,9 @@ from functools import cached_property
 
 from collage.backends.base import VIEW
 from collage.core.library_text import library_text
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
-from collage.measure.artifacts import Artifacts
 from collage.measure.request_keys import RequestKeys
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import AS_LOADED, Ask, artifact_folder, plan_folder

@@ -16,7 +16,6 @@ from collage.compiler.plan import Placed
 from collage.compiler.propose.mixes import planned
 from collage.compiler.referee import RaceFailedError, Referee
 from collage.compiler.verdict import Failed
-from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError
 from collage.measure.timing.interleave import FEWEST, SURE, Pace
 from collage.measure.worker.protocol import CandidateRequest
@@ -141,7 +140,7 @@ class OffloadJudge:
         """The regions, and the kernels of the op level around them in storages that suit their new neighbours."""
         bench = self._bench
         requests = [CandidateRequest(nodes, engine) for nodes, engine in offloaded.regions]
-        outcomes = bench.measurer.measure(requests, progress=_silent)
+        outcomes = bench.measurer.measure(requests)
         chosen: list[Candidate] = []
         for request in requests:
             outcome = outcomes[request]
@@ -196,7 +195,3 @@ class OffloadJudge:
 
 def _elapsed(started: float) -> float:
     return round(time.perf_counter() - started, 3)
-
-
-def _silent(_: Progress) -> None:
-    """Regions that are measured for a trial show no progress of their own."""

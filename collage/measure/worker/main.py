@@ -32,9 +32,9 @@ from collage.core.cpu_time import Cpu
 from collage.core.cuda_driver import lost_context
 from collage.core.lean_imports import lean_imports
 from collage.core.memory import limit_memory, memory_for_worker
+from collage.core.quiet import Machine, quiet_machine, use_machine
 from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
-from collage.measure.machine.quiet import Machine, quiet_machine, use_machine
 from collage.measure.worker.protocol import (
     AskPlan,
     Init,

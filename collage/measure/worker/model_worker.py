@@ -30,9 +30,9 @@ from collage.frontend.random_inputs import random_inputs
 from collage.frontend.read.apart import load_model
 from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.plan_trace import WorkerPosition

@@ -16,13 +16,13 @@ import numpy as np
 
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
+from collage.core.quiet import quiet_machine
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_in
 from collage.graph.dataflow import Array
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Kernel
-from collage.measure.artifacts import Artifacts
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.measure.worker.plan_check import PlanCheck

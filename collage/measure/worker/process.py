@@ -100,13 +100,13 @@ class WorkerProcess(ChildProcess):
             self._folder.remove()
             raise
 
-    def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
-        """Send the worker a model, and wait at most ``start_limit_s`` seconds until it has imported that.
+    def begin(self, init: Init | InitWhole) -> None:
+        """Send the worker a model, and wait until it has imported that.
 
         Raises MeasurementError, with the end of what the worker printed, when it does not get there.
         """
         try:
-            self.ask(init, start_limit_s)
+            self.ask(init, _START_LIMIT_S)
         except WorkerDiedError as died:
             raise MeasurementError(f"the measuring worker did not start: {died.rejection.message}") from died
         self.prepared = self.prepared or isinstance(init, Init)

@@ -19,13 +19,13 @@ from collage.check.spent import BUILD, CHECK, COPIES, RACE, spent
 from collage.check.stages import RejectedError, looks_like_memory, rejection_of
 from collage.core.caches import last_level_cache
 from collage.core.library_text import library_text
+from collage.core.quiet import quiet_machine
 from collage.graph.dataflow import Array
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure.machine.free_memory import with_free_memory
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.cache_state import MOST_BYTES, instance_count, weight_bytes, weights_among
 from collage.measure.timing.calls import Clocked, batch_ns, clock_overhead
 from collage.measure.timing.race import CLOSE, Lane, LaneTime, race, results

@@ -13,6 +13,7 @@ import onnx
 from collage.backends.base import UnsupportedError
 from collage.backends.engine import Engine, as_engine, prepared, session_on
 from collage.core.library_text import library_text
+from collage.core.quiet import quiet_machine
 from collage.frontend.model_artifacts import artifact_in, in_one_piece
 from collage.frontend.read.apart import filled, load_model
 from collage.frontend.read.shapes import model_inputs
@@ -20,7 +21,6 @@ from collage.frontend.read.weights import forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.worker.protocol import Ask
 from collage.measure.worker.whole_protocol import WRITTEN, InitWhole, Opened, Whole
