@@ -114,20 +114,18 @@ class Engines:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
         backend = self._backends[plan.engine]
         limit_s = self._limit_s + (backend.patience_s(plan.profile) if isinstance(backend, Engine) else 0.0)
-        return self._openings.get(
-            plan.label, partial(self._opened, plan.label, "open", plan, limit_s=limit_s)
-        )()
+        return self._opened(plan.label, "open", plan, limit_s=limit_s)
 
     def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
         """Load a module under that name and run it on some of the inputs, which are given by their positions."""
-        if name not in self._openings:
-            self._start()
-            assert self._folder is not None
-            path = self._folder.path / f"parts-{len(self._openings)}"
-            with no_room("the files of a module"):
-                path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
-            self._openings[name] = partial(self._opened, name, "open_parts", name, str(path), tuple(inputs))
-        return self._openings[name]()
+        if name in self._openings:
+            return self._openings[name]()
+        self._start()
+        assert self._folder is not None
+        path = self._folder.path / f"parts-{len(self._openings)}"
+        with no_room("the files of a module"):
+            path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+        return self._opened(name, "open_parts", name, str(path), tuple(inputs))
 
     def forget(self, names: Sequence[str]) -> None:
         """Close what is open under these names, whose memory others need."""
@@ -212,13 +210,13 @@ class Engines:
 
     def _opened(self, name: str, method: str, *args: Any, limit_s: float | None = None) -> Opened:
         """What is open under that name is run, else it is opened by that method of the worker."""
+        self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
         if name in self._open:
             again: Opened = self._ask("run", name)
             return again
         found: Opened = self._ask(method, *args, limit_s=limit_s)
         if found.outputs is not None:
             self._open.add(name)
-            self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
         return found
 
     def _start(self) -> WorkerProcess:
