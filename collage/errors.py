@@ -51,7 +51,14 @@ class ClusterError(CollageError):
 
 
 class NoPlacementError(CollageError):
-    """The model has no placement: an operator has no measured candidate, or no plan has the right outputs."""
+    """The model has no placement: an operator has no measured candidate, or no plan has the right outputs.
+
+    ``nodes`` are the nodes of the graph that no placement gets past, as far as they are known.
+    """
+
+    def __init__(self, message: str, nodes: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.nodes = nodes
 
 
 def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> UsageError:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collage.compiler.finished import Finished
 
 _NEAR = 1.05
-_MOST = 4
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Best:
         """Forget a plan, which does not run any more."""
         self._standings = [each for each in self._standings if each.plan != plan]
 
-    def finalists(self, most: int = _MOST) -> list[Plan]:
+    def finalists(self, most: int = 4) -> list[Plan]:
         """The plans for the last race: the best ones of each list, and all engines that are not far behind."""
         found: list[Plan] = []
         exact = [each for each in self._standings if not is_reduced(each.plan)]

@@ -181,6 +181,7 @@ def _search(stages: Sequence[Stage], bench: Bench, referee: Referee, best: Best)
     clock = bench.clock
     try:
         run_stages(stages, bench, referee, best)
+        clock.finish()
     except BudgetOverError:
         assert clock.budget is not None
         clock.stop(INTERRUPT if clock.budget.interrupted else BUDGET)

@@ -8,7 +8,7 @@ from collage.backends.base import Backend
 from collage.backends.registry import Registry
 from collage.core.cuda import NoGpuError, gpu
 from collage.errors import UsageError, unknown_names
-from collage.graph.storage import CUDA, HOST, PLAIN, Storage
+from collage.graph.storage import CUDA, HOST, Storage
 from collage.search.candidates import Offer
 
 AUTO = "auto"
@@ -66,23 +66,3 @@ def offers_on(device: str, offers: Sequence[Offer]) -> list[Offer]:
 def _storages(offer: Offer) -> tuple[Storage, ...]:
     variant = offer.request.variant
     return (*variant.inputs, *variant.outputs)
-
-
-def plain_first(offers: Sequence[Offer]) -> list[Offer]:
-    """The offers in the plain format, on every device, and others on nodes that have none in it and are exact."""
-    plain = [_is_plain(offer) for offer in offers]
-    covered = {
-        node
-        for offer, is_plain in zip(offers, plain, strict=True)
-        if is_plain and not offer.request.variant.precision
-        for node in offer.request.nodes
-    }
-    return [
-        offer
-        for offer, is_plain in zip(offers, plain, strict=True)
-        if is_plain or not covered.issuperset(offer.request.nodes)
-    ]
-
-
-def _is_plain(offer: Offer) -> bool:
-    return all(each.format == PLAIN.format for each in _storages(offer))

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
+_FEW, _MANY = 2, 4
+"""The most placements in the last race, if the time is short and otherwise."""
 _SHARE = 0.4
 """The share of the time that is left which the last race may take."""
 _UNMEASURED = (
@@ -56,7 +58,7 @@ class Finish:
         """
         self._bench.show(Progress("finish", 0, 1))
         timings: dict[Plan, Timing] = {}
-        while plans := self._allowed(self._best.finalists()):
+        while plans := self._allowed(self._best.finalists(_FEW if self._hurried else _MANY)):
             if not timings.keys() >= {*plans}:  # others were far behind what is refused now
                 timings = self._raced(plans)
             left = self._best.everything()

@@ -100,10 +100,11 @@ def place(
     except UncoveredError as error:
         if field is None and _finish_lost(bench, error.nodes):
             return place(bench, budget, finite_only=finite_only)
-        raise NoPlacementError(why_uncovered(bench, error.nodes)) from error
+        raise NoPlacementError(why_uncovered(bench, error.nodes), error.nodes) from error
     except NoPlacementError as error:
         if memory := known.lack_of_memory():
-            raise NoPlacementError(f"{error}, and a kernel had too little memory ({memory}).") from error
+            text = f"{error}, and a kernel had too little memory ({memory})."
+            raise NoPlacementError(text, error.nodes) from error
         raise
     finally:
         known.tell(Searched(time.perf_counter() - started))

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 DUEL = Pace(rounds=6, least=FEWEST, limit_s=1.0)
 LAST = Pace(rounds=30, least=SURE, limit_s=8.0)
 _SETTLE_S = 0.03
-_LAST_S, _OPENINGS = 2.5, 3.0
+_LAST_S, _OPENINGS = 4.0, 3.0
 """The end of a compile takes some seconds, and as long as opening a plan so many times."""
 _CALLS, _LEAST_TURN_S, _MOST_TURN_S = 8, 0.005, 0.02
 """A turn has so many calls of the network, within these seconds."""

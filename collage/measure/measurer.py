@@ -20,7 +20,7 @@ from collage.measure.jobs import Pace, Racer, RegionJob, TransformJob
 from collage.measure.machine.free_memory import after_death
 from collage.measure.plan_kernels import PlanKernels
 from collage.measure.prior import REGION, Losses, class_of, known_losses
-from collage.measure.request_keys import RequestKeys
+from collage.measure.request_keys import RequestKeys, variant_text
 from collage.measure.rivals import NO_RIVALS, Rivals
 from collage.measure.timing.calls import Enough, batch_ns
 from collage.measure.timing.effort import QUICK
@@ -86,6 +86,7 @@ class Measurer:
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
         self._expected: set[CandidateRequest] = set()
+        self._classes: dict[tuple[int, ...], str] = {}
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -154,9 +155,12 @@ class Measurer:
         """The key that the request's outcome is recorded under."""
         return self._keys.key(request)
 
-    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
-        """The requests of one region that are expected to win, at most so many; one if it is clear which."""
-        return self._losses.likely(requests, self.measured.subgraph(requests[0].nodes), most)
+    def expected_loss(self, request: CandidateRequest) -> float:
+        """The logarithm of how many times as long as its fastest rival a kernel is expected to take."""
+        about = self._classes.get(request.nodes)
+        if about is None:
+            about = self._classes[request.nodes] = class_of(self.measured.subgraph(request.nodes))
+        return self._losses.expected(about, (request.backend, variant_text(request.variant)))
 
     def known(self, requests: Collection[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""

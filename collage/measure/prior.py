@@ -34,8 +34,6 @@ FORMAT = 1
 
 _PRIOR = 0.1
 """The loss that is expected where nothing is known."""
-_CLEAR = math.log(1.3)
-"""One candidate is clearly better than another one by such a difference of expected losses."""
 _OWN = 4.0
 """A loss of this machine's database counts as so many of the file's."""
 
@@ -103,15 +101,6 @@ class Losses:
         return sorted(
             region, key=lambda each: self.expected(about, (each.backend, variant_text(each.variant)))
         )
-
-    def likely(
-        self, region: Sequence[CandidateRequest], subgraph: Subgraph, most: int
-    ) -> list[CandidateRequest]:
-        """The candidates of a region that are expected to win, at most so many; one if it is clear which."""
-        about = class_of(subgraph)
-        ordered = self.in_order(region, subgraph)
-        losses = [self.expected(about, (each.backend, variant_text(each.variant))) for each in ordered[:most]]
-        return [each for each, loss in zip(ordered, losses, strict=False) if loss <= losses[0] + _CLEAR]
 
 
 def _keys(region: str, kind: Kind) -> Iterator[tuple[str, ...]]:

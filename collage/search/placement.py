@@ -28,8 +28,7 @@ class UncoveredError(NoPlacementError):
 
     def __init__(self, graph: Graph, nodes: tuple[int, ...]) -> None:
         named = ", ".join(_name(graph, node) for node in nodes[:_NAMED])
-        super().__init__(f"no candidate that can run as one kernel covers {named}{_and_more(nodes)}")
-        self.nodes = nodes
+        super().__init__(f"no candidate that can run as one kernel covers {named}{_and_more(nodes)}", nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,8 @@ def no_cover(graph: Graph, stuck_at: int | None = None) -> NoPlacementError:
     where = "" if stuck_at is None else f"; none gets past {_name(graph, stuck_at)}"
     return NoPlacementError(
         "each node has candidates, but no combination of them covers each node exactly once "
-        f"without waiting in a circle{where}"
+        f"without waiting in a circle{where}",
+        () if stuck_at is None else (stuck_at,),
     )
 
 

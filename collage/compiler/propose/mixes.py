@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.devices import plain_first
 from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
 from collage.compiler.plan import CONCURRENT, MIX, Placed, Plan, StreamPlan
+from collage.compiler.propose.guessed import wanted
 from collage.compiler.verdict import Failed, Ran, Verdict
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
@@ -24,6 +25,8 @@ from collage.search.promising import promising as promising_offers
 
 log = logging.getLogger(__name__)
 
+_HOPELESS = math.log(2)
+"""A kernel with such a loss on regions like these is measured last."""
 _ATTEMPTS = 50
 """A kernel that fails in a network is rejected, and the model is placed again, at most so many times in a row."""
 
@@ -42,25 +45,45 @@ def planned(bench: Bench, placement: Placement, streams: StreamPlan | None = Non
     return Placed(MIX if streams is None else CONCURRENT, placement, streams, suffix)
 
 
-def first_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
-    """A mix of the variants that win by what is known, one or two a region. More are measured if there is no cover."""
+def first_mix(bench: Bench, best: Best, most: int = 2, rounds: int = 2) -> Generator[Plan, Verdict, None]:
+    """A mix of the kernels that win by what is known, at most so many a region. More are measured if some fail."""
     refuse(bench)
     bench.measure_switch()
-    for requests in _waves(bench):
+    while True:
+        requests = wanted(bench, most)
         bench.race(requests)
         try:
-            yield from _with_suffix(bench, best, calibrated(bench, best, rounds=2))
+            yield from _with_suffix(bench, best, calibrated(bench, best, rounds))
             return
         except NoPlacementError as error:
             log.info("no placement yet: %s", error)
             bench.known.no_placement = error
-    if bench.known.no_placement is not None:
-        raise bench.known.no_placement
+            if not requests:
+                raise
+
+
+def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """One mix, with one kernel a region."""
+    yield from first_mix(bench, best, most=1, rounds=1)
 
 
 def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
-    """All variants on the regions that usually win: they cover the model, and the best mix seldom needs others."""
-    bench.race(_requests(promising_of(bench)), mix_of(best))
+    """All variants on the regions that usually win: they cover the model, and the best mix seldom needs others.
+
+    The model is placed again after each part of them. Compilers' kernels come last: they are built meanwhile. Kernels
+    that are known to be far from the fastest have to wait.
+    """
+    offered = _requests(promising_of(bench))
+    requests = [each for each in offered if bench.measurer.expected_loss(each) < _HOPELESS]
+    compilers = {name for name, each in bench.task.backends.items() if each.kind is BackendKind.COMPILER}
+    compiled = [each for each in requests if each.backend in compilers]
+    bench.measurer.build_ahead(compiled)
+    bench.race([each for each in requests if each.backend not in compilers], mix_of(best))
+    yield from calibrated(bench, best, rounds=1)
+    half = len(compiled) // 2
+    for part in (compiled[:half], compiled[half:]):
+        bench.race(part, mix_of(best))
+        yield from calibrated(bench, best, rounds=1)
     yield from calibrated(bench, best)
 
 
@@ -130,31 +153,6 @@ def _others(placement: Placement, field: Field) -> list[Candidate] | None:
     return found if changed else None
 
 
-def quick_mix(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
-    """One mix of few candidates, mostly in the plain format. More are measured if there is no cover."""
-    refuse(bench)
-    offers = plain_first(bench.known.offers)
-    waves: list[list[Offer]] = [
-        promising_of(bench, offers),
-        promising_of(bench, offers, between=True),
-        offers,
-    ]
-    bench.known.epsilon_us = bench.measurer.epsilon_us(())
-    for wave in waves:
-        bench.race(_requests(wave))
-        for finite_only in (True, False):
-            try:
-                yield from _with_suffix(
-                    bench, best, calibrated(bench, best, rounds=1, finite_only=finite_only)
-                )
-                return
-            except NoPlacementError as error:
-                log.info("no placement yet: %s", error)
-                bench.known.no_placement = error
-    if bench.known.no_placement is not None:
-        raise bench.known.no_placement
-
-
 def refuse(bench: Bench) -> None:
     """Raise NoPlacementError if nothing runs a node, and ModelError if only engines do in a strict compile."""
     task, model = bench.task, bench.model
@@ -195,37 +193,6 @@ def promising_reduced(bench: Bench, nodes: Collection[int]) -> list[CandidateReq
     return [
         o.request for o in found if o.request.variant.precision and not {*nodes}.isdisjoint(o.request.nodes)
     ]
-
-
-def _waves(bench: Bench) -> Iterator[list[CandidateRequest]]:
-    """What is measured for the first mix: first little, and more each time."""
-    few = promising_of(bench)
-    compiled = (o.request for o in few if bench.task.backends[o.request.backend].kind is BackendKind.COMPILER)
-    bench.measurer.build_ahead(compiled)
-    yield _likely(bench, few)
-    yield _requests(few)
-    yield _requests(promising_of(bench, between=True))
-    yield _requests([each for each in bench.known.offers if not each.request.variant.precision])
-
-
-def _likely(bench: Bench, offers: Sequence[Offer], most: int = 2) -> list[CandidateRequest]:
-    """The requests of each region that win by what is known; those of compilers only if there is no other.
-
-    These come last, since they are built on another core meanwhile.
-    """
-    regions: dict[tuple[int, ...], list[CandidateRequest]] = {}
-    for offer in offers:
-        regions.setdefault(offer.request.nodes, []).append(offer.request)
-    found: list[CandidateRequest] = []
-    later: list[CandidateRequest] = []
-    backends = bench.task.backends
-    for requests in regions.values():
-        at_once = [each for each in requests if backends[each.backend].kind is not BackendKind.COMPILER]
-        if at_once:
-            found += bench.measurer.likely(at_once, most)
-        else:
-            later += bench.measurer.likely(requests, 1)
-    return found + later
 
 
 def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:

@@ -44,6 +44,7 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
+from collage.measure.measured_model import MeasuredModel
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.whole_protocol import EngineTrial, Opened
 from collage.measure_db.database import Database, KernelKey
@@ -149,6 +150,7 @@ class NullMeasurer:
 
     def __init__(self, model: Model, costs: Costs, step: Steps) -> None:
         self.model, self.costs, self.step = model, costs, step
+        self.measured = MeasuredModel(model)
         self.asked: list[CandidateRequest] = []
         self.rejected: dict[tuple[str, Nodes], Rejection] = {}
         self.outrun: dict[tuple[str, Nodes], Slower] = {}
@@ -170,8 +172,8 @@ class NullMeasurer:
     def close(self) -> None:
         self.closed += 1
 
-    def likely(self, requests: Sequence[CandidateRequest], most: int) -> list[CandidateRequest]:
-        return [*requests[:most]]
+    def expected_loss(self, _: CandidateRequest) -> float:
+        return 0.0
 
     def race(self, requests: Sequence[CandidateRequest], *_: Any) -> dict[CandidateRequest, Outcome]:
         known = self.measure(requests)
