@@ -73,7 +73,7 @@ class Slot:
         if like:
             _link(Path(like) / VALUES, folder / VALUES)
         init: Init = replace(pickle.loads(sent.init), folder=str(folder))
-        self._model = ModelWorkers(init, self._workers)
+        self._model = ModelWorkers(self._workers, init)
         self._model.worker(init.threads)
         return str(folder)
 

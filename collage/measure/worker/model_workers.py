@@ -40,12 +40,22 @@ class ModelWorkers:
     Workers come from ``workers`` and go back there. Methods raise MeasurementError when a worker cannot be started.
     """
 
-    def __init__(self, init: Init, workers: Workers) -> None:
-        self.init = init
-        self.evaluated = Evaluated({})
-        """What the reference run has found."""
+    def __init__(self, workers: Workers, init: Init | None = None) -> None:
+        """Without ``init`` it is made on first use (``_begin``)."""
+        self._init = init
+        self._evaluated = Evaluated({})
         self._workers = workers
         self._running: dict[int, WorkerProcess] = {}
+
+    @property
+    def init(self) -> Init:
+        """The first message to a worker."""
+        if self._init is None:
+            self._init = self._begin()
+        return self._init
+
+    def _begin(self) -> Init:
+        raise NotImplementedError
 
     def release(self) -> None:
         """Give the workers back. A second call does nothing."""
@@ -62,7 +72,7 @@ class ModelWorkers:
         node_limit_s = self.init.node_limit_s
         limit_s = min(_LEAST_EVALUATE_S + node_limit_s * self.init.nodes, _EVALUATE_LIMIT_S)
         try:
-            self.evaluated = worker.ask(Ask("evaluate", (node_limit_s,), limit_s), limit_s)
+            self._evaluated = worker.ask(Ask("evaluate", (node_limit_s,), limit_s), limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"
@@ -87,6 +97,11 @@ class ModelWorkers:
             if isinstance(message, (TryKernel, CheckKernel)):
                 return KernelFailed(message.number, died.rejection, ended=True)
             return died.rejection
+
+    def evaluated(self) -> Evaluated:
+        """What the reference run of the model has found."""
+        self.worker(self.init.threads)
+        return self._evaluated
 
     def spent(self) -> Mapping[str, float]:
         """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""

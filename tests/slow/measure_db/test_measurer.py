@@ -233,7 +233,7 @@ def test_interrupting_keeps_what_is_measured(model: Model, database: Database, t
     with pytest.raises(KeyboardInterrupt), measurer(model, database, progress=interrupt) as one:
         one.measure(requests)
     assert list(temporary.iterdir()) == []
-    assert one.session._of_model is None
+    assert one.session._init is None
     assert len(database.get(one.key(request) for request in requests)) == 2
 
 
