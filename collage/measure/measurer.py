@@ -268,9 +268,9 @@ class Measurer:
     ) -> Iterator[tuple[CandidateRequest, Outcome]]:
         """The outcomes of regions that race, by the crew or by the session's worker."""
         got: set[CandidateRequest] = set()
-        for done in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
-            got.update(request for request, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
+            got.add(part[0])
+            yield part
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
@@ -386,9 +386,9 @@ class Measurer:
             TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
-        for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            got.update(transform for transform, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run(jobs) if self._crew is not None and jobs else ():
+            got.add(part[0])
+            yield part
         for job in jobs:
             if job.transform not in got:
                 yield from job.run(self.session)
