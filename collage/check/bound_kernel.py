@@ -101,19 +101,12 @@ class BoundKernel:
         return _bind(self.source, self.artifact, self.buffers)
 
 
-def build(source: KernelSource, samples: Samples) -> BoundKernel:
-    """Compile, load and bind the candidate. Raises RejectedError."""
-    return load(source, source.compiled(), samples)
-
-
-def load(
-    source: KernelSource, artifact: bytes, samples: Samples, shared: SharedBuffers | None = None
-) -> BoundKernel:
+def load(source: KernelSource, artifact: bytes, samples: Samples, shared: SharedBuffers) -> BoundKernel:
     """Load and bind what was compiled, to buffers that kernels of the same subgraph have ``shared``.
 
     Raises RejectedError.
     """
-    return _bind(source, artifact, KernelBuffers.of(source, samples, {} if shared is None else shared))
+    return _bind(source, artifact, KernelBuffers.of(source, samples, shared))
 
 
 def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 
 from collage.check.accuracy import Accuracy, on_samples
 from collage.check.scales import scales
-from collage.check.sensitivity import batches, value_names
 from collage.core.deadline import Check, Deadline, endless
 from collage.frontend.model import Model
-from collage.frontend.session import unoptimised_session
+from collage.frontend.probe import Probe, batches, value_names
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.ranges import Range, shared
 from collage.graph.storage import PLAIN
@@ -81,10 +79,10 @@ def value_ranges(
     whole: dict[int, Range] = {}
     narrow: dict[int, Range] = {}
     odd: set[int] = set()
-    run = _Run(model, names)
+    probe, groups = Probe(model, names), [*batches(model, names, lambda value: (value,))]
     for inputs in samples:
         check()
-        for value, array in run.values(inputs):
+        for value, array in _values(probe, inputs, groups):
             low, high = float(array.min()), float(array.max())
             if not math.isfinite(high - low):
                 odd.add(value)
@@ -98,7 +96,7 @@ def value_ranges(
     errors: dict[int, list[float]] = {value: [0.0, 0.0] for value in whole}
     for inputs in samples[:_CHECKED]:
         check()
-        for value, array in run.values(inputs):
+        for value, array in _values(probe, inputs, groups):
             if value in odd:
                 continue
             for place, found in enumerate((whole, narrow)):
@@ -109,6 +107,13 @@ def value_ranges(
         for value, each in whole.items()
         if value not in odd
     }
+
+
+def _values(
+    probe: Probe, inputs: Sequence[Array], groups: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, Array]]:
+    for group in groups:
+        yield from probe.values(inputs, group).items()
 
 
 def _quantile(array: Array) -> float:
@@ -126,30 +131,3 @@ def _error(array: Array, found: Range, by_largest: bool) -> float:
     kept: Any = storage.format.restore(storage.format.store(array), kind)
     relative = (kept - array) / scales(array, channels_first=True)
     return float(np.abs(relative).max() if by_largest else np.sqrt(np.mean(np.square(relative))))
-
-
-class _Run:
-    """The model in ONNX Runtime, with all values that have names among its outputs."""
-
-    def __init__(self, model: Model, names: Mapping[int, str]) -> None:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.onnx)
-        known = {each.name for each in (*proto.graph.input, *proto.graph.output)}
-        for name in names.values():
-            if name not in known:
-                proto.graph.output.append(onnx.ValueInfoProto(name=name))
-        self._inputs = dict(zip(model.graph.inputs, model.input_names, strict=True))
-        made = {value: name for value, name in names.items() if value not in self._inputs}
-        self._groups = [
-            {value: made[value] for value in each} for each in batches(model, made, lambda value: (value,))
-        ]
-        self._given = [value for value in names if value in self._inputs]
-        self._session = unoptimised_session(proto)
-
-    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-        """The values, and what they are on a sample, whose inputs are in the model's order."""
-        feeds = dict(zip(self._inputs.values(), inputs, strict=True))
-        for value in self._given:
-            yield value, np.asarray(feeds[self._inputs[value]])
-        for group in self._groups:
-            yield from zip(group, self._session.run([*group.values()], feeds), strict=True)

@@ -25,6 +25,7 @@ from collage.compiler.referee import Referee
 from collage.compiler.stages import QUICK_STAGES, USUAL, Stage, run_stages
 from collage.compiler.task import CompileOptions, Source, Task
 from collage.core.deadline import BudgetOverError
+from collage.core.memory import memory_for_worker
 from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
@@ -43,7 +44,6 @@ from collage.frontend.rewrite.ort_shapes import settle_outputs
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.gpu_now import gpu_now
-from collage.measure.machine.memory import memory_for_worker
 from collage.measure.machine.speeds import machine_speeds
 from collage.measure.settings import CandidateLimits
 from collage.measure.timing.effort import QUICK

@@ -69,7 +69,7 @@ class PlanRuns:
     def open(self, executable: Executable) -> None:
         """Load the executable in the worker, and check each of its launches, unless it is open."""
         with self._running(executable):
-            self._plans.open([executable.job])
+            self._plans.open(executable.job)
 
     def turn(self, executable: Executable, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn (see ``interleave.take_turn``)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -32,6 +33,12 @@ def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[C
             found.append((int(level), int(size[1]) * _UNITS[size[2]], _read(place / "shared_cpu_list")))
     found.sort()
     return tuple(Cache(level, nbytes, users != found[0][2]) for level, nbytes, users in found) or UNKNOWN
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the first core."""
+    return max(each.nbytes for each in caches())
 
 
 def _read(path: Path) -> str:

@@ -189,11 +189,9 @@ class Measurer:
         """
         return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
 
-    def measure(
-        self, requests: Sequence[CandidateRequest], progress: Show | None = None
-    ) -> dict[CandidateRequest, Outcome]:
+    def measure(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """Outcomes of candidates that are measured to the end, also of those that have lost a race before."""
-        return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
+        return self._outcomes(requests, NO_RIVALS, to_the_end=True)
 
     def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
         """Record the classes of regions that are raced, which the rows of kernels do not tell."""
@@ -206,12 +204,7 @@ class Measurer:
                     REGION.at(key).record(self._database, class_of(found[key]))
 
     def _outcomes(
-        self,
-        requests: Sequence[CandidateRequest],
-        rivals: Rivals,
-        *,
-        to_the_end: bool,
-        show: Show | None = None,
+        self, requests: Sequence[CandidateRequest], rivals: Rivals, *, to_the_end: bool
     ) -> dict[CandidateRequest, Outcome]:
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
@@ -251,9 +244,9 @@ class Measurer:
             for region in _regions(key_of)
         ]
         self._describe(regions)
-        done, show = 0, show or self._progress
+        done = 0
         if missing:
-            show(Progress("measure", 0, len(missing)))
+            self._progress(Progress("measure", 0, len(missing)))
 
         def job(region: Sequence[CandidateRequest]) -> RegionJob:
             return self._job(region, rivals, best(region[0].nodes, EXACT)[1], to_the_end)
@@ -263,7 +256,7 @@ class Measurer:
             key = self.key(request)
             outcomes[key] = self._record(key, outcome, text)
             done += request in key_of
-            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
+            self._progress(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
             request: self.measured.usable(request, outcomes[key])
             for request, key in keys.items()
@@ -277,9 +270,9 @@ class Measurer:
     ) -> Iterator[tuple[CandidateRequest, Outcome]]:
         """The outcomes of regions that race, by the crew or by the session's worker."""
         got: set[CandidateRequest] = set()
-        for done in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
-            got.update(request for request, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
+            got.add(part[0])
+            yield part
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
@@ -395,9 +388,9 @@ class Measurer:
             TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
-        for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            got.update(transform for transform, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run(jobs) if self._crew is not None and jobs else ():
+            got.add(part[0])
+            yield part
         for job in jobs:
             if job.transform not in got:
                 yield from job.run(self.session)

@@ -74,14 +74,12 @@ class Rejection:
     """A candidate that cannot be used, and why.
 
     ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there, or what the
-    worker could have of the host's. If much more is free at another time, the candidate is tried again. Rows of older
-    databases have ``busy``.
+    worker could have of the host's. If much more is free at another time, the candidate is tried again.
     """
 
     kind: RejectionKind
     message: str
     free_bytes: int | None = None
-    busy: float | None = None
 
 
 _LATE = "took more than {:g} s"

@@ -167,7 +167,7 @@ class OffloadJudge:
         bench, known = self._bench, self._bench.known
         requests = [CandidateRequest(nodes, engine) for nodes, engine in offloaded.regions]
         known.offer(Offer(request, GRAPH_LEVEL) for request in requests)
-        known.outcomes.update(bench.measurer.measure(requests, progress=lambda _: None))
+        known.outcomes.update(bench.measurer.measure(requests))
         chosen: list[Candidate] = []
         for request in requests:
             outcome = known.outcomes[request]

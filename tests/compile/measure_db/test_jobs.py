@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from collage.check.gate import Checked
 from collage.check.samples import fatal_samples
 from collage.graph.storage import BF16, BLOCKED
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
@@ -16,9 +17,8 @@ from collage.measure.timing.cache_state import MOST_BYTES
 from collage.measure.timing.race import CLOSE, LaneTime
 from collage.measure.worker.protocol import (
     CandidateRequest,
-    CheckDone,
     CheckKernel,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
     RaceRun,
     Tried,
@@ -50,19 +50,19 @@ class FakeWorker:
             name = message.request.backend
             self.held = {number: each for number, each in self.held.items() if number in message.keep}
             if self.deadly.get(name) is TryKernel:
-                return self._die(CRASHED)
+                return self._die(message.number)
             if self.wrong.get(name) is TryKernel:
-                return Tried(WRONG)
+                return KernelFailed(message.number, WRONG)
             self.held[message.number] = name
             if message.options.tune_trials and not message.options.tuning:
                 self.tuned.append(name)
-            return Tried(None, 1e-7, f"of {name}" if message.options.tune_trials else "", self.held_bytes)
+            return Tried(1e-7, f"of {name}" if message.options.tune_trials else "", self.held_bytes)
         if isinstance(message, RaceKernels):
             names = {number: self.held[number] for number in message.numbers}
             self.races.append([*names.values()])
             for number, name in names.items():
                 if self.deadly.get(name) is RaceKernels:
-                    return self._die(RaceFailed(number, CRASHED, ended=True))
+                    return self._die(number)
             best = min(self.times[name] for name in names.values())
             return RaceRun(
                 {
@@ -75,12 +75,12 @@ class FakeWorker:
         name = self.held[message.number]
         self.checked.append(name)
         if self.deadly.get(name) is CheckKernel:
-            return self._die(CRASHED)
-        return CheckDone(WRONG) if self.wrong.get(name) is CheckKernel else CheckDone(None, 1e-6)
+            return self._die(message.number)
+        return KernelFailed(message.number, WRONG) if self.wrong.get(name) is CheckKernel else Checked(1e-6)
 
-    def _die(self, reply: Any) -> Any:
+    def _die(self, number: int, rejection: Rejection = CRASHED) -> KernelFailed:
         self.held = {}
-        return reply
+        return KernelFailed(number, rejection, ended=True)
 
     def fatal_samples(self) -> set[Path]:
         return set(self.notes)
@@ -182,8 +182,7 @@ def test_only_a_reference_that_ended_by_itself_is_to_blame(kind: RejectionKind, 
             ):
                 (tmp_path / "new.trying").touch()
                 self.checked.append("tried")
-                self.held = {}
-                return Rejection(kind, "x")
+                return self._die(message.number, Rejection(kind, "x"))
             return super().ask(message, what, threads)
 
         def fatal_samples(self) -> set[Path]:
