@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,14 @@ from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
 
 if TYPE_CHECKING:
+    import onnx
+
     from collage.cluster.address import ClusterAddress
     from collage.compiler.clock import Budget
     from collage.frontend.read.load import ModelSource
+    from collage.runtime.original import Fallback
+
+log = logging.getLogger(__name__)
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
@@ -143,7 +149,7 @@ def compile(
     from collage.cluster.address import as_address
     from collage.compiler.clock import Budget
     from collage.compiler.compile import compile_model
-    from collage.compiler.options import CompileOptions
+    from collage.compiler.task import CompileOptions
     from collage.measure.timing.effort import EFFORTS, QUICK
 
     chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)
@@ -223,12 +229,18 @@ def compile_shapes(
     A call runs the placement for exactly the shapes of its inputs. Calls with other shapes run on ONNX Runtime, with
     one warning. ``strict`` makes such calls errors, and is handed on to ``compile``. ``options`` are those of
     ``compile``, which is called for each set; samples in an iterator are read once. The sets share ``budget_s``
-    seconds. After Ctrl-C the set that is
-    compiled gets its best module so far, and those after it their first one.
+    seconds: each
+    has the same share of what those before it have left. After Ctrl-C the set that is compiled gets its best module so
+    far, and those after it their first one.
 
-    Raises what ``compile`` raises, and UsageError when two sets are the same.
+    Raises what ``compile`` raises, and UsageError for no sets or equal ones, before anything is measured.
     """
-    from collage.compiler.shape_sets import compile_each
+    from collage.compiler.clock import share_of
+    from collage.core.deadline import Deadline
+    from collage.frontend.read.load import load_onnx
+    from collage.frontend.read.shapes import check_sets
+    from collage.frontend.read.weights import WeightFiles
+    from collage.report.best_so_far import INTERRUPT
 
     if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
         raise UsageError(f"shapes must be a list of sets, each such as {_SHAPES}; it is {shapes!r}.")
@@ -236,9 +248,34 @@ def compile_shapes(
     inputs = options.get("inputs")
     if inputs is not None and not isinstance(inputs, Mapping):
         options["inputs"] = list(inputs)
-    with _shown(progress) as show:
-        one = partial(compile, progress=show, strict=strict, **options)
-        return compile_each(model, sets, strict, one, budget_s)
+    with _shown(progress) as show, WeightFiles() as files:
+        original = load_onnx(model, files)
+        check_sets(original, sets)
+        modules: list[CompiledModule] = []
+        course = Deadline()
+        for number, each in enumerate(sets):
+            interrupted = any(module.report.ended == INTERRUPT for module in modules)
+            share = share_of(budget_s, course, len(sets) - number, interrupted=interrupted)
+            modules.append(
+                compile(model, shapes=each, budget_s=share, progress=show, strict=strict, **options)
+            )
+        return ShapedModule(modules, None if strict else _fallback(original, modules[0]))
+
+
+def _fallback(original: onnx.ModelProto, module: CompiledModule) -> Fallback | None:
+    """What answers calls with other shapes than the module's."""
+    from collage.frontend.model_artifacts import fits_an_artifact
+    from collage.frontend.original import AsLoaded
+    from collage.runtime.original import Fallback
+
+    if not fits_an_artifact(original):
+        log.warning(
+            "the model's constants have 2 GiB or more, which one ONNX file cannot hold: calls with other shapes will "
+            "be errors"
+        )
+        return None
+    program, threads = module.program, module.report.threads
+    return Fallback(AsLoaded.of(original).serialised(), program.model_inputs, program.model_outputs, threads)
 
 
 def _names(option: str, given: Sequence[str] | str | None) -> tuple[str, ...] | None:

@@ -26,7 +26,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from collage.api import default_registry
 from collage.compiler.compile import compile_model
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, unknown_names
 from collage.frontend.read.load import load_onnx

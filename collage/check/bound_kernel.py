@@ -34,11 +34,12 @@ class KernelSource:
 
     def tuned(self) -> KernelSource:
         """The source with the record of tuning in its options, where there are trials. Raises RejectedError."""
-        if not self.options.tune_trials or not isinstance(self.backend, Tuner):
+        options = self.options
+        if options.tuning or not options.tune_trials or not isinstance(self.backend, Tuner):
             return self
         with stage("tune"):
-            tuning = self.backend.tune(self.subgraph, self.options)
-        return replace(self, options=replace(self.options, tuning=tuning))
+            tuning = self.backend.tune(self.subgraph, options)
+        return replace(self, options=replace(options, tuning=tuning))
 
     def compiled(self) -> bytes:
         """The artifact that the backend makes. Raises RejectedError."""
@@ -100,19 +101,12 @@ class BoundKernel:
         return _bind(self.source, self.artifact, self.buffers)
 
 
-def build(source: KernelSource, samples: Samples) -> BoundKernel:
-    """Compile, load and bind the candidate. Raises RejectedError."""
-    return load(source, source.compiled(), samples)
-
-
-def load(
-    source: KernelSource, artifact: bytes, samples: Samples, shared: SharedBuffers | None = None
-) -> BoundKernel:
+def load(source: KernelSource, artifact: bytes, samples: Samples, shared: SharedBuffers) -> BoundKernel:
     """Load and bind what was compiled, to buffers that kernels of the same subgraph have ``shared``.
 
     Raises RejectedError.
     """
-    return _bind(source, artifact, KernelBuffers.of(source, samples, {} if shared is None else shared))
+    return _bind(source, artifact, KernelBuffers.of(source, samples, shared))
 
 
 def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:

@@ -356,6 +356,6 @@ def difference(
         return float(np.nanmax(apart, initial=0.0)), error
 
 
-def is_inexact(array: Array) -> bool:
-    """Whether the array holds floating-point numbers, of any type."""
-    return array.dtype.kind in "fc" or "float" in array.dtype.name
+def is_inexact(value: Any) -> bool:
+    """Whether a value is an array of floating-point numbers, of any type."""
+    return isinstance(value, np.ndarray) and (value.dtype.kind in "fc" or "float" in value.dtype.name)

@@ -23,19 +23,6 @@ def extraordinary(graph: Graph, store: ValueStore) -> Iterator[int]:
             yield value.id
 
 
-def unguarded(graph: Graph, values: Collection[int]) -> frozenset[int]:
-    """Those of the extraordinary ``values`` that no scan of the model's inputs can guard.
-
-    They are inputs, or made of such inputs. What ordinary inputs lead to, as scores behind a mask that the model makes
-    itself, is as the samples have shown.
-    """
-    reached = set(graph.inputs).intersection(values)
-    for node in graph.nodes if reached else ():
-        if not reached.isdisjoint(node.inputs):
-            reached.update(node.outputs)
-    return frozenset(reached.intersection(values))
-
-
 def note(graph: Graph, names: Sequence[str], values: Collection[int]) -> str:
     """A sentence about the inputs that are not scanned, for people, or "" if there is none.
 

@@ -15,17 +15,18 @@ import numpy as np
 import onnx
 
 from collage.check.compare import Rule, difference, of_shared_digits, region_tolerance
-from collage.check.input_kinds import WHOLE_KINDS, free_integers
+from collage.check.input_kinds import WHOLE_KINDS
 from collage.check.metrics import OUTPUT, Metric
 from collage.check.sample import USUAL, Sample
+from collage.check.whole_verdict import of_convolution
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
-from collage.frontend.random_inputs import indexed_rows, random_inputs
-from collage.frontend.relax.op_kinds import is_convolution, rounds
+from collage.frontend.random_inputs import free_integers, indexed_rows, random_inputs
+from collage.frontend.relax.op_kinds import rounds
 from collage.frontend.session import Reference, reference_run
-from collage.graph.dataflow import Array, OpKind
+from collage.graph.dataflow import Array
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def _samples(original: onnx.ModelProto, model: Model, seed: int, deadline: Deadl
 def output_rules(model: Model) -> Iterator[Rule]:
     """The rule for each output, which follows from the dtypes and the roundings on the way to it."""
     graph = model.graph
-    for output in graph.outputs:
+    for output, name in zip(graph.outputs, model.output_names, strict=True):
         producer = graph.values[output].producer
         values = {output}
         nodes = []
@@ -176,17 +177,4 @@ def output_rules(model: Model) -> Iterator[Rule]:
         rounded = any(rounds(node.op) for node in nodes)
         allowed = region_tolerance((graph.type_of(v).dtype for v in values), rounded=rounded)
         drawn = any(node.id in model.random_nodes for node in nodes)
-        yield Rule(allowed, rounded, _channels_first(model, producer), drawn)
-
-
-def _channels_first(model: Model, producer: int | None) -> bool:
-    """Whether a convolution makes the value, perhaps followed by functions of single elements."""
-    graph = model.graph
-    while producer is not None:
-        node = graph.nodes[producer]
-        if is_convolution(node.op):
-            return True
-        if node.kind not in (OpKind.ELEMWISE, OpKind.BROADCAST):
-            return False
-        producer = next((p for v in node.inputs if (p := graph.values[v].producer) is not None), None)
-    return False
+        yield Rule(allowed, rounded, of_convolution(model.onnx.graph, name), drawn)

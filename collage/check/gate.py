@@ -35,11 +35,11 @@ class Checked:
 
     ``error`` is the largest relative error on ordinary inputs (see ``scales``). A kernel of a reduced precision is
     charged for what it does to the usual inputs: its error there is that of noise of equal power (see
-    ``Expected.as_noise``). ``finite_only`` tells how the kernel differs on other inputs, or is "" where it does not.
+    ``Expected.as_noise``). ``finite_only`` tells that the kernel differs on other inputs, or was not tried on them.
     """
 
     error: float
-    finite_only: str
+    finite_only: bool = False
 
 
 class Gate:
@@ -69,28 +69,28 @@ class Gate:
         The last run shows what is kept between calls, and what NaN leaves behind. Raises RejectedError for wrong
         numbers, outputs that are not written (they are poisoned before), and inputs that are written to.
         """
-        different = ""
+        different = False
         changed = self._samples.changed(self._subgraph)
         for sample in changed:
             self._fill(sample)
             try:
                 error = self._run(sample, f"with {sample.kind} in its inputs, ")
-            except RejectedError as rejected:
+            except RejectedError:
                 if sample.ordinary:
                     self._fill(self._usual)
                     self._run(self._usual, "in a later run, ")  # if this fails, too, it tells more
                     raise
-                different = different or rejected.rejection.message
+                different = True
             else:
                 worst = max(worst, error if sample.ordinary and not self._precision else 0.0)
-        different = different or self._not_tried()
+        different = different or self._is_left_out()
         if changed:
             self._fill(self._usual)
         self._run(self._usual, "after other inputs, " if changed else "in a later run, ")
         return Checked(worst, different)
 
-    def _not_tried(self) -> str:
-        """What the kernel was not tried on, though it may be wrong there; "" where that is nothing.
+    def _is_left_out(self) -> bool:
+        """Whether the kernel was not tried on inputs where it may be wrong.
 
         Where it cannot be tried at all, backends that keep NaN are trusted, since others may have no kernel. Where
         there was no time, engines among them are: on a whole model, which takes the longest, scans would not make up
@@ -98,10 +98,8 @@ class Gate:
         """
         backend, left_out = self._kernel.source.backend, self._samples.left_out(self._subgraph)
         if not backend.keeps_nan:
-            kinds = (*left_out.late, *left_out.refused)
-        else:
-            kinds = () if backend.kind is BackendKind.ENGINE else left_out.late
-        return f"not tried on {', '.join(kinds)}" if kinds else ""
+            return bool(left_out.late or left_out.refused)
+        return backend.kind is not BackendKind.ENGINE and bool(left_out.late)
 
     def _as_noise(self) -> float:
         """The largest error of the outputs that the last run has left, as noise of equal power."""

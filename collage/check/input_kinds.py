@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from collage.frontend.random_inputs import DIVISIONS
-from collage.graph.dataflow import Array, Graph, np_dtype
+from collage.graph.dataflow import Array, np_dtype
 from collage.graph.magnitudes import INTEGER_LIMIT
 
 _OUTLIER = 1e4
 _GOLDEN = 0.618
 """Multiples of it are spread evenly over the whole numbers."""
-_WITH_BODIES = frozenset(("onnx.If", "onnx.Loop", "onnx.Scan"))
 _UNEVEN = (2.0**-6, 2.0**6)
 """Channels are scaled by powers of two between these. That rounds nothing."""
 
@@ -52,7 +50,7 @@ class InputKind:
         """The changed inputs, or None where nothing is there to be changed.
 
         ``usual`` are arrays in any order. ``free`` tells of each of them whether its integers may have any value (see
-        ``free_integers``).
+        ``random_inputs.free_integers``).
         """
         wanted = self._changed(usual, free)
         if not any(wanted):
@@ -76,29 +74,6 @@ class InputKind:
             return found
         largest = max((a.size for a, each in zip(usual, found, strict=True) if each), default=0)
         return [each and (a.size < largest) == self.smaller for a, each in zip(usual, found, strict=True)]
-
-
-def free_integers(
-    graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]
-) -> list[bool]:
-    """Which of the values may be any integer: those that are no indices, and that no divisor is computed from.
-
-    Those that bodies of loops and branches read may be both.
-
-    ``values`` are value ids, and ``indices`` tells of each whether it is used as an index. ``members`` are the nodes
-    that the values go through. ONNX does not define a division of integers by zero, and ONNX Runtime ends the
-    process.
-    """
-    tainted: set[int] = set()  # values that a divisor is calculated from, or an index in a body
-    for number in sorted(members, reverse=True):
-        node = graph.nodes[number]
-        if node.op in DIVISIONS and len(node.inputs) > 1 and "int" in graph.type_of(node.inputs[1]).dtype:
-            tainted.add(node.inputs[1])
-        if node.op in _WITH_BODIES:
-            tainted.update(node.inputs)
-        if tainted.intersection(node.outputs):
-            tainted.update(node.inputs)
-    return [not index and value not in tainted for value, index in zip(values, indices, strict=True)]
 
 
 def _is_integer(array: Array) -> bool:

@@ -22,12 +22,10 @@ from collage.core.library_text import library_text
 from collage.errors import MeasurementError
 from collage.frontend.export.to_onnx import ExportError, export_onnx
 from collage.frontend.model import Model
-from collage.frontend.ort_session import run_within
 from collage.frontend.read.proto_size import bytes_of
 from collage.frontend.read.scopes import reads
-from collage.frontend.read.unsupported_dtypes import plain_interface
 from collage.frontend.read.weights import array_of, fill
-from collage.frontend.session import unoptimised_session
+from collage.frontend.session import PartSession
 from collage.graph.dataflow import Array, np_dtype
 
 log = logging.getLogger(__name__)
@@ -214,26 +212,6 @@ class _NodeRunner:
         for name in filter(None, node.output):
             part.graph.output.append(self._declared.get(name, onnx.ValueInfoProto(name=name)))
         return part
-
-
-class PartSession:
-    """A small model in ONNX Runtime, without optimisations and on one thread.
-
-    Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
-    their values exactly.
-    """
-
-    def __init__(self, part: onnx.ModelProto) -> None:
-        """Load the model, which is changed in place where it has such dtypes. Raises what ONNX Runtime raises."""
-        self._plain = plain_interface(part)
-        self._session = unoptimised_session(part, small=True)
-
-    def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
-        """The outputs, in order, for inputs by name.
-
-        Raises TimeoutError after ``limit_s`` seconds, and what ONNX Runtime raises.
-        """
-        return self._plain.run(lambda given: run_within(self._session, None, given, limit_s), feeds)
 
 
 def _run(part: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:

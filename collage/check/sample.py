@@ -22,7 +22,7 @@ from collage.check.compare import (
     is_tolerable,
     slightly_changed,
 )
-from collage.check.precise import precise_run
+from collage.frontend.precise import precise_run
 from collage.frontend.read.apart import with_changed
 from collage.frontend.read.proto_size import about_bytes
 from collage.frontend.read.weights import WeightFiles
@@ -138,7 +138,7 @@ class Sample:
         run: Run,
         precision: str = "",
     ) -> bool:
-        """Whether a plain output that is off by more than ``allowed`` is ``as_good_as_can_be``.
+        """Whether a plain output that is off by more than ``allowed`` is still as good as can be expected.
 
         ``run`` runs ``model``, whose inputs have these ``names``. ``precision`` is that of the kernel which made the
         output. Raises what ``run`` raises.
@@ -147,43 +147,15 @@ class Sample:
         if precision not in self._nearby:
             # Digits that outliers cost are no excuse: only what a kernel does to the usual inputs is charged.
             self._nearby[precision] = [*nearby_outputs(model, feeds, run, precision, steps=self.usual)]
-
-        def precise() -> Any:
-            if not self._precise:
-                self._precise.append(precise_run(model, feeds))
-            (outputs,) = self._precise
-            return None if outputs is None else outputs[position]
-
-        return as_good_as_can_be(
-            *(actual, self.outputs[position], allowed),
-            [outputs[position] for outputs in self._nearby[precision]],
-            precise,
-            channels_first=self.rules[position].channels_first,
-            precision=precision,
-        )
-
-
-def as_good_as_can_be(
-    actual: Array,
-    expected: Array,
-    allowed: float,
-    nearby: Sequence[Array],
-    precise: Callable[[], Any],
-    *,
-    channels_first: bool,
-    precision: str = "",
-) -> bool:
-    """Whether an output that is off by more than ``allowed`` is still as good as can be expected.
-
-    ``nearby`` are outputs for inputs that differ in their last bits; they tell how exact the output can be. ``precise``
-    computes the output in float64 arithmetic, or returns None. It decides where the reference may be the worse one.
-    ``precision`` is as in ``is_tolerable``.
-    """
-    if is_tolerable(actual, expected, allowed, nearby, channels_first=channels_first, precision=precision):
-        return True
-    judge = precise()
-    if judge is None:
-        return False
-    judge = np.asarray(judge).astype(actual.dtype)
-    around = [*nearby, expected]
-    return is_tolerable(actual, judge, allowed, around, channels_first=channels_first, precision=precision)
+        nearby = [outputs[position] for outputs in self._nearby[precision]]
+        expected, channels_first = self.outputs[position], self.rules[position].channels_first
+        about: dict[str, Any] = {"channels_first": channels_first, "precision": precision}
+        if is_tolerable(actual, expected, allowed, nearby, **about):
+            return True
+        if not self._precise:
+            self._precise.append(precise_run(model, feeds))
+        (outputs,) = self._precise
+        if outputs is None:
+            return False
+        judge = np.asarray(outputs[position]).astype(actual.dtype)
+        return is_tolerable(actual, judge, allowed, [*nearby, expected], **about)

@@ -20,15 +20,15 @@ import numpy as np
 import onnx
 
 from collage.check.compare import Rule, region_tolerance
-from collage.check.input_kinds import KINDS, InputKind, free_integers
-from collage.check.reference import PartSession
+from collage.check.input_kinds import KINDS, InputKind
 from collage.check.sample import USUAL, Sample
 from collage.check.spent import REFERENCE, spent
 from collage.check.store import ValueStore
 from collage.core.library_text import library_text
-from collage.frontend.random_inputs import indexed_rows
+from collage.frontend.random_inputs import free_integers, indexed_rows
 from collage.frontend.read.apart import has_files
 from collage.frontend.relax.op_kinds import is_convolution, rounds
+from collage.frontend.session import PartSession
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 
@@ -56,6 +56,10 @@ class LeftOut:
     refused: tuple[str, ...] = ()
 
 
+class _FatalError(Exception):
+    """Inputs that have ended a process."""
+
+
 def fatal_samples(folder: Path) -> set[Path]:
     """The notes in a folder of reference values. Each is about inputs that were tried when the process ended."""
     return set(folder.glob(f"*{_NOTE}"))
@@ -68,10 +72,8 @@ class Samples:
     that ends the process in ONNX Runtime is left out by the next one.
     """
 
-    def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
-        """A reference run that judges a kernel's outputs may take ``limit_s`` seconds."""
+    def __init__(self, store: ValueStore) -> None:
         self.store = store
-        self._limit_s = limit_s
         self._budget_s = _BUDGET_S
         self._nodes: tuple[int, ...] | None = None
         self._usual: Sample | None = None
@@ -131,7 +133,7 @@ class Samples:
             assert model is not None
 
             def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
-                return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
+                return (session if each is model else PartSession(each)).run(feeds)
 
             return sample.excuses(position, actual, allowed, model, names, run, precision)
         except Exception as error:  # ORT's exceptions share no base class but Exception
@@ -174,21 +176,16 @@ class Samples:
         names = [f"v{value}" for value in subgraph.inputs]
         end = time.monotonic() + self._budget_s
         for kind in kinds:
-            if time.monotonic() > end:
-                log.info("%s: no time is left for %s", subgraph, kind.name)
-                late.append(kind.name)
-                continue
             rng = np.random.default_rng([len(kind.name), int(subgraph.digest[:12], 16)])
             inputs = kind.inputs(usual.inputs, free, rng)
             assert inputs is not None
             try:
-                with self._noted(subgraph, kind) as again:
-                    if not again:
-                        late.append(kind.name)
-                        continue
+                if time.monotonic() > end:
+                    raise TimeoutError("no time is left")
+                with self._noted(subgraph, kind):
                     feeds = dict(zip(names, inputs, strict=True))
                     outputs = self._reference(subgraph).run(feeds, self._budget_s)
-            except TimeoutError as error:
+            except (TimeoutError, _FatalError) as error:
                 log.info("%s on %s: %s", subgraph, kind.name, error)
                 late.append(kind.name)
                 continue
@@ -201,19 +198,14 @@ class Samples:
                 yield self._sample(kind.name, kind.ordinary, subgraph, inputs, outputs)
 
     @contextmanager
-    def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
-        """Whether to try that kind of inputs, which is noted in a file inside the block.
-
-        It is not tried again where an earlier process ended inside the block.
-        """
+    def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[None]:
+        """Note in a file that this kind of inputs is tried. Raises _FatalError if an earlier process ended there."""
         about = hashlib.sha256(json.dumps([subgraph.nodes, kind.name]).encode()).hexdigest()[:24]
         note: Path = self.store.folder / f"{about}{_NOTE}"
         if note.exists():
-            log.warning("%s: ONNX Runtime does not survive %s", subgraph, kind.name)
-            yield False
-            return
+            raise _FatalError("ONNX Runtime does not survive them")
         note.touch()
         try:
-            yield True
+            yield
         finally:
             note.unlink(missing_ok=True)

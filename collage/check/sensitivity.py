@@ -13,24 +13,21 @@ in the largest elements, which often count most: the likeliest class has the lar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import onnx
 
 from collage.check.accuracy import Accuracy, on_samples
 from collage.check.scales import scales
 from collage.core.deadline import Check, endless
 from collage.frontend.model import Model
-from collage.frontend.session import unoptimised_session
+from collage.frontend.probe import Probe, batches, next_named, value_names
 from collage.graph.dataflow import Array
 from collage.measure_db.database import Database, Json
 from collage.measure_db.keys import Fact
-
-T = TypeVar("T")
 
 _EDITION = 3
 """The edition of measuring sensitivities."""
@@ -44,12 +41,6 @@ _ALONE = 0.25
 """The share of the groups that are the last values, one at a time."""
 _RUNS = 4
 """The least number of runs with noise for each group, by turns of both kinds."""
-BATCH_BYTES = 256 * 2**20
-"""The most bytes of values that are held at a time."""
-
-_EXACT = "/before noise"
-_NOISE = "/noise"
-
 Compare = Callable[[Sequence[Array], Sequence[Array]], float]
 """The error of outputs (first) in units of their scale, given what is expected of them (second)."""
 
@@ -88,7 +79,6 @@ class _Named:
     """A value of the graph that has a name in the ONNX model, and the values that have its sensitivity."""
 
     value: int
-    name: str
     alike: tuple[int, ...]
 
 
@@ -105,25 +95,25 @@ def sensitivities(
     node makes of it. Values about which nothing can be found out are left out. Raises whatever ONNX Runtime raises, and
     what ``check`` raises, which is called before each run.
     """
-    named = _named(model, values)
+    names = {v: name for v, name in value_names(model).items() if v not in model.graph.inputs}
+    named = _named(model, values, names)
     if not named:
         return {}
-    noisy = _NoisyModel(model, named)
+    probe = Probe(model, {each.value: names[each.value] for each in named}, noisy=True)
     rounds = [*batches(model, _groups(named), lambda group: (each.value for each in group))]
     found: dict[int, float] = {}
     for number in range(max(_RUNS, len(samples)) if samples else 0):
         inputs, make = samples[number % len(samples)], _KINDS[number % len(_KINDS)]
-        feeds = dict(zip(model.input_names, inputs, strict=True))
         check()
-        expected = noisy.run(feeds, {})
+        expected = probe.run(inputs, {})
         rng = np.random.default_rng(number)
         for groups in rounds:
             check()
-            exact = noisy.values(feeds, [each for group in groups for each in group])
+            exact = probe.values(inputs, [each.value for group in groups for each in group])
             for group in groups:
                 check()
-                noise = {each.name: make(exact.pop(each.name), rng) for each in group}
-                error = compare(noisy.run(feeds, noise), expected)
+                noise = {each.value: make(exact.pop(each.value), rng) for each in group}
+                error = compare(probe.run(inputs, noise), expected)
                 if not math.isfinite(error):
                     continue
                 share = error / (NOISE * math.sqrt(len(group)))
@@ -160,95 +150,13 @@ def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
         yield named[begin:end]
 
 
-def batches(model: Model, groups: Iterable[T], values: Callable[[T], Iterable[int]]) -> Iterator[list[T]]:
-    """The groups, as many at a time as one run may give the ``values`` of."""
-    batch: list[T] = []
-    size = 0
-    for group in groups:
-        own = sum(model.graph.type_of(value).nbytes for value in values(group))
-        if batch and size + own > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(group)
-        size += own
-    if batch:
-        yield batch
-
-
-def value_names(model: Model) -> dict[int, str]:
-    """Names in the ONNX model of its float32 values, inputs first, then in the order of the nodes."""
-    found: dict[int, str] = {}
-    made = (name for node in model.onnx.graph.node for name in node.output)
-    for name in (*model.input_names, *made):
-        value = model.onnx_values.get(name)
-        if value is not None and model.graph.type_of(value).dtype == "float32":
-            found.setdefault(value, name)
-    return found
-
-
-def _named(model: Model, values: Collection[int]) -> list[_Named]:
-    """The float32 values with names that stand for these values, in the order of their producers."""
+def _named(model: Model, values: Collection[int], names: Mapping[int, str]) -> list[_Named]:
+    """The values with names that stand for these values, in the order of their producers."""
     graph = model.graph
-    names = {v: name for v, name in value_names(model).items() if v not in graph.inputs}
     stands: dict[int, list[int]] = {}
     for value in values:
-        found = _next_named(model, value, names)
+        found = next_named(model, value, names)
         if found is not None:
             stands.setdefault(found, []).append(value)
     order = sorted(stands, key=lambda value: graph.values[value].producer or 0)
-    return [_Named(value, names[value], tuple(stands[value])) for value in order]
-
-
-def _next_named(model: Model, value: int, names: Mapping[int, str]) -> int | None:
-    """The value itself where it has a name, or the first one with a name that is computed from it, or None."""
-    graph, seen, pending = model.graph, {value}, [value]
-    while pending:
-        current = pending.pop(0)
-        if current in names:
-            return current
-        for user in graph.users[current]:
-            new = [v for v in graph.nodes[user].outputs if v not in seen]
-            seen.update(new)
-            pending += new
-    return None
-
-
-class _NoisyModel:
-    """The model in ONNX Runtime, with an input for noise that is added to each of some values."""
-
-    def __init__(self, model: Model, named: Sequence[_Named]) -> None:
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.onnx)
-        wanted = {each.name for each in named}
-        nodes = list(proto.graph.node)
-        del proto.graph.node[:]
-        for node in nodes:
-            made = [name for name in node.output if name in wanted]
-            for position, name in enumerate(node.output):
-                if name in wanted:
-                    node.output[position] = name + _EXACT
-            proto.graph.node.append(node)
-            for name in made:
-                proto.graph.node.append(
-                    onnx.helper.make_node("Add", [name + _EXACT, name + _NOISE], [name], name=name + _NOISE)
-                )
-        for name in sorted(wanted):
-            # The shape is left open: a single zero stands for no noise.
-            proto.graph.input.append(
-                onnx.helper.make_tensor_value_info(name + _NOISE, onnx.TensorProto.FLOAT, None)
-            )
-            proto.graph.output.append(onnx.ValueInfoProto(name=name + _EXACT))
-        self._outputs = list(model.output_names)
-        self._silence = {name + _NOISE: np.zeros((), np.float32) for name in wanted}
-        self._session = unoptimised_session(proto)
-
-    def run(self, feeds: Mapping[str, Any], noise: Mapping[str, Array]) -> list[Array]:
-        """The model's outputs, in order, with noise by the values' names."""
-        given = {name + _NOISE: array for name, array in noise.items()}
-        return list(self._session.run(self._outputs, {**feeds, **self._silence, **given}))
-
-    def values(self, feeds: Mapping[str, Any], named: Sequence[_Named]) -> dict[str, Array]:
-        """Values without noise, by name."""
-        names = [each.name for each in named]
-        found = self._session.run([name + _EXACT for name in names], {**feeds, **self._silence})
-        return dict(zip(names, found, strict=True))
+    return [_Named(value, tuple(stands[value])) for value in order]

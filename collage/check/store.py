@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collage.check.no_room import no_room
+from collage.core.no_room import no_room
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array, TensorType, np_dtype
 

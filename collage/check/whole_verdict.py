@@ -20,7 +20,8 @@ from collage.graph.dataflow import Array
 
 JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
 _SINGLE = frozenset(
-    "Add BatchNormalization Clip HardSigmoid HardSwish LeakyRelu Mul Relu Sigmoid Tanh".split()
+    "Abs Add BatchNormalization Cast Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish Identity LeakyRelu Max Min Mish "
+    "Mul Neg PRelu Pow Relu Selu Sigmoid Softplus Sqrt Sub Tanh".split()
 )
 """Operators after a convolution that leave an element where it is."""
 
@@ -100,7 +101,7 @@ def _is_tolerable(
     def is_good(position: int, made: Any) -> bool:
         if position in drawn:
             return difference([made], [expected[position]], drawn=(0,))[1] == 0
-        channels_first = _of_convolution(model.graph, model.graph.output[position].name)
+        channels_first = of_convolution(model.graph, model.graph.output[position].name)
         around = [each[position] for each in nearby]
         return isinstance(made, np.ndarray) and is_tolerable(
             made, expected[position], allowed, around, channels_first=channels_first
@@ -109,10 +110,10 @@ def _is_tolerable(
     return all(is_good(*each) for each in enumerate(outputs))
 
 
-def _of_convolution(graph: onnx.GraphProto, output: str) -> bool:
+def of_convolution(graph: onnx.GraphProto, output: str) -> bool:
     """Whether a convolution makes the output, perhaps followed by functions of single elements."""
     producers = {name: node for node in graph.node for name in node.output}
     node = producers.get(output)
     while node is not None and node.op_type in _SINGLE:
-        node = producers.get(node.input[0])
+        node = next((producers[name] for name in node.input if name in producers), None)
     return node is not None and node.op_type in ("Conv", "ConvTranspose")

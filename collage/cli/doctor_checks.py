@@ -179,7 +179,7 @@ def _native_check() -> Check:
 
 def _load_check() -> Check:
     """How busy others keep the machine now."""
-    from collage.measure.machine.quiet import Machine
+    from collage.core.quiet import Machine
 
     cores = usable_cores()
     busy = Machine(cores).probe(_PROBE_S)
@@ -206,7 +206,7 @@ def _quota_check() -> Check:
 
 def _memory_check() -> Check:
     """The memory that a measuring worker may take."""
-    from collage.measure.machine.memory import spare_memory
+    from collage.core.memory import spare_memory
     from collage.report.show import size
 
     spare = spare_memory()

@@ -16,9 +16,9 @@ from collage.cluster.address import ClusterAddress
 from collage.cluster.connect import connected
 from collage.cluster.nodes import ClusterNode, Nodes, find_nodes, pinned, why
 from collage.cluster.shares import Shares
-from collage.cluster.slot import SentSession, Slot, pickle_job
-from collage.measure.crew import Done, Job
-from collage.measure.worker.serialisation import pickle_backend
+from collage.cluster.slot import SentSession, Slot
+from collage.measure.crew import Job
+from collage.measure.worker.serialisation import pickle_backend, pickle_message
 from collage.measure.worker.session import WorkerSession
 
 log = logging.getLogger(__name__)
@@ -68,21 +68,21 @@ class RayCrew:
     _errands: Iterator[int] = field(default_factory=count)
     _sent: Any = None
 
-    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
-        """Each job's result, as soon as it is there; see ``Crew.run``.
+    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Part]:
+        """The parts of the jobs' results; see ``MeasuringCrew.run``.
 
         A job whose worker is lost is given to another one. When no worker is left, the rest of the jobs is lost.
         """
         if not self._places:
             self._set_up()
         shares = Shares([job.size for job in jobs])
-        data = [pickle_job(job, self.session.init) for job in jobs]
+        data = [pickle_message(job) for job in jobs]
         try:
             while shares.open:
                 self._start_missing()
                 self._hand_out(shares, data)
                 if not self._pending:
-                    yield from (Done(job, (), self._fate()) for job in shares.open)
+                    log.warning("no worker of the cluster is left: %s", self._fate())
                     return
                 try:
                     self.session.deadline.check()
@@ -144,7 +144,7 @@ class RayCrew:
                 place.errand = next(self._errands)
                 self._pending[place.actor.run.remote(data[job], place.errand)] = place, place.errand
 
-    def _take_in(self, ref: Any, shares: Shares) -> Iterator[Done[Any]]:
+    def _take_in(self, ref: Any, shares: Shares) -> Iterator[Any]:
         """Act on an answer: an actor is ready, has done its job, or is lost."""
         place, errand = self._pending.pop(ref)
         try:
@@ -152,29 +152,26 @@ class RayCrew:
         except (
             Exception
         ) as error:  # the actor, its node or its worker process is gone, or something failed there
-            given_up = shares.lost(place.number) if errand >= 0 else None
+            if errand >= 0 and shares.lost(place.number) is not None:
+                log.warning("a job is given up, with which %d workers were lost", shares.tries)
             self._lose(place, why(error))
-            if given_up is not None:
-                yield Done(given_up, (), f"{shares.tries} workers were lost with it")
             return
         if errand < 0:
             place.ready = True
             return
         place.errand = -1
         if shares.job_of(place.number) is not None:  # else it is a job of a run that was stopped
-            yield Done(shares.done(place.number), tuple(answer))
+            shares.done(place.number)
+            yield from answer
 
-    def _unfinished(self, shares: Shares) -> Iterator[Done[Any]]:
+    def _unfinished(self, shares: Shares) -> Iterator[Any]:
         """The parts that are known of jobs which are not done."""
-        asked: dict[Any, int] = {}
-        for place in self._places:
-            job = shares.job_of(place.number)
-            if job is not None:
-                asked[place.actor.so_far.remote(place.errand)] = job
-        ready, _ = self.ray.wait([*asked], num_returns=len(asked), timeout=_GOODBYE_S) if asked else ([], [])
+        held = [place for place in self._places if shares.job_of(place.number) is not None]
+        asked = [place.actor.so_far.remote(place.errand) for place in held]
+        ready, _ = self.ray.wait(asked, num_returns=len(asked), timeout=_GOODBYE_S) if asked else ([], [])
         for ref in ready:
             try:
-                yield Done(asked[ref], tuple(self.ray.get(ref)), "interrupted")
+                yield from self.ray.get(ref)
             except Exception as error:  # it is lost just now
                 log.info("no parts: %s", why(error))
 

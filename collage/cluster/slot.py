@@ -14,7 +14,6 @@ import numpy as np
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.read.weights import SUFFIX
 from collage.graph.dataflow import Array
-from collage.measure.crew import Job
 from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.process import Workers
 from collage.measure.worker.protocol import Init
@@ -26,14 +25,11 @@ from collage.measure.worker.session import WorkerSession
 class SentSession:
     """A session as it travels to nodes: the first message of its workers, and the files of its folder.
 
-    ``init`` is pickled with the classes that nodes cannot import. ``files`` are the contents by name. ``nodes`` and
-    ``node_limit_s`` are those of ModelWorkers.
+    ``init`` is pickled with the classes that nodes cannot import. ``files`` are the contents by name.
     """
 
     init: bytes
     files: Mapping[str, Array]
-    nodes: int
-    node_limit_s: float
 
     @staticmethod
     def of(session: WorkerSession) -> SentSession:
@@ -44,14 +40,7 @@ class SentSession:
             for path in sorted(Path(init.folder).iterdir())
             if path.is_file() and path.suffix in (".onnx", ".bin", SUFFIX)
         }
-        nodes = len(session.measured.model.onnx.graph.node)
-        data = pickle_message(init, init.carried)
-        return SentSession(data, files, nodes, session.settings.limits.time_s)
-
-
-def pickle_job(job: Job[Any], init: Init) -> bytes:
-    """The job as bytes, with the code of classes that nodes cannot import."""
-    return pickle_message(job, init.carried)
+        return SentSession(pickle_message(init), files)
 
 
 class Slot:
@@ -79,7 +68,7 @@ class Slot:
         for name, content in sent.files.items():
             (folder / name).write_bytes(content.data)
         init: Init = replace(pickle.loads(sent.init), folder=str(folder))
-        self._model = ModelWorkers(init, self._workers, sent.nodes, sent.node_limit_s)
+        self._model = ModelWorkers(self._workers, init)
         self._model.worker(init.threads)
 
     def run(self, job: bytes, number: int) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 import onnx
@@ -14,8 +14,6 @@ from collage.check.accuracy import Accuracy
 from collage.check.final_check import FinalCheck
 from collage.compiler.assemble import Assembler
 from collage.compiler.clock import Clock
-from collage.compiler.devices import offers_on
-from collage.compiler.events import Measured, Profiled, Searched
 from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
 from collage.compiler.plan import Placed
@@ -26,13 +24,11 @@ from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
-from collage.kernel.transform import LayoutTransform
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.rivals import Rivals
 from collage.measure.settings import CandidateLimits, MeasureSettings
-from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import Workers
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
@@ -40,7 +36,7 @@ from collage.measure_db.database import Database
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.report.report import NodeReport
-from collage.search.candidates import Offer, offers_of
+from collage.search.candidates import offers_of
 
 log = logging.getLogger(__name__)
 
@@ -69,30 +65,32 @@ class Bench:
         self.whole = WholeBench(task, database, workers, show)
         self.raced = 0
         """The number of races between whole networks that were run."""
+        self.spent_s: Mapping[str, float] = {}
+        """The seconds that the workers have spent, by kind of work. They are known at the end."""
         self._workers = workers
         self._crews = crews
         self._tools: tuple[Measurer, Assembler, PlanRuns] | None = None
-        self._no_graph: ModelError | None = None
-        self._closed = False
+        self.why_no_graph: ModelError | None = None
+        """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
 
     def close(self) -> None:
-        """Tell the ledger what was measured, and put the workers away. Closing twice does nothing."""
-        measurer = None if self._tools is None else self._tools[0]
+        """Put the workers away. Closing twice does nothing."""
         try:
-            if not self._closed:
-                self._closed = True
-                made = self.raced + self.whole.made
-                if self._tools is not None:
-                    measurer, _, runs = self._tools
-                    made += measurer.made_in_all + runs.made
-                    self.known.tell(*runs.failures.told, Profiled(measurer.session.spent()))
-                self.known.tell(Measured(made))
+            if self._tools is not None:
+                measurer = self._tools[0]
+                self.spent_s = self.spent_s or measurer.session.spent()
+                measurer.close()
         finally:
-            try:
-                if measurer is not None:
-                    measurer.close()
-            finally:
-                self.whole.close()
+            self.whole.close()
+
+    @property
+    def measurements(self) -> int:
+        """The number of measurements that were made: of kernels, layout transforms, networks and engines."""
+        made = self.raced + self.whole.made
+        if self._tools is not None:
+            measurer, _, runs = self._tools
+            made += measurer.made_in_all + runs.made
+        return made
 
     @property
     def has_graph(self) -> bool:
@@ -104,19 +102,14 @@ class Bench:
             return False
 
     @property
-    def why_no_graph(self) -> ModelError | None:
-        """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
-        return self._no_graph
-
-    @property
     def imported(self) -> Imported:
         """The import of the model. Raises ModelError, each time."""
-        if self._no_graph is not None:
-            raise self._no_graph
+        if self.why_no_graph is not None:
+            raise self.why_no_graph
         try:
             return self._imported
         except ModelError as error:
-            self._no_graph = error
+            self.why_no_graph = error
             raise
 
     @cached_property
@@ -160,17 +153,14 @@ class Bench:
 
     @property
     def measurer(self) -> Measurer:
-        """What measures kernels of the graph."""
         return self._started[0]
 
     @property
     def assembler(self) -> Assembler:
-        """What makes executables of placements."""
         return self._started[1]
 
     @property
     def runs(self) -> PlanRuns:
-        """What runs executables."""
         return self._started[2]
 
     @property
@@ -217,8 +207,8 @@ class Bench:
         crew = None if self._crews is None else self._crews.crew(session)
         measurer = Measurer(session, self.database, self.show, crew=crew)
         measurer.network_us = task.source.share_us
-        assembler = Assembler(measurer, task.backends, task.build, task.target, task.versions)
-        runs = PlanRuns(measurer, self.database, task.target, task.options.seed, self.show)
+        assembler = Assembler(measurer, task)
+        runs = PlanRuns(measurer, self.database, self.known, task.target, task.options.seed, self.show)
         return measurer, assembler, runs
 
     def _match(self) -> None:
@@ -243,8 +233,8 @@ class Bench:
             ]
         self.known.matches = matches
         self.known.refused = [*refused, *without]
-        self.known.offers = offers_on(task.options.device, offers)
-        self.known.tell(Searched(time.perf_counter() - started))
+        self.known.offers = offers
+        self.known.search_s += time.perf_counter() - started
 
     @cached_property
     def final_check(self) -> FinalCheck:
@@ -261,11 +251,6 @@ class Bench:
             self.imported.original, self.model, task.asked, task.options.seed, self.clock.deadline
         )
 
-    @property
-    def knows_accuracy(self) -> bool:
-        """Whether the reference has been run on the samples."""
-        return "accuracy" in self.__dict__
-
     # Measuring, whose outcomes go to the ledger
 
     def race(self, requests: Sequence[CandidateRequest], mix: Placed | None = None) -> None:
@@ -276,33 +261,10 @@ class Bench:
         """Measure requests to the end that have lost a race."""
         self.known.outcomes.update(self.measurer.measure([*requests]))
 
-    def recall(self, requests: Sequence[CandidateRequest]) -> None:
-        """Take over what the database knows of the requests."""
-        missing = [each for each in requests if each not in self.known.outcomes]
-        self.known.outcomes.update(self.measurer.known(missing))
-
-    def look_again(self) -> None:
-        """Take over rejections of kernels that have failed in a network since they were measured."""
-        self.known.outcomes.update(self.measurer.known(self.known.outcomes))
-
-    def race_without(self, kernel: PlanKernel) -> None:
-        """Race the region of a kernel that is rejected now once more: others have lost against it."""
-        if not isinstance(kernel.what, LayoutTransform):
-            nodes = kernel.what.nodes
-            self.race([each.request for each in self.known.offers if each.request.nodes == nodes])
-
     def measure_switch(self) -> None:
         """Set the cost of a switch between libraries (Eq. 2.2), unless it is known."""
         if not self.known.epsilon_us:
             self.known.epsilon_us = self.measurer.epsilon_us(())
-
-    def suggest(self, offers: Sequence[Offer], mix: Placed | None) -> bool:
-        """Measure offers that no pattern has made, and tell the log. False if all of them were known."""
-        new = [each for each in offers if each.request not in self.known.outcomes]
-        if new:
-            self.known.offer(new)
-            self.race([each.request for each in new], mix)
-        return bool(new)
 
 
 def _rivals(bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None) -> Rivals:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from collage.compiler.clock import Clock
-from collage.compiler.plan import Placed, Plan, Whole, is_reduced
-from collage.compiler.verdict import Beyond, Failed, Verdict
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, Verdict, Whole, is_reduced
 from collage.core.progress import Progress
-from collage.report.best_so_far import BestSoFar, best_words, expected_words
+from collage.report.best_so_far import BestSoFar, best_words
 
-if TYPE_CHECKING:
-    from collage.compiler.finished import Finished
-
-_NEAR = 1.05
+_NEAR, _FAR = 1.05, 1.25
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,7 @@ class Best:
         self.trace: list[BestSoFar] = []
         self.first_mix: BestSoFar | None = None
         """The first placement that ran, whether it was the best one or not."""
-        self.expected_us: float | None = None
-        """The predicted time of the placement in hand, in microseconds."""
-        self.settled: tuple[Plan, Finished] | None = None
+        self.settled: Plan | None = None
         """The plan that an earlier compile has found, if nothing is left to try."""
 
     @property
@@ -58,22 +51,10 @@ class Best:
         return None if self.first is None else self.first.plan
 
     @property
-    def exact(self) -> Standing | None:
-        """The best one so far of the plans in the model's own dtypes."""
-        found = [each for each in self._standings if not is_reduced(each.plan)]
-        return min(found, key=lambda each: each.score, default=None)
-
-    @property
     def engine(self) -> Standing | None:
         """The fastest engine in the model's own dtypes, or None."""
         engines = [e for e in self._standings if isinstance(e.plan, Whole) and not e.plan.precision]
         return min(engines, key=lambda each: each.score, default=None)
-
-    @property
-    def ahead(self) -> float:
-        """How many times as fast as the best engine the best plan is; 1 without an engine."""
-        first, engine = self.first, self.engine
-        return 1.0 if first is None or engine is None else engine.score / first.score
 
     def take(self, verdict: Verdict) -> None:
         """Learn what came of a plan that ran beside the best one."""
@@ -95,26 +76,25 @@ class Best:
         if first.plan == verdict.plan and (before is None or before.plan != first.plan):
             self._note(first)
 
-    def settle(self, plan: Plan, finished: Finished) -> None:
-        """An earlier compile has found the plan, and has ended by itself."""
-        self.settled = plan, finished
-        timing = finished.timings.get(plan.label)
-        us = 0.0 if timing is None else timing.median_us
-        first = Standing(plan, 0.0, us)
+    def settle(self, plan: Plan, us: float) -> None:
+        """An earlier compile has found the plan, which takes so many microseconds, and has ended by itself."""
+        self.settled = plan
         if self.plan != plan:
-            self._note(first)
+            self._note(Standing(plan, 0.0, us))
 
     def drop(self, plan: Plan) -> None:
         """Forget a plan, which does not run any more."""
         self._standings = [each for each in self._standings if each.plan != plan]
 
     def finalists(self, most: int = 4) -> list[Plan]:
-        """The plans for the last race: the best ones of each list, and all engines that are not far behind."""
+        """The plans for the last race: the best ones of each list, the best mix, and all engines, unless far behind."""
         found: list[Plan] = []
         exact = [each for each in self._standings if not is_reduced(each.plan)]
         for standings in (exact, [each for each in self._standings if is_reduced(each.plan)]):
             near = sorted(standings, key=lambda each: each.score)
             found += [each.plan for each in near[:most] if each.score <= _NEAR * near[0].score]
+            mixes = [each for each in near if isinstance(each.plan, Placed)]
+            found += [each.plan for each in mixes[:1] if each.score <= _FAR * near[0].score]
         engines: dict[str, list[Standing]] = {}
         for each in exact:
             if isinstance(each.plan, Whole):
@@ -123,7 +103,7 @@ class Best:
         for of_one in engines.values():
             usual = [e for e in of_one if isinstance(e.plan, Whole) and not e.plan.profile] or of_one
             best = (min(those, key=lambda e: e.score) for those in (of_one, usual))
-            found += [one.plan for one in best if one.score <= 1.25 * fastest]
+            found += [one.plan for one in best if one.score <= _FAR * fastest]
         return list(dict.fromkeys(found))
 
     def everything(self) -> list[Plan]:
@@ -139,11 +119,8 @@ class Best:
         return next((each.us for each in self._standings if each.plan == plan), 0.0)
 
     def show(self, progress: Progress) -> None:
-        """Tell the user how far the work has come, what the best plan so far is, and what is expected."""
-        if self.trace:
-            expected = expected_words(self.trace[-1], self.expected_us)
-            progress = replace(progress, best=self.best_text, expected=expected)
-        self._tell(progress)
+        """Tell the user how far the work has come, and what the best plan so far is."""
+        self._tell(replace(progress, best=self.best_text))
 
     @property
     def best_text(self) -> str:

@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.events import (
-    Bounded,
-    Considered,
-    Event,
-    Evolved,
-    Failed,
-    Measured,
-    Noted,
-    Profiled,
-    Searched,
-)
 from collage.compiler.placing import usable
-from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Whole
-from collage.compiler.selection import Selection
+from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Selection, Whole
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, Report, figures
+from collage.search.errors import of_outputs
 
-_ENDED = {
-    BUDGET: "the budget was over before a placement was known to be faster.",
-    INTERRUPT: "the compile was interrupted before a placement was known to be faster.",
-    FAILURE: "measuring failed before a placement was known to be faster.",
+_STOPPED = {
+    BUDGET: "the budget was over before",
+    INTERRUPT: "the compile was interrupted before",
+    FAILURE: "measuring failed before",
 }
-_UNTRIED = {
-    BUDGET: "the budget was over before our own placements of reduced precision were tried",
-    INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
-    FAILURE: "measuring failed before our own placements of reduced precision were tried",
-}
-"""Why errors are not known, by what has ended the compile."""
 _MOST_NAMES = 5
 _UNPLACED = "the model is not placed, so that an engine runs it in float32"
 
 
 def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> Report:
     """The report of a compile that has ended; ``started`` is the ``time.perf_counter()`` at its start."""
-    task, known, log = bench.task, bench.known, bench.known.log
+    task, known = bench.task, bench.known
     program = selected.parts.program
     fixed = tuple(fixed_inputs(task.source.original))
-    evolved = [event.report for event in log if isinstance(event, Evolved)]
     plan = selected.plan
     return Report(
         model=task.source.name,
@@ -61,8 +41,8 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         measured_us=selected.measured_us,
         max_abs_error=selected.max_abs_error,
         relative_error=selected.relative_error,
-        measurements_made=sum(event.count for event in log if isinstance(event, Measured)),
-        search_s=math.fsum(event.seconds for event in log if isinstance(event, Searched)),
+        measurements_made=bench.measurements,
+        search_s=known.search_s,
         compile_s=time.perf_counter() - started,
         epsilon_us=known.epsilon_us,
         versions=dict(task.versions),
@@ -71,7 +51,7 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         notes=(
             *_about_fixed(fixed),
             *_why_whole(bench, best, plan),
-            *(event.text for event in log if isinstance(event, (Noted, Failed))),
+            *known.told,
         ),
         nodes=tuple(bench.nodes),
         candidates=tuple(_candidates(bench)),
@@ -79,13 +59,13 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         arena_lower_bound_bytes=program.memory.lower_bound,
         value_bytes=program.value_bytes,
         schedule=plan.algorithm if isinstance(plan, Placed) else SEQUENTIAL,
-        graph_level=evolved[-1] if evolved else None,
+        graph_level=known.graph_level,
         unmeasured=selected.unmeasured,
         best_so_far=tuple(best.trace),
         first_mix=best.first_mix,
         ended=bench.clock.ended,
         budget_s=None if bench.clock.budget is None else bench.clock.budget.whole_s,
-        spent_s=_spent(log),
+        spent_s=dict(sorted(bench.spent_s.items(), key=lambda item: -item[1])),
         errors=_errors(bench, selected),
         fixed=fixed,
     )
@@ -97,7 +77,7 @@ def _why_whole(bench: Bench, best: Best, plan: Plan) -> Iterator[str]:
         return
     problem = bench.why_no_graph or bench.known.no_placement
     if bench.clock.ended != FINISHED:
-        reason = _ENDED[bench.clock.ended]
+        reason = f"{_STOPPED[bench.clock.ended]} a placement was known to be faster."
     elif problem is not None:
         reason = str(problem)
     else:
@@ -119,22 +99,15 @@ def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
     asked = bench.task.asked
     if asked is None:
         return None
-    found = ErrorReport(asked.tolerance, asked.metric.name, asked.about)
-    told = [event for event in bench.known.log if isinstance(event, Bounded)]
-    for event in told[-1:]:
-        found = replace(found, own=event.own, rounds=event.rounds, reason=event.reason)
-    if not told:
-        found = replace(found, reason=_UNTRIED.get(bench.clock.ended, _UNPLACED))
-    return replace(found, predicted=selected.predicted_error, measured=selected.error)
-
-
-def _spent(log: Sequence[Event]) -> dict[str, float]:
-    """The seconds that the workers have spent, by kind of work, most first."""
-    found: Counter[str] = Counter()
-    for event in log:
-        if isinstance(event, Profiled):
-            found.update(event.seconds)
-    return {what: round(seconds, 3) for what, seconds in found.most_common()}
+    found = bench.known.tolerance
+    if found is None:
+        stopped = _STOPPED.get(bench.clock.ended)
+        reason = (
+            _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
+        )
+        found = ErrorReport(asked.tolerance, asked.metric.name, asked.about, reason=reason)
+    predicted = of_outputs(selected.plan.placement.error) if isinstance(selected.plan, Placed) else 0.0
+    return replace(found, predicted=predicted, measured=selected.error)
 
 
 def _opaque(bench: Bench) -> dict[str, str]:
@@ -165,15 +138,8 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
             yield replace(found, threads=threads, in_network_us=None if timed is None else timed.us)
         for each in known.refused:
             yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
-        # A request that several stages have considered is told once, with what came of it at last.
-        considered = {
-            (event.request, event.single_threaded): event
-            for event in known.log
-            if isinstance(event, Considered)
-        }
-        for last in considered.values():
-            found = _candidate(last.request, last.purpose, last.outcome)
-            yield replace(found, threads=1 if last.single_threaded else threads)
+        for request, (pattern, outcome) in known.single_threaded.items():
+            yield replace(_candidate(request, pattern, outcome), threads=1)
     nodes = tuple(range(len(bench.nodes)))
     for plan in (*known.engines_refused, *known.engine_us):
         us = known.engine_us.get(plan)

@@ -9,7 +9,6 @@ from collage.core.deadline import Deadline
 from collage.report.best_so_far import FINISHED
 
 _LEAST_S = 1e-3
-_TELLING_S = 0.1
 _FIRST_RESERVE_S, _MOST_SHARE = 4.0, 0.3
 _INTERRUPTED_S = 20.0
 """The seconds that the end may take after Ctrl-C, and if measuring has failed."""
@@ -39,11 +38,6 @@ class Budget:
         if self.whole_s is not None and self.whole_s != self.seconds:
             return f"{self.seconds:.3g} s, its share of the budget of {self.whole_s:g} s"
         return f"the budget of {self.seconds:g} s"
-
-    @property
-    def is_news(self) -> bool:
-        """Whether the user has not heard yet that the budget is used up."""
-        return not self.interrupted and self.seconds >= _TELLING_S
 
 
 def share_of(budget_s: float | None, since: Deadline, left: int, *, interrupted: bool) -> Budget | None:

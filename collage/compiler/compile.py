@@ -11,22 +11,21 @@ from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
+from collage.backends.devices import backends_on
 from collage.backends.registry import Registry
 from collage.cluster.ray_crew import on_cluster
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.build_report import report_of
 from collage.compiler.clock import Clock
-from collage.compiler.devices import backends_on
 from collage.compiler.finish import Finish
-from collage.compiler.options import CompileOptions
-from collage.compiler.propose.recall import recall
-from collage.compiler.record import record
+from collage.compiler.plan import Selection
+from collage.compiler.record import recall, record
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
-from collage.compiler.stages import Stage, run_stages, stages_of
-from collage.compiler.task import Source, Task
+from collage.compiler.stages import QUICK_STAGES, USUAL, Stage, run_stages
+from collage.compiler.task import CompileOptions, Source, Task
 from collage.core.deadline import BudgetOverError
+from collage.core.memory import memory_for_worker
 from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
@@ -45,8 +44,8 @@ from collage.frontend.rewrite.ort_shapes import settle_outputs
 from collage.graph.storage import CUDA
 from collage.kernel.target import Target, cores, host
 from collage.measure.machine.gpu_now import gpu_now
-from collage.measure.machine.memory import memory_for_worker
 from collage.measure.settings import CandidateLimits
+from collage.measure.timing.effort import QUICK
 from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
@@ -148,11 +147,12 @@ def compiled(bench: Bench, best: Best) -> Selection:
     A full disk, and a database that fails, end the search as Ctrl-C does; the database goes on in memory then.
     Without any engine the budget is exceeded until there is a placement. Raises what ``compile_model`` raises.
     """
-    referee, stages = Referee(bench), stages_of(bench)
+    referee = Referee(bench)
+    stages = QUICK_STAGES if bench.task.options.effort is QUICK else USUAL
     finish = Finish(bench, referee, best)
     _search(stages, bench, referee, best)
     if best.settled is not None:
-        recalled = _at_the_end(partial(finish.recalled, *best.settled), bench, finish)
+        recalled = _at_the_end(partial(finish.recalled, best.settled), bench, finish)
         if recalled is not None:
             return recalled
         best.settled = None

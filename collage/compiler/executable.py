@@ -1,4 +1,4 @@
-"""Executables: plans that are ready to be run, with their launch lists and what each launch runs."""
+"""Executables: plans that are ready to be run, and the pieces that they are made of."""
 
 from __future__ import annotations
 
@@ -6,19 +6,72 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from collage.compiler.plan import Placed
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import Storage
+from collage.graph.dataflow import Graph, TensorType
+from collage.graph.storage import HOST, PLAIN, Storage, stored_type
 from collage.kernel.target import Target
 from collage.measure.worker.plan_protocol import Plan as WorkerPlan
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure_db.database import NetworkKey
 from collage.schedule.program import Program
+from collage.schedule.region import Region
 from collage.search.candidate import Candidate
 from collage.search.transforms import PlacedTransform
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A region, and the candidate or the layout transform of the placement that it runs.
+
+    ``digest`` identifies its kernel in any model, and ``kernel`` in this one.
+    """
+
+    region: Region
+    what: Candidate | PlacedTransform
+    digest: str
+    kernel: PlanKernel
+
+    @property
+    def timed_as(self) -> str:
+        """What the piece's time in a network depends on, apart from its neighbours."""
+        scans = self.region.scans
+        return f"{self.digest} after {len(scans)} scans" if scans else self.digest
+
+
+class Buffers:
+    """Ids of buffers. A plain value has its own id, and there is a new id for each other storage of a value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._ids: dict[tuple[int, Storage], int] = {}
+        self._types: dict[int, TensorType] = {}
+
+    def stored(self, value: int, storage: Storage) -> int:
+        """The buffer that holds the value in this storage."""
+        if storage == PLAIN:
+            return value
+        if (value, storage) not in self._ids:
+            new = len(self._graph.values) + len(self._ids)
+            self._ids[value, storage] = new
+            self._types[new] = stored_type(self._graph.type_of(value), storage)
+        return self._ids[value, storage]
+
+    @property
+    def other_storages(self) -> dict[int, tuple[int, Storage]]:
+        """The value and the storage of each buffer that is no plain value."""
+        return {buffer: key for key, buffer in self._ids.items()}
+
+    @property
+    def devices(self) -> dict[int, str]:
+        """The device of each buffer that is not on the host."""
+        return {buffer: key[1].device for buffer, key in self.other_storages.items() if key[1].device != HOST}
+
+    def type_of(self, buffer: int) -> TensorType:
+        """Shape and dtype of what the buffer holds."""
+        return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
 
 
 @dataclass(frozen=True)
@@ -39,30 +92,10 @@ class Executable:
     stored: Mapping[int, tuple[int, Storage]]
     guarded: bool = False
 
-    @property
-    def label(self) -> str:
-        """The plan's name in the report."""
-        return self.plan.label
-
-    @property
-    def predicted_us(self) -> float:
-        """The predicted time of its placement, in microseconds."""
-        return self.plan.placement.predicted_us
-
     @cached_property
     def job(self) -> WorkerPlan:
         """The same in the form that the worker takes."""
         return WorkerPlan(self.program, self.kernels, self.stored)
-
-    @property
-    def concurrent(self) -> bool:
-        """Whether some launches run on streams."""
-        return self.program.ordered.schedule.count > 0
-
-    @property
-    def reduced(self) -> bool:
-        """Whether some launches compute in a reduced precision."""
-        return bool(self.precisions)
 
     @property
     def precisions(self) -> frozenset[str]:
@@ -75,14 +108,12 @@ class Executable:
         return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
 
 
-class Entry(Protocol):
+@dataclass(frozen=True)
+class Entry:
     """A plan in a race: its ``digest`` identifies what runs, and ``versions`` are those of the libraries."""
 
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def versions(self) -> Mapping[str, str]: ...
+    digest: str
+    versions: Mapping[str, str]
 
 
 def network_key(entry: Entry, together: Sequence[Entry], graph: str, target: Target) -> NetworkKey:

@@ -7,16 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.finished import Finished
-from collage.compiler.plan import Placed, Plan, Whole, is_reduced
-from collage.compiler.referee import LAST, RaceFailedError, Referee
-from collage.compiler.selection import Selection
-from collage.compiler.verdict import Failed
+from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Whole, is_reduced
+from collage.compiler.record import Finished, found_before
+from collage.compiler.referee import LAST, Referee
 from collage.core.progress import Progress
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
@@ -27,11 +26,10 @@ from collage.runtime.parts import load_parts
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 from collage.schedule.schedule import makespan_us
-from collage.search.errors import of_outputs
 
 log = logging.getLogger(__name__)
 
-_TIE = 1.02
+TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
 _FEW, _MANY = 2, 4
 """The most placements in the last race, if the time is short and otherwise."""
@@ -49,7 +47,6 @@ class Finish:
         self._bench = bench
         self._referee = referee
         self._best = best
-        self._reasons: list[str] = []
 
     def select(self) -> Selection:
         """The best plan that is right, checked and loaded.
@@ -75,19 +72,13 @@ class Finish:
         found = (self._handed_over(plan, {}) for plan in self._allowed(engines))
         return next((each for each in found if each is not None), None)
 
-    def recalled(self, plan: Plan, finished: Finished) -> Selection | None:
+    def recalled(self, plan: Plan) -> Selection | None:
         """What an earlier compile has selected, checked and loaded; None if that fails."""
-        label = plan.label
-        if label not in finished.timings:
+        finished = found_before(self._bench)
+        if finished is None:
             return None
-        try:
-            if isinstance(plan, Whole):
-                selected = self._engine(plan, finished.timings[label], finished.errors)
-            else:
-                selected = self._placement(plan, finished.timings[label], finished.launches_us)
-        except RaceFailedError as error:
-            self._failed(error.failed)
-            return None
+        timing = finished.timings.get(plan.label)
+        selected = None if timing is None else self._selected(plan, timing, finished)
         if selected is None:
             return None
         return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)
@@ -100,31 +91,25 @@ class Finish:
 
     def _raced(self, plans: Sequence[Plan]) -> dict[Plan, Timing]:
         """Timings of the plans in one race. Plans that fail leave it."""
-        left = [*plans]
         quick = self._bench.task.options.effort is QUICK
-        while left:
+        while left := [plan for plan in plans if plan in self._best.everything()]:
             seconds = min(LAST.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
             pace = Pace(FEWEST + 2, FEWEST, seconds) if quick else replace(LAST, limit_s=seconds)
             try:
                 return self._referee.race(left, pace, " at last")
             except RaceFailedError as error:
-                gone = self._failed(error.failed)
-                left = [plan for plan in left if plan != error.failed.plan and plan not in gone]
+                self._failed(error.failed)
         return {}
 
-    def _failed(self, failed: Failed) -> list[Plan]:
-        """Refuse the plan, and drop all that run the kernel to blame; these plans."""
+    def _failed(self, failed: Failed) -> None:
+        """Refuse the plan, and drop all that run the kernel to blame."""
         self._refuse(failed.plan, failed.reason)
-        gone = self._referee.sharing([failed.plan, *self._best.everything()], failed)
-        for plan in gone:
+        for plan in self._referee.sharing(self._best.everything(), failed):
             self._best.drop(plan)
-        return gone
 
     def _refuse(self, plan: Plan, reason: str) -> None:
-        text = f"{plan.label}: {reason}; not used"
-        log.warning("%s", text)
-        self._reasons.append(f"{plan.label}: {reason}")
-        self._bench.known.note(text)
+        log.warning("%s: %s; not used", plan.label, reason)
+        self._bench.known.fail(plan.label, reason)
         self._best.drop(plan)
 
     def _handed_over(self, plan: Plan, timings: Mapping[Plan, Timing]) -> Selection | None:
@@ -133,19 +118,25 @@ class Finish:
             us = self._best.us(plan)
             timing = Timing(us, 0.0, us, us, 1)
         self._bench.show(Progress("check", 0, 1, plan.label))
-        try:
-            if isinstance(plan, Whole):
-                selected = self._engine(plan, timing)
-            else:
-                launches = self._referee.launches(plan) if plan.placement.candidates else ()
-                selected = self._placement(plan, timing, launches)
-        except RaceFailedError as error:
-            self._failed(error.failed)
-            return None
+        selected = self._selected(plan, timing)
         if selected is None:
             return None
         self._bench.show(Progress("check", 1, 1, plan.label))
         return replace(selected, timings=_by_label(plan, timings))
+
+    def _selected(self, plan: Plan, timing: Timing, finished: Finished | None = None) -> Selection | None:
+        """The plan, checked and loaded; None if that fails. ``finished`` is what an earlier compile has found of it."""
+        try:
+            if isinstance(plan, Whole):
+                return self._engine(plan, timing, None if finished is None else finished.errors)
+            if finished is not None:
+                launches_us = finished.launches_us
+            else:
+                launches_us = self._referee.launches(plan) if plan.placement.candidates else ()
+            return self._placement(plan, timing, launches_us)
+        except RaceFailedError as error:
+            self._failed(error.failed)
+            return None
 
     def _engine(
         self, plan: Whole, timing: Timing, errors: tuple[float, float, float | None] | None = None
@@ -188,20 +179,21 @@ class Finish:
             self._refuse(plan, finding.complaint)
             return None
         error = None
-        if bench.task.options.tolerance and (executable.reduced or not self._hurried or bench.knows_accuracy):
+        if bench.task.options.tolerance and (executable.precisions or not self._hurried):
             with suppress(MetricError, ModelError):  # which proposers have told
-                error = referee.error_on_samples(plan)
+                error = referee.errors(plan)[0]
         whole: SuffixExecutor | None = None
         if plan.suffix:
             referee.open(plan)
         if executable.guarded and referee.unscanned:
             bench.known.note(referee.unscanned)
-        parts, executor = referee.load(executable)
+        parts, executor = bench.runs.load(executable, bench.assembler)
         absolute, relative = finding.absolute, finding.relative
         program, predicted_us = _with_times(executable, launches_us)
         parts = replace(parts, program=program)
         if plan.suffix:
-            parts, whole = referee.suffixes.load(plan, parts, executor)
+            load = partial(referee.suffixes.load, plan, parts, executor)
+            parts, whole = referee.guarded(plan, load)
             predicted_us = max(predicted_us, timing.median_us)
             absolute, relative = referee.suffixes.errors.get(plan, (absolute, relative))
         return Selection(
@@ -213,7 +205,6 @@ class Finish:
             predicted_us,
             absolute,
             relative,
-            of_outputs(plan.placement.error),
             error,
         )
 
@@ -225,8 +216,7 @@ class Finish:
         """An engine that loads the model, but fails on made-up inputs. Raises NoPlacementError and ModelError."""
         bench = self._bench
         problem = bench.why_no_graph or bench.known.no_placement
-        failures = [each.text for each in bench.runs.failures.told] if bench.is_matched else []
-        reasons = [*dict.fromkeys((*self._reasons, *failures))]
+        reasons = bench.known.failures
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem
@@ -240,9 +230,10 @@ class Finish:
                 return replace(selected, unmeasured=_UNMEASURED)
         refused = [f"{label}: {why}" for label, why in bench.whole.found.refused.items()]
         text = "; ".join([*reasons, *refused]) or "there is none among the backends"
-        raise ModelError(
-            f"{str(problem or 'The model has no placement').rstrip('.')}. And no engine can run the model whole: {text}"
-        )
+        split = bench.imported.notes if bench.is_matched and bench.imported.suffix is not None else ()
+        problems = [*split, *([] if problem is None else [str(problem)])]
+        why = "; ".join(problems) or "The model has no placement"
+        raise ModelError(f"{why.rstrip('.')}. And no engine can run the model whole: {text}")
 
 
 def _by_label(first: Plan, timings: Mapping[Plan, Timing]) -> dict[str, Timing]:
@@ -271,7 +262,7 @@ def _ranked(timings: Mapping[Plan, Timing]) -> list[Plan]:
     alike = [
         plan
         for plan in by_time
-        if timings[plan].median_us <= _TIE * shortest_us
+        if timings[plan].median_us <= TIE * shortest_us
         and (isinstance(plan, Whole) or may_be_best(timings[plan], named))
     ]
     alike.sort(key=lambda plan: (*_complexity(plan), timings[plan].median_us))
@@ -292,7 +283,7 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     """
     program = executable.program
     if len(times) != len(program.launches):
-        return program, executable.predicted_us
+        return program, executable.plan.placement.predicted_us
     found = {
         region: replace(region, cost_us=us, noise_us=0.0)
         for region, us in zip(program.launches, times, strict=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -35,7 +35,6 @@ class Imported:
     model: Model
     original: onnx.ModelProto
     as_loaded: AsLoaded
-    example_inputs: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     suffix: onnx.ModelProto | None = None
     folded: onnx.ModelProto | None = field(default=None, repr=False)
@@ -67,27 +66,29 @@ def _whole(task: Task) -> Imported:
     from collage.frontend.relax.importer import DataDependentError
 
     source = task.source
-    whole = Taken(source.original)
-    taken = whole if source.family else taken_branches(source.original, source.samples)
+    taken = Taken(source.original) if source.family else taken_branches(source.original, source.samples)
     try:
         model, folded = _model(task, taken)
     except DataDependentError:
         if not taken.branches:
             raise
         # Taking branches has gained nothing, and a model that is split has all of them.
-        taken = whole
-        model, folded = _model(task, whole)
+        taken = Taken(source.original)
+        model, folded = _model(task, taken)
     notes = tuple(_notes(taken)) if taken.branches else ()
-    return Imported(model, source.original, source.as_loaded, source.example_inputs, notes, folded=folded)
+    return Imported(model, source.original, source.as_loaded, notes, folded=folded)
 
 
 def _model(task: Task, taken: Taken) -> tuple[Model, onnx.ModelProto]:
-    from collage.frontend.rewrite.simplify import simplify
-
-    source = task.source
-    simple = simplify(taken.model, halves=task.halves, declared=source.as_loaded.declared)
+    source, simple = task.source, _simple(task, taken.model)
     model = from_simplified(simple, source.name, example_inputs=source.example_inputs, assumed=taken.assumed)
     return model, simple
+
+
+def _simple(task: Task, model: onnx.ModelProto) -> onnx.ModelProto:
+    from collage.frontend.rewrite.simplify import simplify
+
+    return simplify(model, halves=task.halves, declared=task.source.as_loaded.declared)
 
 
 def _notes(taken: Taken) -> Iterator[str]:
@@ -101,12 +102,10 @@ def _notes(taken: Taken) -> Iterator[str]:
 
 def _prefix(task: Task, problem: DataDependentError) -> Imported:
     """The import of the static prefix. Raises the problem if there is none, and ModelError."""
-    from collage.frontend.rewrite.simplify import simplify
     from collage.frontend.rewrite.split import split
 
     source = task.source
-    simple = simplify(source.original, halves=task.halves, declared=source.as_loaded.declared)
-    parts = split(simple, problem.nodes)
+    parts = split(_simple(task, source.original), problem.nodes)
     if parts is None:
         raise problem
     wanted = {info.name for info in parts.prefix.graph.input}
@@ -114,4 +113,4 @@ def _prefix(task: Task, problem: DataDependentError) -> Imported:
     as_loaded = AsLoaded.of(parts.prefix)
     prefix = replace(source, original=parts.prefix, as_loaded=as_loaded, example_inputs=example_inputs)
     model, folded = _model(replace(task, source=prefix), Taken(parts.prefix))
-    return Imported(model, parts.prefix, as_loaded, example_inputs, (str(problem),), parts.suffix, folded)
+    return Imported(model, parts.prefix, as_loaded, (str(problem),), parts.suffix, folded)

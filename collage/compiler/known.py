@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.backends.base import VIEW
-from collage.compiler.events import Event, Noted
 from collage.compiler.plan import Placed, Whole
 from collage.errors import NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind
 from collage.patterns.match import Match, RejectedMatch
+from collage.report.report import ErrorReport, GraphLevelReport
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.errors import ErrorBudget
@@ -30,9 +30,12 @@ class Known:
     - ``matches``, ``refused``, ``offers``: subgraphs that backends can run, that they refuse, and what can be measured.
     - ``outcomes``: of the offers that were measured. ``epsilon_us``: the cost of a switch between libraries (Eq. 2.2).
     - ``costs``: times in the network. ``ran``: the plans that have run, by ``Placed.alike``.
-    - ``left_out``: backends that no placement may use.
+    - ``blamed``: a backend that seems to be the reason why a plan fails as a whole.
     - ``errors``: the error budget that samples have led to so far.
-    - ``log``: events, from which the report is folded.
+    - ``single_threaded``: pattern and outcome of kernels that were built for one thread, to run beside others.
+    - ``notes``: for the user. ``failures``: plans and kernels that failed in networks, with the reasons.
+    - ``tolerance``: what became of it. ``graph_level``: how that search went.
+    - ``search_s``: the seconds of searches, without measurements.
     """
 
     matches: Sequence[Match] = ()
@@ -42,9 +45,14 @@ class Known:
     epsilon_us: float = 0.0
     costs: NetworkCosts = UNCALIBRATED
     ran: set[tuple[object, ...]] = field(default_factory=set)
-    left_out: set[str] = field(default_factory=set)
+    blamed: str | None = None
     errors: ErrorBudget | None = None
-    log: list[Event] = field(default_factory=list)
+    single_threaded: dict[CandidateRequest, tuple[str, Outcome]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    tolerance: ErrorReport | None = None
+    graph_level: GraphLevelReport | None = None
+    search_s: float = 0.0
     engine_us: dict[Whole, float] = field(default_factory=dict)
     """The times of engines on the whole model in microseconds."""
     engines_refused: dict[Whole, str] = field(default_factory=dict)
@@ -72,11 +80,17 @@ class Known:
 
     def note(self, *texts: str) -> None:
         """Add notes for the user that are not there yet."""
-        self.tell(*(Noted(text) for text in texts if Noted(text) not in self.log))
+        self.notes += [text for text in texts if text not in self.notes]
 
-    def tell(self, *events: Event) -> None:
-        """Add events to the log."""
-        self.log += events
+    def fail(self, label: str, reason: str) -> None:
+        """A plan fails for this reason."""
+        if (text := f"{label}: {reason}") not in self.failures:
+            self.failures.append(text)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the user is told: notes and failures."""
+        return *self.notes, *(f"{each}; not used" for each in self.failures)
 
     def offer(self, offers: Iterable[Offer]) -> None:
         """Add offers that are new."""
@@ -91,19 +105,17 @@ class Known:
         if plan.streams is None:
             self.costs = self.costs.learn(self.outcomes, launches, us, self.epsilon_us)
 
-    def faulty(self) -> set[str]:
-        """The backends with several kernels that failed in networks."""
+    @property
+    def left_out(self) -> set[str]:
+        """The backends that no placement may use: with several kernels that failed in networks, or ``blamed``."""
         failed = {
             (request.backend, request.nodes, request.variant)
             for request, outcome in self.outcomes.items()
             if isinstance(outcome, Rejection) and outcome.message.startswith(IN_NETWORK)
         }
         counts = Counter(backend for backend, *_ in failed)
-        return {name for name, count in counts.items() if count >= _MOST_FAULTS}
-
-    def without(self, precisions: frozenset[str]) -> None:
-        """Offer no kernels of these precisions any more."""
-        self.offers = [each for each in self.offers if each.request.variant.precision not in precisions]
+        faulty = {name for name, count in counts.items() if count >= _MOST_FAULTS}
+        return faulty if self.blamed is None else {*faulty, self.blamed}
 
     def timed(self, plan: Placed) -> Placed:
         """The plan with the times of its launches in the network, and their sum, as far as they are known."""

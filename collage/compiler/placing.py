@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from collage.backends.base import BUILT_IN
 from collage.compiler.bench import Bench
-from collage.compiler.events import Searched
 from collage.errors import NoPlacementError
 from collage.measure_db.results import Slower
 from collage.search.candidate import Candidate
@@ -33,27 +32,20 @@ class Field:
     transforms_us: dict[ValueTransform, float]
 
 
-def field_of(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> Field:
+def field_of(bench: Bench, budget: ErrorBudget | None = None) -> Field:
     """What the search can choose from, as in ``usable``. Conversions that are not known are measured."""
-    found = usable(bench, budget, finite_only=finite_only)
+    found = usable(bench, budget)
     return Field(tuple(found), transform_costs_us(bench, found))
 
 
-def usable(bench: Bench, budget: ErrorBudget | None = None, *, finite_only: bool = True) -> list[Candidate]:
-    """The candidates of a search; kernels of reduced precision only with a budget.
-
-    Without ``finite_only`` kernels that are right on finite numbers only are left out.
-    """
+def usable(bench: Bench, budget: ErrorBudget | None = None) -> list[Candidate]:
+    """The candidates of a search; kernels of reduced precision only with a budget."""
     task, known = bench.task, bench.known
     outcomes = known.costs.expected(known.outcomes)
     errors = None if budget is None else budget.model
     candidates = candidates_of(bench.model, known.offers, known.views, outcomes, task.without_switch, errors)
-    left_out = known.left_out | known.faulty()
-    return [
-        c
-        for c in candidates
-        if c.backend not in left_out and not c.outrun and (finite_only or not c.finite_only)
-    ]
+    left_out = known.left_out
+    return [c for c in candidates if c.backend not in left_out and not c.outrun]
 
 
 def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[ValueTransform, float]:
@@ -73,18 +65,12 @@ def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[Va
     return known.costs.expected_transforms(alone_us)
 
 
-def place(
-    bench: Bench,
-    budget: ErrorBudget | None = None,
-    *,
-    field: Field | None = None,
-    finite_only: bool = True,
-) -> Placement:
+def place(bench: Bench, budget: ErrorBudget | None = None, *, field: Field | None = None) -> Placement:
     """The cheapest placement of what is known, within the error budget if there is one.
 
     Raises NoPlacementError, and BudgetOverError if the compile has to end.
     """
-    found = field or field_of(bench, budget, finite_only=finite_only)
+    found = field or field_of(bench, budget)
     graph, known, check = bench.model.graph, bench.known, bench.clock.deadline.check
     started = time.perf_counter()
     try:
@@ -99,7 +85,7 @@ def place(
         return placement
     except UncoveredError as error:
         if field is None and _finish_lost(bench, error.nodes):
-            return place(bench, budget, finite_only=finite_only)
+            return place(bench, budget)
         raise NoPlacementError(why_uncovered(bench, error.nodes), error.nodes) from error
     except NoPlacementError as error:
         if memory := known.lack_of_memory():
@@ -107,13 +93,13 @@ def place(
             raise NoPlacementError(text, error.nodes) from error
         raise
     finally:
-        known.tell(Searched(time.perf_counter() - started))
+        known.search_s += time.perf_counter() - started
 
 
 def _finish_lost(bench: Bench, nodes: Sequence[int]) -> bool:
     """Measure kernels of these nodes to the end that have lost a race. False if there are none."""
     known = bench.known
-    left_out = known.left_out | known.faulty()
+    left_out = known.left_out
     lost = [
         request
         for request, outcome in known.outcomes.items()
@@ -148,11 +134,6 @@ def why_uncovered(bench: Bench, nodes: Sequence[int]) -> str:
     others = [name for name, here in task.registry.availability().items() if here and name not in asked]
     wider = f" Allow more backends, such as {', '.join(others)}." if others else ""
     return f"no kernel of {', '.join(asked)} can run {named}{more}.{wider}"
-
-
-def with_price(budget: ErrorBudget, placement: Placement) -> ErrorBudget:
-    """The budget with what a unit of error was worth to the placement."""
-    return replace(budget, price_us=placement.price_us)
 
 
 def uncovered(bench: Bench) -> Collection[int]:

@@ -1,43 +1,97 @@
-"""Recording what a compile has found, and recalling it, as long as all that it rests on is unchanged."""
+"""Recording what a compile has found, and recalling it, as long as all that it rests on is there.
+
+A plan is written as the names of its kernels. Their costs are in the database already.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
-from collage.backends.base import VIEW
+import numpy as np
+import onnxruntime
+
 from collage.compiler.bench import Bench
-from collage.compiler.events import Bounded, Evolved, Noted
+from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.finished import FINISHED, Finished, Named, NamedStreams, finished_key
 from collage.compiler.placing import transform_costs_us, usable
-from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
-from collage.compiler.propose.single_threaded import Launch, single_threaded_field
+from collage.compiler.plan import FOLDED, Placed, Plan, Selection, StreamPlan, Verdict, Whole
+from collage.compiler.propose.streams import single_threaded
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
+from collage.core.typed import typed
 from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
-from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.results import Measurement, Rejection, Slower
+from collage.measure_db.fingerprint import fingerprint, model_digest
+from collage.measure_db.keys import Fact
+from collage.measure_db.results import GATE, Rejection, Slower, Timing
+from collage.report.report import ErrorReport, GraphLevelReport
 from collage.schedule.schedule import TEAM, Schedule, check
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.errors import ErrorBudget
 from collage.search.placement import finish
-from collage.search.transforms import PlacedTransform
 
 log = logging.getLogger(__name__)
 
-SUGGESTED = ("neighbours on one engine", "beside a kernel that another does faster")
+EDITION = 5
+"""The edition of the search and of these values. Count it up if either changes, and every model is searched again."""
+MERGED, BESIDE = "neighbours on one engine", "beside a kernel that another does faster"
+GRAPH_LEVEL = "graph level"
+SUGGESTED = (MERGED, BESIDE, GRAPH_LEVEL)
 """The purposes of offers that no pattern has made."""
 
+Named: TypeAlias = tuple[tuple[int, ...], str, str]
+"""A kernel: its nodes, its backend, and its variant as text."""
+NamedEngine: TypeAlias = tuple[str, str, str, str]
+"""Engine, form, profile and precision of a plan without a placement."""
 
-def look_up(bench: Bench) -> Finished | None:
-    """What an earlier compile of the same model has found."""
-    bench.known.key = key = finished_key(bench)
+
+@dataclass(frozen=True)
+class Finished:
+    """What a compile has found.
+
+    - ``complete``: whether it has ended by itself; another compile goes on from the plan if not.
+    - ``kernels``, ``suffix``: the placement, and the engine of its suffix.
+    - ``streams``: algorithm, order and streams of its schedule.
+    - ``kernel_errors``: what each kernel is predicted to add to the error of the outputs (see ``Candidate``).
+    - ``whole``: a plan without a placement.
+    - ``timings``: those of the last race by label, in microseconds.
+    - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
+    - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
+    - ``engines``: the plans without a placement that ran, with their times in microseconds.
+    - ``suggested``: offers that no pattern has made, with their purpose.
+    """
+
+    complete: bool
+    kernels: tuple[Named, ...]
+    suffix: str
+    streams: tuple[str, tuple[int, ...], tuple[int, ...]] | None
+    whole: NamedEngine | None
+    timings: Mapping[str, Timing]
+    launches_us: tuple[float, ...]
+    predicted_us: float
+    kernel_errors: tuple[float, ...]
+    errors: tuple[float, float, float | None]
+    epsilon_us: float
+    notes: tuple[str, ...]
+    tolerance: ErrorReport | None
+    graph_level: GraphLevelReport | None
+    engines: tuple[tuple[NamedEngine, float], ...]
+    suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
+
+
+FINISHED: Fact[Finished] = Fact("compile", asdict, partial(typed, Finished))
+
+
+def found_before(bench: Bench) -> Finished | None:
+    """What an earlier compile of the same model has found, if ``known.key`` is known."""
+    key = bench.known.key
     return None if key is None else FINISHED.at(key).look_up(bench.database)
 
 
@@ -46,32 +100,28 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
     known, plan = bench.known, selected.plan
     if known.key is None or selected.unmeasured:
         return
-    kernels_us: tuple[float | None, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    streams = None
     if isinstance(plan, Placed):
-        found = times_alone_us(bench, referee.executable(plan))
-        if found is None:
-            return
-        kernels_us = found
-    placed = plan if isinstance(plan, Placed) else None
-    bounded = [event for event in known.log if isinstance(event, Bounded)]
-    evolved = [event.report for event in known.log if isinstance(event, Evolved)]
+        candidates = plan.placement.candidates
+        _finish_races(bench, referee.executable(plan))
+        if plan.streams is not None:
+            streams = plan.algorithm, plan.streams.schedule.order, plan.streams.schedule.streams
     finished = Finished(
         complete=complete and not known.lack_of_memory(),
-        label=plan.label,
-        kernels=() if placed is None else tuple(map(_named, placed.placement.candidates)),
-        suffix="" if placed is None else placed.suffix,
-        streams=None if placed is None or placed.streams is None else _named_streams(placed.streams),
+        kernels=tuple(map(_named, candidates)),
+        suffix=plan.suffix if isinstance(plan, Placed) else "",
+        streams=streams,
         whole=_named_engine(plan) if isinstance(plan, Whole) else None,
-        kernels_us=kernels_us,
         timings=selected.timings,
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
         predicted_us=selected.predicted_us,
-        kernel_errors=() if placed is None else tuple(each.error for each in placed.placement.candidates),
+        kernel_errors=tuple(each.error for each in candidates),
         errors=(selected.max_abs_error, selected.relative_error, selected.error),
         epsilon_us=known.epsilon_us,
-        notes=tuple(event.text for event in known.log if isinstance(event, Noted)),
-        bounded=bounded[-1] if bounded else None,
-        evolved=evolved[-1] if evolved else None,
+        notes=known.told,
+        tolerance=known.tolerance,
+        graph_level=known.graph_level,
         engines=tuple((_named_engine(each), us) for each, us in known.engine_us.items()),
         suggested=tuple(
             (offer.request.nodes, offer.request.backend, offer.request.variant.precision, offer.pattern)
@@ -80,6 +130,13 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         ),
     )
     FINISHED.at(known.key).record(bench.database, finished)
+
+
+def _finish_races(bench: Bench, executable: Executable) -> None:
+    """Measure kernels of the plan to the end that have lost a race since it ran: a recalled plan has to find them."""
+    for kernel, outcome in bench.measurer.kernels.known(executable.kernels).items():
+        if isinstance(outcome, Slower) and not isinstance(kernel.what, LayoutTransform):
+            bench.measurer.on_threads(kernel.options.threads).measure([kernel.what])
 
 
 def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
@@ -94,7 +151,8 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
             Offer(CandidateRequest(tuple(nodes), backend, Variant(precision=precision)), why)
             for nodes, backend, precision, why in finished.suggested
         )
-        bench.recall([offer.request for offer in known.offers])
+        missing = [each.request for each in known.offers if each.request not in known.outcomes]
+        known.outcomes.update(bench.measurer.known(missing))
     if finished.whole is not None:
         whole = Whole(*finished.whole)
         if whole.form == FOLDED and not bench.add_folded():
@@ -106,8 +164,6 @@ def plan_of(bench: Bench, referee: Referee, finished: Finished) -> Plan | None:
     try:
         plan = _placed(bench, finished)
         executable = referee.executable(plan)
-        if finished.complete and times_alone_us(bench, executable) != finished.kernels_us:
-            raise ValueError("a kernel was measured again, or rejected")
         outcomes = bench.measurer.kernels.known(executable.kernels).values()
         if any(isinstance(each, Rejection) for each in outcomes):
             raise ValueError("a kernel was rejected")
@@ -125,74 +181,95 @@ def _placed(bench: Bench, finished: Finished) -> Placed:
     chosen = [replace(candidates[name], error=error) for name, error in errors]
     costs = transform_costs_us(bench, chosen)
     placement = finish(bench.model.graph, chosen, bench.known.epsilon_us, transforms_us=costs)
-    plan = Placed(finished.label, placement, suffix=finished.suffix)
+    plan = Placed(placement, suffix=finished.suffix)
     if finished.streams is None:
         return plan
     executable = bench.assembler.assemble(plan, bench.known.tunings)
-    program, named = executable.program, finished.streams
-    schedule = Schedule(named.order, named.streams)
-    check(program.ordered.dag, schedule)
-    alone = {_named(each): each for each in single_threaded_field(bench, executable.launches)}
-    pairs = zip(executable.launches, named.single_threaded, strict=True)
-    single = tuple(_alone(launch, each, alone) for launch, each in pairs)
-    for on_gpu, stream, found in zip(program.on_gpu, schedule.streams, single, strict=True):
-        if stream < TEAM or (stream != TEAM and found is None and not on_gpu):
-            raise ValueError("a launch on a stream has no kernel for one thread")
-    return Placed(finished.label, placement, StreamPlan(schedule, single, named.algorithm), finished.suffix)
-
-
-def _alone(launch: Launch, named: Named | float | None, alone: Mapping[Named, Candidate]) -> Launch | None:
-    """The single-threaded kernel that takes a launch's place. Raises LookupError and ValueError."""
-    if named is None:
-        return None
-    if isinstance(launch, PlacedTransform) and isinstance(named, float):
-        return PlacedTransform(launch.value, launch.transform, named)
-    if not isinstance(launch, Candidate) or isinstance(named, float):
-        raise ValueError("a layout transform stands in the place of a kernel")
-    found = alone[named]
-    if (found.nodes, found.reads, found.writes) != (launch.nodes, launch.reads, launch.writes):
-        raise ValueError(f"the nodes {found.nodes} stand in the place of {launch.nodes}")
-    return found
+    algorithm, order, streams = finished.streams
+    schedule = Schedule(order, streams)
+    check(executable.program.ordered.dag, schedule)
+    beside = {v for v, s in enumerate(streams) if s != TEAM and not executable.program.on_gpu[v]}
+    single = tuple(single_threaded(bench, executable.launches, beside))
+    if any(single[v] is None for v in beside):
+        raise ValueError("a launch on a stream has no kernel for one thread")
+    return replace(plan, streams=StreamPlan(schedule, single, algorithm))
 
 
 def _named(candidate: Candidate) -> Named:
     return candidate.nodes, candidate.backend, repr(candidate.variant)
 
 
-def _named_engine(plan: Whole) -> tuple[str, str, str, str]:
+def _named_engine(plan: Whole) -> NamedEngine:
     return plan.engine, plan.form, plan.profile, plan.precision
 
 
-def _named_streams(streams: StreamPlan) -> NamedStreams:
-    single = tuple(
-        _named(each) if isinstance(each, Candidate) else (None if each is None else each.cost_us)
-        for each in streams.single_threaded
-    )
-    return NamedStreams(streams.algorithm, streams.schedule.order, streams.schedule.streams, single)
+def finished_key(bench: Bench) -> str | None:
+    """The key of a compile: a digest of all that decides what it finds.
 
-
-def times_alone_us(bench: Bench, executable: Executable) -> tuple[float | None, ...] | None:
-    """The microseconds of each of the executable's kernels by itself, as the database has them; None for a view.
-
-    None if some kernel was not measured, or is rejected. Kernels that lost a race since are measured to the end.
+    There is none if the model is too large to be hashed, or the metric is the user's own function. A budget and a
+    cluster do not decide what a compile finds that ends by itself, so they are no part of the key.
     """
-    kernels = bench.measurer.kernels
-    for kernel, outcome in kernels.known(executable.kernels).items():
-        if isinstance(outcome, Slower) and not isinstance(kernel.what, LayoutTransform):
-            bench.measurer.on_threads(kernel.options.threads).measure([kernel.what])
-    known = kernels.known(executable.kernels)
-    found: list[float | None] = []
-    for kernel in executable.kernels:
-        time = known.get(kernel)
-        if _is_view(kernel):
-            found.append(None)
-        elif isinstance(time, Measurement):
-            found.append(time.median_us)
-        else:
-            log.info("%s has no time by itself: %s", kernel.what, time)
+    task = bench.task
+    source, options = task.source, task.options
+    if options.metric.own is not None:
+        return None
+    forms: list[object] = [] if source.family else [bench.whole.form.digest]
+    offers: list[str] = []
+    if bench.has_graph:
+        measurer, model = bench.measurer, bench.model
+        if measurer.as_loaded_digest is None:
             return None
-    return tuple(found)
+        forms += [measurer.as_loaded_digest, fingerprint(model.graph), model_digest(model)]
+        forms.append(_digest([source.example_inputs, *([model.assumed] if model.assumed else [])]))
+        # The keys of kernels have the backends' settings, and the offers depend on the patterns of the registry.
+        offers = [f"{each.request.nodes} {measurer.key(each.request)}" for each in bench.known.offers]
+        offers += [f"{each.nodes} view" for each in bench.known.views]
+    libraries = (
+        EDITION,
+        GATE,
+        onnxruntime.__version__,
+        [*task.keyed_versions.items()],
+        str(task.target),
+        task.target.measured_on,
+        task.target.threads,
+    )
+    asked = *options.key, _digest(source.samples) if options.tolerance else ""
+    hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())
+    for text in sorted(offers):
+        hasher.update(text.encode())
+    return hasher.hexdigest()
 
 
-def _is_view(kernel: PlanKernel) -> bool:
-    return not isinstance(kernel.what, LayoutTransform) and kernel.what.backend == VIEW
+def _digest(samples: Iterable[Mapping[str, Any]]) -> str:
+    """A hash of the content of arrays by name."""
+    hasher = hashlib.sha256()
+    for sample in samples:
+        hasher.update(f"{len(sample)};".encode())
+        for name, given in sorted(sample.items()):
+            array = np.asarray(given)
+            hasher.update(f"{name} {array.dtype} {array.shape};".encode())
+            text = array.dtype.hasobject
+            hasher.update(repr(array.tolist()).encode() if text else np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()
+
+
+def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """The plan of an earlier compile of the same model.
+
+    If that ended by itself, nothing is left to try, and the plan is not run again.
+    """
+    bench.known.key = finished_key(bench)
+    finished = found_before(bench)
+    if finished is None:
+        return
+    plan = plan_of(bench, Referee(bench), finished)
+    if plan is None:
+        return
+    if finished.complete:
+        bench.known.note(*finished.notes)
+        bench.known.engine_us.update((Whole(*named), us) for named, us in finished.engines)
+        bench.known.tolerance, bench.known.graph_level = finished.tolerance, finished.graph_level
+        timing = finished.timings.get(plan.label)
+        best.settle(plan, 0.0 if timing is None else timing.median_us)
+    else:
+        yield plan

@@ -11,107 +11,88 @@ from typing import TypeAlias
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import uncovered
-from collage.compiler.plan import Placed, Plan, Whole
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError, Ran, Verdict, Whole
 from collage.compiler.propose.engines import engines, engines_folded, engines_reduced, profiles
 from collage.compiler.propose.everything import doubtful, everything
 from collage.compiler.propose.evolve import evolve
-from collage.compiler.propose.gpu_streams import gpu_streams
 from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, promising, quick_mix
-from collage.compiler.propose.recall import recall
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.compiler.propose.regions import regions
-from collage.compiler.propose.streams import streams
-from collage.compiler.referee import RaceFailedError, Referee
-from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
+from collage.compiler.propose.streams import gpu_streams, streams
+from collage.compiler.record import recall
+from collage.compiler.referee import Referee
 from collage.errors import NoPlacementError
-from collage.measure.timing.effort import QUICK
+from collage.measure.worker.protocol import CandidateRequest
 
 log = logging.getLogger(__name__)
 
 Proposer: TypeAlias = "Generator[Plan, Verdict, None]"
-When: TypeAlias = Callable[[Bench, Best], bool]
+Need: TypeAlias = Callable[[Bench], bool]
+
+
+def _engines(bench: Bench) -> bool:
+    return bool(bench.task.engines) and not (bench.task.source.family or bench.task.options.strict)
+
+
+def _graph(bench: Bench) -> bool:
+    return bench.has_graph
+
+
+def _cover(bench: Bench) -> bool:
+    return bench.has_graph and not uncovered(bench)
+
+
+def _tolerance(bench: Bench) -> bool:
+    return bool(bench.task.options.tolerance)
+
+
+def _streams(bench: Bench) -> bool:
+    return bench.task.options.streams
+
+
+def _graph_level(bench: Bench) -> bool:
+    return bench.task.options.graph_level_s is not None
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A row of the table: ``propose`` makes a proposer, whose plans are run ``when`` that is worth it."""
+    """A row of the table: ``propose`` makes a proposer, whose plans are run if the compile has all that it needs."""
 
     name: str
     propose: Callable[[Bench, Best], Proposer]
-    when: When
-
-
-def _has_engines(bench: Bench, _: Best) -> bool:
-    return bool(bench.task.engines) and not (bench.task.source.family or bench.task.options.strict)
-
-
-def _graph(bench: Bench, _: Best) -> bool:
-    return bench.has_graph
-
-
-def _covered(bench: Bench, _: Best) -> bool:
-    return bench.has_graph and not uncovered(bench)
-
-
-def _tolerance(bench: Bench, best: Best) -> bool:
-    return bool(bench.task.options.tolerance) and _covered(bench, best)
-
-
-def _reduced_engines(bench: Bench, best: Best) -> bool:
-    return _has_engines(bench, best) and bool(bench.task.options.tolerance) and _graph(bench, best)
-
-
-def _folded(bench: Bench, best: Best) -> bool:
-    return _has_engines(bench, best) and _graph(bench, best)
-
-
-def _streams(bench: Bench, best: Best) -> bool:
-    return bench.task.options.streams and _covered(bench, best)
-
-
-def _graph_level(bench: Bench, best: Best) -> bool:
-    return bench.task.options.graph_level_s is not None and _covered(bench, best)
-
-
-def _always(_: Bench, __: Best) -> bool:
-    return True
+    needs: tuple[Need, ...] = ()
 
 
 USUAL: tuple[Stage, ...] = (
-    Stage("engines", engines, _has_engines),
-    Stage("recall", recall, _always),
-    Stage("engines in reduced precision", engines_reduced, _reduced_engines),
-    Stage("first mix", first_mix, _graph),
-    Stage("slowest kernels in reduced precision", early_reduced, _tolerance),
-    Stage("promising", promising, _covered),
-    Stage("streams", streams, _streams),
-    Stage("streams of a GPU", gpu_streams, _streams),
-    Stage("folded engines", engines_folded, _folded),
-    Stage("other variants", other_variants, _covered),
-    Stage("everything", everything, _covered),
-    Stage("reduced precision", reduced, _tolerance),
-    Stage("streams of the best", streams, _streams),
-    Stage("streams of a GPU of the best", gpu_streams, _streams),
-    Stage("profiles of engines", profiles, _has_engines),
-    Stage("merges and splits", regions, _covered),
-    Stage("calibrated", calibrated, _covered),
-    Stage("lost early", doubtful, _covered),
-    Stage("graph level", evolve, _graph_level),
+    Stage("engines", engines, (_engines,)),
+    Stage("recall", recall),
+    Stage("engines in reduced precision", engines_reduced, (_tolerance, _engines, _graph)),
+    Stage("first mix", first_mix, (_graph,)),
+    Stage("slowest kernels in reduced precision", early_reduced, (_tolerance, _cover)),
+    Stage("promising", promising, (_cover,)),
+    Stage("streams", streams, (_streams, _cover)),
+    Stage("streams of a GPU", gpu_streams, (_streams, _cover)),
+    Stage("folded engines", engines_folded, (_engines, _graph)),
+    Stage("other variants", other_variants, (_cover,)),
+    Stage("everything", everything, (_cover,)),
+    Stage("reduced precision", reduced, (_tolerance, _cover)),
+    Stage("streams of the best", streams, (_streams, _cover)),
+    Stage("streams of a GPU of the best", gpu_streams, (_streams, _cover)),
+    Stage("profiles of engines", profiles, (_engines,)),
+    Stage("merges and splits", regions, (_cover,)),
+    Stage("calibrated", calibrated, (_cover,)),
+    Stage("lost early", doubtful, (_cover,)),
+    Stage("graph level", evolve, (_graph_level, _cover)),
 )
 
 QUICK_STAGES: tuple[Stage, ...] = (
-    Stage("engines", engines, _has_engines),
-    Stage("recall", recall, _always),
-    Stage("engines in reduced precision", engines_reduced, _reduced_engines),
-    Stage("quick mix", quick_mix, _graph),
-    Stage("reduced precision", quick_reduced, _tolerance),
-    Stage("streams of a GPU", gpu_streams, _streams),
+    Stage("engines", engines, (_engines,)),
+    Stage("recall", recall),
+    Stage("engines in reduced precision", engines_reduced, (_tolerance, _engines, _graph)),
+    Stage("quick mix", quick_mix, (_graph,)),
+    Stage("reduced precision", quick_reduced, (_tolerance, _cover)),
+    Stage("streams of a GPU", gpu_streams, (_streams, _cover)),
 )
-
-
-def stages_of(bench: Bench) -> tuple[Stage, ...]:
-    """The rows for the compile's effort."""
-    return QUICK_STAGES if bench.task.options.effort is QUICK else USUAL
 
 
 def run_stages(
@@ -126,7 +107,7 @@ def run_stages(
         bench.clock.deadline.check()
         if best.settled or (until_first and best.plan is not None):
             return
-        if not stage.when(bench, best):
+        if not all(need(bench) for need in stage.needs):
             continue
         before, started = best.first, time.perf_counter()
         tried = _run(stage, bench, referee, best)
@@ -149,8 +130,6 @@ def _run(stage: Stage, bench: Bench, referee: Referee, best: Best) -> int:
         plan = next(proposer)
         while True:
             tried += 1
-            if isinstance(plan, Placed):
-                best.expected_us = plan.placement.predicted_us
             plan = proposer.send(_verdict(bench, referee, best, plan))
     except StopIteration:
         pass
@@ -161,7 +140,6 @@ def _run(stage: Stage, bench: Bench, referee: Referee, best: Best) -> int:
         _drop(bench, referee, best, error.failed)
     finally:
         proposer.close()
-        best.expected_us = None
     return tried
 
 
@@ -170,8 +148,9 @@ def _drop(bench: Bench, referee: Referee, best: Best, failed: Failed) -> None:
     log.warning("%s: %s", failed.plan.label, failed.reason)
     for plan in referee.sharing(best.everything(), failed):
         best.drop(plan)
-    if failed.kernel is not None:
-        bench.race_without(failed.kernel)
+    if failed.kernel is not None and isinstance(failed.kernel.what, CandidateRequest):
+        nodes = failed.kernel.what.nodes
+        bench.race([each.request for each in bench.known.offers if each.request.nodes == nodes])
 
 
 def _verdict(bench: Bench, referee: Referee, best: Best, plan: Plan) -> Verdict:

@@ -7,7 +7,6 @@ boxes differs from picture to picture.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from collage.check.compare import difference, dtypes_of, region_tolerance
@@ -33,7 +32,8 @@ class Suffixes:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._names: dict[Placed, str] = {}
+        self.names: dict[Placed, str] = {}
+        """The names of opened plans in the process of the engines."""
         self.errors: dict[Placed, tuple[float, float]] = {}
         """The largest absolute and relative error of plans that were opened."""
 
@@ -66,17 +66,17 @@ class Suffixes:
 
         Raises CollageError if it fails, or its outputs are other numbers; and what opening the prefix raises.
         """
-        if plan in self._names:
+        if plan in self.names:
             return
         bench = self._bench
         bench.runs.open(executable)
-        engines, name = bench.whole.engines, f"{plan.label} {len(self._names)}"
+        engines, name = bench.whole.engines, f"{plan.label} {len(self.names)}"
         found = engines.open_parts(
             name, self.parts(plan, bench.assembler.parts(executable)), range(len(engines.inputs))
         )
         if found.outputs is None:
             raise CollageError(f"its static part fails before {plan.suffix}: {found.message}")
-        expected = self._expected
+        expected = engines.expected().outputs
         if expected is not None:
             original = bench.whole.form.original
             rounded = any("Quantize" in node.op_type for node in all_nodes(original.graph))
@@ -86,17 +86,9 @@ class Suffixes:
             if not relative <= allowed:
                 raise CollageError(f"its outputs differ from ONNX Runtime's by {relative:.2g} of their scale")
             self.errors[plan] = absolute, relative
-        self._names[plan] = name
-
-    def turn(self, plan: Placed, settle_s: float, turn_s: float) -> list[float]:
-        """Nanoseconds of the calls of a turn."""
-        return self._bench.whole.engines.turn(self._names[plan], settle_s, turn_s)
+        self.names[plan] = name
 
     def load(self, plan: Placed, prefix: Parts, executor: Executor) -> tuple[Parts, SuffixExecutor]:
         """The plan's module with its suffix, loaded in this process. Raises CollageError."""
         parts = self.parts(plan, prefix)
         return parts, load_suffix(parts, executor, self._bench.task.backends)
-
-    @cached_property
-    def _expected(self) -> tuple[object, ...] | None:
-        return self._bench.whole.engines.expected().outputs

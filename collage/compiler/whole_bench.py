@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,15 +15,18 @@ import onnx
 from collage.backends.engine import as_engine, prepared
 from collage.compiler.plan import FOLDED, WRITTEN, Whole
 from collage.compiler.task import Task
-from collage.compiler.whole_form import WholeForm
 from collage.core.progress import Progress
 from collage.core.typed import typed
 from collage.errors import ModelError
-from collage.frontend.model_artifacts import fits_an_artifact
+from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
+from collage.frontend.random_inputs import random_value
 from collage.frontend.read.apart import weight_files, without_weights
 from collage.frontend.read.index_limits import compared_numbers, index_limits
 from collage.frontend.read.load import as_written
+from collage.frontend.read.shapes import Shapes, model_inputs
+from collage.frontend.read.value_types import value_type
 from collage.kernel.frames import Framed
+from collage.kernel.model_artifact import hashed
 from collage.measure.engines import Engines
 from collage.measure.worker.process import Workers
 from collage.measure.worker.whole_protocol import EngineTrial
@@ -34,6 +39,70 @@ from collage.runtime.parts import Parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, ValuePort
+
+
+@dataclass(frozen=True)
+class WholeForm:
+    """The model as Collage loaded it, or as its author wrote it. ``example_inputs`` are the user's inputs by name.
+
+    Other inputs are made up from ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves
+    extents open, and all their elements are the one of ``numbers`` where that has one.
+    """
+
+    original: onnx.ModelProto
+    example_inputs: Mapping[str, Any]
+    seed: int
+    shapes: Shapes = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> bytes | Framed:
+        """The model as an artifact (see ``collage.kernel.model_artifact``)."""
+        return artifact_of(self.original)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the model and of the inputs that it is tried on."""
+        digest = hashed(self.data)
+        for name in sorted(self.example_inputs):
+            # Pickled, since the text of a large array leaves out most of its elements.
+            digest.update(pickle.dumps((name, self.example_inputs[name])))
+        for made_up in (self.shapes, self.numbers):
+            if made_up:
+                digest.update(repr(sorted(made_up.items())).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """Values of all inputs in the model's order: the user's, and random ones for the others.
+
+        Raises ModelError for an input of a type that cannot be made up.
+        """
+        rng = np.random.default_rng(self.seed)
+        found = {}
+        for port in self.ports[0]:
+            name = port.name
+            if name in self.example_inputs:
+                found[name] = self.example_inputs[name]
+                continue
+            try:
+                found[name] = random_value(port.type, rng)
+            except TypeError as error:
+                raise ModelError(f"Input {name}: {error}; give one to compile with.") from error
+            if name in self.numbers:
+                found[name] = np.full_like(found[name], self.numbers[name])
+        return found
+
+    @property
+    def ports(self) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
+        """The model's inputs, with ``shapes`` where there are any, and its outputs. Raises ModelError."""
+        sides = model_inputs(self.original), self.original.graph.output
+        inputs, outputs = ([ValuePort(i.name, value_type(i.type)) for i in infos] for infos in sides)
+        for at, port in enumerate(inputs):
+            if port.name in self.shapes:
+                inputs[at] = replace(port, type=replace(port.type, shape=tuple(self.shapes[port.name])))
+        return tuple(inputs), tuple(outputs)
+
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +134,6 @@ class WholeBench:
         self.form = form or WholeForm(
             source.original,
             source.example_inputs,
-            "",
             task.options.seed,
             numbers=compared_numbers(source.original),
         )
@@ -120,7 +188,7 @@ class WholeBench:
         """Let plans name the simplified model, whose inputs and outputs are those of the model."""
         if self._folded is not None:
             return
-        self._folded = WholeForm(model, self.form.example_inputs, "", self.form.seed)
+        self._folded = WholeForm(model, self.form.example_inputs, self.form.seed)
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
 

@@ -10,8 +10,7 @@ class Progress:
     """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
     ``text`` names the current step for people: ``openvino conv2d+add+relu``. ``best`` is the best result so far in
-    words, where there is one already, and ``expected`` what going on may give. ``note`` is what they should know
-    besides, such as why it takes so long.
+    words, where there is one already. ``note`` is what they should know besides, such as why it takes so long.
     """
 
     stage: str
@@ -19,5 +18,4 @@ class Progress:
     total: int
     text: str = ""
     best: str = ""
-    expected: str = ""
     note: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from collage.core.memory import physical_bytes
 from collage.errors import ModelError
 from collage.frontend.read.scopes import integer
-from collage.graph.dataflow import Array, Node, TensorType, np_dtype
+from collage.graph.dataflow import Array, Graph, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
 if TYPE_CHECKING:  # this module imports TVM, which `collage run --random` does not need
@@ -24,10 +25,10 @@ _FOLLOWED = frozenset(
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
 """The position of the indices of operators that index. Their data comes first."""
 
-DIVISIONS = frozenset(["divide", "floor_divide", "mod", "floor_mod", "onnx.Div", "onnx.Mod"])
+_DIVISIONS = frozenset(["divide", "floor_divide", "mod", "floor_mod", "onnx.Div", "onnx.Mod"])
 """Operators whose second input is a divisor. ONNX does not define a division of integers by zero, and ONNX Runtime
 ends the process."""
-
+_WITH_BODIES = frozenset(("onnx.If", "onnx.Loop", "onnx.Scan"))
 
 _DRAWN_BYTES = 8
 """The size of a random number before it is cast."""
@@ -65,7 +66,7 @@ def _divides(model: Model, value: int) -> bool:
     graph = model.graph
     reached = {value}
     for node in graph.nodes:
-        if node.op in DIVISIONS and len(node.inputs) > 1 and node.inputs[1] in reached:
+        if node.op in _DIVISIONS and len(node.inputs) > 1 and node.inputs[1] in reached:
             return True
         if reached.intersection(node.inputs):
             reached.update(v for v in node.outputs if _is_integer(graph.type_of(v).dtype))
@@ -134,6 +135,29 @@ def indexed_rows(model: Model, value: int) -> int | None:
                 seen.update(new)
                 pending += new
     return min((each for each in rows if each > 0), default=None)
+
+
+def free_integers(
+    graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]
+) -> list[bool]:
+    """Which of the values may be any integer: those that are no indices, and that no divisor is computed from.
+
+    Those that bodies of loops and branches read may be both.
+
+    ``values`` are value ids, and ``indices`` tells of each whether it is used as an index. ``members`` are the nodes
+    that the values go through. ONNX does not define a division of integers by zero, and ONNX Runtime ends the
+    process.
+    """
+    tainted: set[int] = set()  # values that a divisor is calculated from, or an index in a body
+    for number in sorted(members, reverse=True):
+        node = graph.nodes[number]
+        if node.op in _DIVISIONS and len(node.inputs) > 1 and "int" in graph.type_of(node.inputs[1]).dtype:
+            tainted.add(node.inputs[1])
+        if node.op in _WITH_BODIES:
+            tainted.update(node.inputs)
+        if tainted.intersection(node.outputs):
+            tainted.update(node.inputs)
+    return [not index and value not in tainted for value, index in zip(values, indices, strict=True)]
 
 
 def _is_integer(dtype: str) -> bool:

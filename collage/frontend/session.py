@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.ort_session import session_options, use_mapped_weights
+from collage.frontend.ort_session import run_within, session_options, use_mapped_weights
 from collage.frontend.read.apart import has_files, save_model
 from collage.frontend.read.unsupported_dtypes import has_unsupported, plain_interface
 from collage.frontend.rewrite.expand import expand
@@ -48,6 +48,26 @@ class Reference:
                 raise
         self._model, self._run = expanded, _loaded(expanded)
         return self._run(feeds)
+
+
+class PartSession:
+    """A small model in ONNX Runtime, without optimisations and on one thread.
+
+    Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
+    their values exactly.
+    """
+
+    def __init__(self, part: onnx.ModelProto) -> None:
+        """Load the model, which is changed in place where it has such dtypes. Raises what ONNX Runtime raises."""
+        self._plain = plain_interface(part)
+        self._session = unoptimised_session(part, small=True)
+
+    def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+        """The outputs, in order, for inputs by name.
+
+        Raises TimeoutError after ``limit_s`` seconds, and what ONNX Runtime raises.
+        """
+        return self._plain.run(lambda given: run_within(self._session, None, given, limit_s), feeds)
 
 
 def _loaded(model: onnx.ModelProto, file: Path | None = None) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -45,6 +45,19 @@ def can_be_scanned(dtype: str) -> bool:
 def is_scanned(dtype: str) -> bool:
     """Whether there is a scan for values of that type, and they may hold something that it finds."""
     return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
+
+
+def unguarded(graph: Graph, values: Collection[int]) -> frozenset[int]:
+    """Those of the ``values``, which are found extraordinary, that no scan of the model's inputs can guard.
+
+    They are inputs, or made of such inputs. What ordinary inputs lead to, as scores behind a mask that the model makes
+    itself, is as the samples have shown.
+    """
+    reached = set(graph.inputs).intersection(values)
+    for node in graph.nodes if reached else ():
+        if not reached.isdisjoint(node.inputs):
+            reached.update(node.outputs)
+    return frozenset(reached.intersection(values))
 
 
 _HIDING: Mapping[str, frozenset[int]] = {

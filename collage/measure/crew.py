@@ -7,9 +7,8 @@ does which job, and answers with what the jobs have found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from collage.measure.worker.session import WorkerSession
 
@@ -41,23 +40,11 @@ class Job(Protocol[Made]):
         """Do the work, and give each part of the result when it is known."""
 
 
-@dataclass(frozen=True)
-class Done(Generic[Part]):
-    """What came of a job, which is told by its position.
-
-    ``lost`` is the reason where no worker could finish it. The parts that are known then are those found before.
-    """
-
-    job: int
-    parts: tuple[Part, ...]
-    lost: str = ""
-
-
 class MeasuringCrew(Protocol):
     """Workers that do jobs about one model."""
 
-    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
-        """Each job's result, as soon as it is there.
+    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Part]:
+        """The parts of the jobs' results, as soon as a job is done. Those of jobs that no worker could do are missing.
 
         KeyboardInterrupt and BudgetOverError are raised after the parts that are known.
         """

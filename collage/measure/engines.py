@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,10 @@ import onnx
 
 from collage.backends.base import DRAWS, Backend
 from collage.backends.engine import Engine
-from collage.check.compare import difference, dtypes_of, is_inexact, region_tolerance, slightly_changed
+from collage.check.compare import difference, dtypes_of, region_tolerance
 from collage.check.input_kinds import KINDS
-from collage.check.no_room import no_room
 from collage.check.whole_verdict import JUDGES, Verdict, compared
+from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.read.apart import save_model
@@ -32,9 +32,7 @@ from collage.runtime.parts import Parts
 log = logging.getLogger(__name__)
 
 _NEARBY = 4
-"""The runs on changed inputs that tell how exact a model's outputs can be. One alone may change little by chance."""
-_NEARBY_WEIGHTS = 2
-"""The same with changed weights, for each of which the model is loaded once more."""
+"""So many steps is the run of the reference on changed inputs."""
 
 
 class Engines:
@@ -94,7 +92,6 @@ class Engines:
         """Load the model by each plan, and compare the outputs for the inputs with the references'."""
         refused: dict[str, str] = {}
         loaded: list[str] = []
-        narrow: list[Whole] = []
         outputs: dict[str, Sequence[Any]] = {}
         for plan in plans:
             if self._randomness.any and not self._backends[plan.engine].draws:
@@ -105,35 +102,30 @@ class Engines:
                 outputs[plan.label] = found.outputs
                 continue
             refused[plan.label] = found.message
-            if found.narrow:
-                narrow.append(plan)
             if found.loaded:
                 loaded.append(plan.label)
-        notes = self._last_resort(narrow, outputs, refused) if not outputs else ()
         if not outputs:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
-        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), (*verdict.notes, *notes))
+        return EngineTrial(verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes)
 
     def open(self, plan: Whole) -> Opened:
         """Load the model by the plan, unless it is loaded, and run it on the inputs."""
         backend = self._backends[plan.engine]
         limit_s = self._limit_s + (backend.patience_s(plan.profile) if isinstance(backend, Engine) else 0.0)
-        return self._openings.get(
-            plan.label, partial(self._opened, plan.label, "open", plan, limit_s=limit_s)
-        )()
+        return self._opened(plan.label, "open", plan, limit_s=limit_s)
 
     def open_parts(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
         """Load a module under that name and run it on some of the inputs, which are given by their positions."""
-        if name not in self._openings:
-            self._start()
-            assert self._folder is not None
-            path = self._folder.path / f"parts-{len(self._openings)}"
-            with no_room("the files of a module"):
-                path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
-            self._openings[name] = partial(self._opened, name, "open_parts", name, str(path), tuple(inputs))
-        return self._openings[name]()
+        if name in self._openings:
+            return self._openings[name]()
+        self._start()
+        assert self._folder is not None
+        path = self._folder.path / f"parts-{len(self._openings)}"
+        with no_room("the files of a module"):
+            path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+        return self._opened(name, "open_parts", name, str(path), tuple(inputs))
 
     def forget(self, names: Sequence[str]) -> None:
         """Close what is open under these names, whose memory others need."""
@@ -196,24 +188,6 @@ class Engines:
             finite_only = not error <= region_tolerance(dtypes_of([*inputs, *expected]))
         return "", finite_only
 
-    def _last_resort(
-        self, narrow: Iterable[Whole], outputs: dict[str, Sequence[Any]], refused: dict[str, str]
-    ) -> tuple[str, ...]:
-        """Run engines whose arithmetic is too narrow, if nothing else runs the model, not even ONNX Runtime.
-
-        Adds to ``outputs``, removes from ``refused``, and returns notes.
-        """
-        notes: list[str] = []
-        if not narrow or self._ask("expect").outputs is not None:
-            return ()
-        for plan in narrow:
-            found = self._opened(plan.label, "open", plan, True)
-            if found.outputs is not None:
-                outputs[plan.label] = found.outputs
-                why = refused.pop(plan.label)
-                notes.append(f"{plan.engine} alone runs it, but may be wrong on large numbers: {why}")
-        return tuple(notes)
-
     def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> Verdict:
         """Which engines are right, by the first judge with whom all of them agree, or else by the last judge."""
         verdict: Verdict | None = None
@@ -230,33 +204,19 @@ class Engines:
                 break
         return verdict or Verdict.unchecked(outputs, "no reference runs the model")
 
-    def _nearby(self) -> list[Sequence[Any]]:
-        """Outputs of ONNX Runtime without optimisations for inputs that are changed in their last bits.
-
-        Where no input holds floating-point numbers, the weights are changed.
-        """
-        rng = np.random.default_rng(0)
-        found: list[Opened] = []
-        if any(isinstance(each, np.ndarray) and is_inexact(each) for each in self.inputs):
-            for _ in range(_NEARBY):
-                inputs = tuple(
-                    slightly_changed(each, rng) if isinstance(each, np.ndarray) else each
-                    for each in self.inputs
-                )
-                found.append(self._ask("expect", inputs))
-        else:
-            found += [self._ask("expect_changed", seed) for seed in range(_NEARBY_WEIGHTS)]
-        return [each.outputs for each in found if each.outputs is not None]
+    def _nearby(self) -> Sequence[Sequence[Any]]:
+        found: Opened | list[Sequence[Any]] = self._ask("nearby", limit_s=_NEARBY * self._limit_s)
+        return () if isinstance(found, Opened) else found
 
     def _opened(self, name: str, method: str, *args: Any, limit_s: float | None = None) -> Opened:
         """What is open under that name is run, else it is opened by that method of the worker."""
+        self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
         if name in self._open:
             again: Opened = self._ask("run", name)
             return again
         found: Opened = self._ask(method, *args, limit_s=limit_s)
         if found.outputs is not None:
             self._open.add(name)
-            self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
         return found
 
     def _start(self) -> WorkerProcess:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from collage.check.gate import Checked
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
@@ -16,15 +17,14 @@ from collage.measure.timing.race import CLOSE, EXACT, RUNS, LaneTime, rivals_of
 from collage.measure.worker.protocol import (
     Ask,
     CandidateRequest,
-    CheckDone,
     CheckKernel,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
     RaceRun,
     Tried,
     TryKernel,
 )
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
+from collage.measure_db.results import Measurement, Outcome, RejectionKind, Slower
 
 _ENDED = (RejectionKind.CRASHED, RejectionKind.MEMORY)
 """What a process is told that ends in the reference by itself."""
@@ -137,14 +137,16 @@ class _Region:
             n for n in numbers if n not in self._tried and n in {*self._left, *self._incumbent}
         ]:
             number, racer = missing[0], self._racers[missing[0]]
+            options = racer.options
+            if number in self._errors:  # it was held before, so it is not tuned again
+                options = replace(options, tuning=self._errors[number].tuning)
             message = TryKernel(
-                *(number, racer.request, racer.options, racer.limit_s, tuple(self._tried)),
+                *(number, racer.request, options, racer.limit_s, tuple(self._tried)),
                 known=number >= len(self._job.racers),
             )
             reply = self._ask(message, number)
-            rejection = reply.rejection if isinstance(reply, Tried) else reply
-            if rejection is not None:
-                yield from self._failed(number, rejection)
+            if isinstance(reply, KernelFailed):
+                yield from self._failed(reply)
             elif reply is not None:
                 self._tried[number] = self._errors[number] = reply
 
@@ -172,10 +174,7 @@ class _Region:
                 for number in numbers:
                     self._raced[number] = reply.raced[number], reply
                 return
-            assert isinstance(reply, RaceFailed)
-            if reply.ended:
-                self._tried.clear()
-            yield from self._failed(reply.number, reply.rejection)
+            yield from self._failed(reply)
 
     def _check(self) -> Iterator[Part]:
         """Compare the best on all inputs; where one fails, the next takes its place."""
@@ -184,9 +183,8 @@ class _Region:
             if number not in self._left:
                 continue
             reply = self._ask(CheckKernel(number, self._racers[number].limit_s), number)
-            rejection = reply.rejection if isinstance(reply, CheckDone) else reply
-            if rejection is not None:
-                yield from self._failed(number, rejection)
+            if isinstance(reply, KernelFailed):
+                yield from self._failed(reply)
             elif reply is not None:
                 self._passed[number] = self._raced[number][0].us
                 yield self._out(number, self._measurement(number, reply))
@@ -221,7 +219,7 @@ class _Region:
         variant = self._racers[number].request.variant
         return variant.precision, variant.inputs, variant.outputs
 
-    def _measurement(self, number: int, checked: CheckDone) -> Measurement:
+    def _measurement(self, number: int, checked: Checked) -> Measurement:
         raced, run = self._raced[number]
         return Measurement(
             *(raced.us, raced.noise_us, raced.min_us, raced.repeats, checked.error),
@@ -236,23 +234,24 @@ class _Region:
         allowed = rivals_of(self._precision(number))
         best = [us for other, us in self._passed.items() if self._precision(other) in allowed]
         rival_us = min([*best, *([self._known_us] if self._incumbent else [])], default=raced.us)
-        return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks)
+        tuning = self._errors[number].tuning
+        return Slower(raced.least_us, rival_us, raced.repeats, run.busy, run.clocks, tuning)
 
-    def _failed(self, number: int, rejection: Rejection) -> Iterator[Part]:
+    def _failed(self, failed: KernelFailed) -> Iterator[Part]:
         """A kernel cannot be used. Without the incumbent the others race among themselves."""
-        if number in self._incumbent:
+        if failed.number in self._incumbent:
             self._incumbent = []
             self._known_us = 0.0
-            yield self._racers[number].request, rejection
-        elif number in self._left:
-            yield self._out(number, rejection)
+            yield self._racers[failed.number].request, failed.rejection
+        elif failed.number in self._left:
+            yield self._out(failed.number, failed.rejection)
 
     def _out(self, number: int, outcome: Outcome) -> Part:
         self._left.discard(number)
         return self._racers[number].request, outcome
 
     def _ask(self, message: Any, number: int) -> Any:
-        """The reply, a Rejection if the process has ended, or None if the reference has ended it, not the kernel.
+        """The reply, or None if the reference has ended the process, not the kernel.
 
         The next process leaves out the inputs that the reference did not survive. That the time was over while the
         reference computed says nothing of them.
@@ -260,11 +259,11 @@ class _Region:
         request = self._racers[number].request
         known = self._worker.fatal_samples()
         reply = self._worker.ask(message, f"{request.backend} on {request.nodes}", self._job.threads)
-        if isinstance(reply, Rejection):
-            self._tried.clear()
         new = self._worker.fatal_samples() - known
-        if new and isinstance(reply, Rejection) and reply.kind in _ENDED:
-            return None
+        if isinstance(reply, KernelFailed) and reply.ended:
+            self._tried.clear()
+            if new and reply.rejection.kind in _ENDED:
+                return None
         for note in new:
             note.unlink(missing_ok=True)
         return reply

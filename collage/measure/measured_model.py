@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from collage.check.extraordinary import unguarded
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.frontend.subgraph import Subgraph
-from collage.graph.magnitudes import can_be_infinite, can_be_scanned
+from collage.graph.magnitudes import can_be_infinite, can_be_scanned, unguarded
 from collage.kernel.frames import Framed
 from collage.kernel.model_artifact import hashed
 from collage.kernel.options import ALL_PLAIN

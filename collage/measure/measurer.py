@@ -189,11 +189,9 @@ class Measurer:
         """
         return self._outcomes(requests, rivals, to_the_end=not self.settings.effort.races)
 
-    def measure(
-        self, requests: Sequence[CandidateRequest], progress: Show | None = None
-    ) -> dict[CandidateRequest, Outcome]:
+    def measure(self, requests: Sequence[CandidateRequest]) -> dict[CandidateRequest, Outcome]:
         """Outcomes of candidates that are measured to the end, also of those that have lost a race before."""
-        return self._outcomes(requests, NO_RIVALS, to_the_end=True, show=progress)
+        return self._outcomes(requests, NO_RIVALS, to_the_end=True)
 
     def _describe(self, regions: Iterable[Sequence[CandidateRequest]]) -> None:
         """Record the classes of regions that are raced, which the rows of kernels do not tell."""
@@ -206,12 +204,7 @@ class Measurer:
                     REGION.at(key).record(self._database, class_of(found[key]))
 
     def _outcomes(
-        self,
-        requests: Sequence[CandidateRequest],
-        rivals: Rivals,
-        *,
-        to_the_end: bool,
-        show: Show | None = None,
+        self, requests: Sequence[CandidateRequest], rivals: Rivals, *, to_the_end: bool
     ) -> dict[CandidateRequest, Outcome]:
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
@@ -235,7 +228,9 @@ class Measurer:
 
         def is_missed(lost: Slower, request: CandidateRequest) -> bool:
             """Whether none of the candidate's present rivals is known to be as fast as what it lost against."""
-            best_us = min(best(request.nodes, request.variant.precision)[0], cover_us(request.nodes))
+            nodes = request.nodes
+            rival_us = best(nodes, request.variant.precision)[0]
+            best_us = min(rival_us, cover_us(nodes), rivals.share_us(nodes))
             return lost.repeats > 0 and best_us > _CLEARLY * max(lost.rival_us, lost.least_us)
 
         missing: dict[KernelKey, CandidateRequest] = {}
@@ -249,9 +244,9 @@ class Measurer:
             for region in _regions(key_of)
         ]
         self._describe(regions)
-        done, show = 0, show or self._progress
+        done = 0
         if missing:
-            show(Progress("measure", 0, len(missing)))
+            self._progress(Progress("measure", 0, len(missing)))
 
         def job(region: Sequence[CandidateRequest]) -> RegionJob:
             return self._job(region, rivals, best(region[0].nodes, EXACT)[1], to_the_end)
@@ -261,7 +256,7 @@ class Measurer:
             key = self.key(request)
             outcomes[key] = self._record(key, outcome, text)
             done += request in key_of
-            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
+            self._progress(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
             request: self.measured.usable(request, outcomes[key])
             for request, key in keys.items()
@@ -275,9 +270,9 @@ class Measurer:
     ) -> Iterator[tuple[CandidateRequest, Outcome]]:
         """The outcomes of regions that race, by the crew or by the session's worker."""
         got: set[CandidateRequest] = set()
-        for done in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
-            got.update(request for request, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run([job(each) for each in regions]) if self._crew and regions else ():
+            got.add(part[0])
+            yield part
         # Without a crew, or if it has lost a job, the session's worker measures.
         left = [[each for each in region if each not in got] for region in regions]
         left = [region for region in left if region]
@@ -308,7 +303,7 @@ class Measurer:
         pace = Pace(candidate_s, Enough(effort.worth * network_us), effort.settle_s)
         racer = partial(self._racer, switch_us=rivals.switch_us)
         return RegionJob(
-            tuple(map(racer, region)),
+            tuple(map(racer, region, self._tunings(region))),
             self.settings.threads,
             tuple(map(racer, cover, self._tunings(cover))),
             known_us,
@@ -323,9 +318,9 @@ class Measurer:
         return sum(times) if kernels and len(times) == len(kernels) else math.inf
 
     def _tunings(self, kernels: Sequence[CandidateRequest]) -> list[str]:
-        """The records of tuning that build kernels again that are measured."""
-        known = self.known(kernels)
-        return [found.tuning if isinstance(found := known[each], Measurement) else "" for each in kernels]
+        """The records of tuning that build kernels again that were tuned before; "" for others."""
+        known = self.known(kernels) if self.settings.build.tune_trials else {}
+        return [getattr(known.get(each), "tuning", "") for each in kernels]
 
     def _racer(self, request: CandidateRequest, tuning: str = "", *, switch_us: float) -> Racer:
         charge_us = switch_us if request.backend in self._engines else 0.0
@@ -393,9 +388,9 @@ class Measurer:
             TransformJob(transform, key.backend, settings.build, limit_s, sample_s)
             for transform, key in missing.items()
         ]
-        for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
-            got.update(transform for transform, _ in done.parts)
-            yield from done.parts
+        for part in self._crew.run(jobs) if self._crew is not None and jobs else ():
+            got.add(part[0])
+            yield part
         for job in jobs:
             if job.transform not in got:
                 yield from job.run(self.session)

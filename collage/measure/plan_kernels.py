@@ -6,10 +6,11 @@ from collections.abc import Collection
 from functools import cached_property
 
 from collage.backends.base import VIEW
+from collage.backends.layout import maker_of
 from collage.core.library_text import library_text
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.frames import Artifact
 from collage.kernel.transform import LayoutTransform
-from collage.measure.artifacts import Artifacts
 from collage.measure.request_keys import RequestKeys
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import AS_LOADED, Ask, artifact_folder, plan_folder
@@ -25,7 +26,8 @@ class PlanKernels:
         self._session = session
         self._measured = session.measured
         self._settings = session.settings
-        self._keys = RequestKeys(session.measured, session.settings)
+        self._keys: dict[int, RequestKeys] = {}
+        """By the number of threads."""
         self._database = database
 
     @cached_property
@@ -39,16 +41,7 @@ class PlanKernels:
 
     def known(self, kernels: Collection[PlanKernel]) -> dict[PlanKernel, Outcome]:
         """The recorded outcomes of the kernels by themselves, on the threads that they run on. Views have none."""
-        on_threads: dict[int, RequestKeys] = {}
-        keys: dict[PlanKernel, KernelKey] = {}
-        for kernel in kernels:
-            what, threads = kernel.what, kernel.options.threads
-            if threads not in on_threads:
-                on_threads[threads] = RequestKeys(self._measured, self._settings.on_threads(threads))
-            if isinstance(what, LayoutTransform):
-                keys[kernel] = on_threads[threads].transform_key(what)
-            elif what.backend != VIEW:
-                keys[kernel] = on_threads[threads].key(what)
+        keys = {each: self._key(each) for each in kernels if not each.is_view}
         found = self._database.get(keys.values(), lambda _: self._settings.limits.time_s)
         return {
             kernel: found[key]
@@ -57,6 +50,13 @@ class PlanKernels:
             for kernel, key in keys.items()
             if key in found
         }
+
+    def _key(self, kernel: PlanKernel) -> KernelKey:
+        threads = kernel.options.threads
+        if threads not in self._keys:
+            self._keys[threads] = RequestKeys(self._measured, self._settings.on_threads(threads))
+        keys, what = self._keys[threads], kernel.what
+        return keys.transform_key(what) if isinstance(what, LayoutTransform) else keys.key(what)
 
     def make(self, kernel: PlanKernel) -> Rejection | None:
         """Make sure that the kernel's artifact is there, and return None, or the reason why it cannot be had.
@@ -68,7 +68,7 @@ class PlanKernels:
         what = kernel.what
         if isinstance(what, LayoutTransform):
             return self._make_transform(kernel, what)
-        if what.backend == VIEW:
+        if kernel.is_view:
             view = self._settings.backends[VIEW]
             artifact = view.codegen(self._measured.subgraph(what.nodes), kernel.options)
             self._artifacts.keep(kernel.key, artifact)
@@ -79,7 +79,9 @@ class PlanKernels:
 
     def _make_transform(self, kernel: PlanKernel, transform: LayoutTransform) -> Rejection | None:
         try:
-            artifact = self._keys.transform_maker(transform).codegen_transform(transform, kernel.options)
+            maker = maker_of(transform, self._settings.backends)
+            assert maker is not None
+            artifact = maker.codegen_transform(transform, kernel.options)
         except Exception as error:  # a third party's backend may raise anything
             text = f"codegen: {type(error).__name__}: {library_text(error)}"
             return Rejection(RejectionKind.FAILED, text)
@@ -94,7 +96,7 @@ class PlanKernels:
         if kernel.key in self._artifacts:
             return
         request = kernel.what
-        if isinstance(request, LayoutTransform) or request.backend == VIEW:
+        if isinstance(request, LayoutTransform) or kernel.is_view:
             self.make(kernel)
             return
         backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
@@ -102,12 +104,9 @@ class PlanKernels:
 
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
         """Record that the kernel must not be used, though it was measured."""
-        keys = RequestKeys(self._measured, self._settings.on_threads(kernel.options.threads))
-        if isinstance(kernel.what, LayoutTransform):
-            self._database.put(keys.transform_key(kernel.what), rejection, str(kernel.what.kind))
-            return
-        text = str(self._measured.subgraph(kernel.what.nodes))
-        self._database.put(keys.key(kernel.what), rejection, text)
+        what = kernel.what
+        about = what.kind if isinstance(what, LayoutTransform) else self._measured.subgraph(what.nodes)
+        self._database.put(self._key(kernel), rejection, str(about))
 
     def keep_as_loaded(self) -> None:
         """Write the model as it was loaded to where the worker looks for it, unless it is there."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,80 +52,62 @@ class Plans:
         self._worker: WorkerProcess | None = None
         self._opened: dict[str, float] = {}
         """Seconds of a run by the plan's name, the one that was used last at the end."""
-        self._files = itertools.count()
-
-    def times(self, plan: Plan, seconds: float) -> tuple[float, ...]:
-        """The microseconds that each launch takes in its place in the network, from runs for so many seconds."""
-        return self._times(plan, seconds, search=True)
-
-    def open(self, plans: Sequence[Plan]) -> None:
-        """Have the worker open the plans, as far as they are not open yet."""
-        self._open(plans)
 
     def turn(self, plan: Plan, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn (see ``interleave.take_turn``)."""
-        self._open([plan])
+        self.open(plan)
         taken: list[float] = self._ask(plan, "turn", plan.name, settle_s, turn_s)
         return taken
 
     def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
         """The plan's outputs for inputs in the model's order, and whether guards made it a careful run."""
-        self._open([plan])
-        folder = plan_folder(self._session.folder)
-        number = next(self._files)
-        inputs_path, outputs_path = folder / f"inputs-{number}", folder / f"outputs-{number}"
-        try:
-            inputs_path.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
-            careful: bool = self._ask(plan, "run", plan.name, str(inputs_path), str(outputs_path))
-            return pickle.loads(outputs_path.read_bytes()), careful
-        finally:
-            inputs_path.unlink(missing_ok=True)
-            outputs_path.unlink(missing_ok=True)
+        self.open(plan)
+        found: tuple[list[Any], bool] = self._ask(plan, "run", plan.name, tuple(inputs))
+        return found
 
     def open_alone(self, plan: Plan) -> None:
         """Open the plan as in the process that it is handed over to, with no kernel that was loaded for another plan.
 
         A kernel may be right in one plan, and fail in the next one that it is loaded for.
         """
-        self._make([plan])
+        self._make(plan)
         self._opened.clear()  # the worker may close all others
         more_s = _LAUNCH_S * len(plan.kernels)
         self._opened[plan.name] = self._ask(plan, "open_alone", plan, more_s=more_s)
 
-    def _times(self, plan: Plan, seconds: float, *, search: bool) -> tuple[float, ...]:
-        self._open([plan], search=search)
+    def times(self, plan: Plan, seconds: float, *, search: bool = True) -> tuple[float, ...]:
+        """The microseconds that each launch takes in its place in the network, from runs for so many seconds.
+
+        If a plan fails in runs without notes, it is run again to ``search`` for the launch.
+        """
+        self.open(plan, search=search)
         found: tuple[float, ...] = self._ask(
             plan, "note", plan.name, seconds, more_s=2 * seconds, search=search
         )
         return found
 
-    def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
-        """Make the kernels that are missing, and have the worker open what is not open yet."""
-        self._make(plans)
-        names = [plan.name for plan in plans]
-        for plan in plans:
-            self._meet()
-            if plan.name in self._opened:
-                self._opened[plan.name] = self._opened.pop(plan.name)
-                continue
-            others = [name for name in self._opened if name not in names]
-            spare = max(0, _OPEN - len(names))
-            for name in others[: max(0, len(others) - spare)]:
-                del self._opened[name]
-            more_s = _LAUNCH_S * len(plan.kernels)
-            self._opened[plan.name] = self._ask(
-                plan, "open", plan, tuple(self._opened), more_s=more_s, search=search
-            )
+    def open(self, plan: Plan, *, search: bool = True) -> None:
+        """Make the kernels that are missing, and have the worker open the plan, unless it is open."""
+        self._make(plan)
+        self._meet()
+        if plan.name in self._opened:
+            self._opened[plan.name] = self._opened.pop(plan.name)
+            return
+        for name in [*self._opened][: max(0, len(self._opened) - _OPEN + 1)]:
+            del self._opened[name]
+        more_s = _LAUNCH_S * len(plan.kernels)
+        self._opened[plan.name] = self._ask(
+            plan, "open", plan, tuple(self._opened), more_s=more_s, search=search
+        )
 
-    def _make(self, plans: Sequence[Plan]) -> None:
+    def _make(self, plan: Plan) -> None:
         """Make the kernels that are missing."""
-        for plan in plans:
-            for launch, kernel in enumerate(plan.kernels):
-                rejection = self._kernels.make(kernel)
-                if rejection is not None:
-                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
-            if plan.program.is_guarded:
-                self._kernels.keep_as_loaded()
+        for launch, kernel in enumerate(plan.kernels):
+            rejection = self._kernels.make(kernel)
+            if rejection is not None:
+                raise PlanFailedError(plan, launch, rejection, by_itself=True)
+        if plan.program.is_guarded:
+            self._kernels.keep_as_loaded()
 
     def _limit_s(self, plan: Plan) -> float:
         predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
@@ -161,7 +141,7 @@ class Plans:
     def _find(self, plan: Plan) -> None:
         """Run the plan again with notes of each launch. Raises PlanFailedError where that shows which one fails."""
         try:
-            self._times(plan, _SEARCH_S, search=False)
+            self.times(plan, _SEARCH_S, search=False)
         except PlanFailedError as failed:
             if failed.launch is not None:
                 raise

@@ -7,7 +7,6 @@ another one. They decide the order in which candidates are measured, and never t
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections import defaultdict
@@ -25,12 +24,9 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, read_text
 
-log = logging.getLogger(__name__)
-
 WITHOUT_VARIABLE = "COLLAGE_PRIOR_WITHOUT"
 """Environment variable with the name of a model. What it has contributed to the file is left out."""
 FILE = Path(__file__).parent / "prior.json"
-FORMAT = 1
 
 _PRIOR = 0.1
 """The loss that is expected where nothing is known."""
@@ -165,21 +161,15 @@ def _place(hardware: str, threads: int) -> str:
 
 
 def read_prior(path: Path) -> Mapping[str, Sequence[Loss]]:
-    """The losses in a file, by class of machine and threads; none if there is no file that can be read."""
-    try:
-        data: Any = json.loads(path.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}")
-        names, kinds, regions = data["networks"], data["kinds"], data["regions"]
-        return {
-            machine: [
-                Loss(names[at], regions[region], (kinds[kind][0], kinds[kind][1]), int(count), float(mean))
-                for at, region, kind, count, mean in rows
-            ]
-            for machine, rows in data["machines"].items()
-        }
-    except FileNotFoundError:
+    """The losses in a file, by class of machine and threads; none if there is no file."""
+    if not path.exists():
         return {}
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        log.warning("%s is left out: %s", path, error)
-        return {}
+    data: Any = json.loads(path.read_text())
+    names, kinds, regions = data["networks"], data["kinds"], data["regions"]
+    return {
+        machine: [
+            Loss(names[at], regions[region], (kinds[kind][0], kinds[kind][1]), int(count), float(mean))
+            for at, region, kind, count, mean in rows
+        ]
+        for machine, rows in data["machines"].items()
+    }

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from collage.measure_db.results import RejectionKind
-from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row
+from collage.measure_db.rows import Row
+from collage.measure_db.tables import FACTS, KERNELS, NETWORKS
 
 Race: TypeAlias = tuple[str, int, str, str]
 """Graph, threads, hardware and versions: what the plans of one network share."""

@@ -17,6 +17,7 @@ from collage.core.typed import parse_object, typed
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower, Timing
+from collage.measure_db.tables import FACTS, KERNELS, NETWORKS
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -149,12 +150,12 @@ class Database(DatabaseFile):
             found: tuple[Any, ...] = (*numbers, _clocks_text(outcome.clocks), None, None, None, None)
         elif isinstance(outcome, Slower):
             least_us = outcome.least_us
-            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.busy)
+            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, outcome.tuning, False, outcome.busy)
             found = (*found, _clocks_text(outcome.clocks), outcome.rival_us, None, None, None)
         else:
-            found = (None, None, None, None, None, "", False, outcome.busy, None, None)
+            found = (None, None, None, None, None, "", False, None, None, None)
             found = (*found, outcome.kind.value, outcome.message, outcome.free_bytes)
-        self.run(_PUT, (*astuple(key), *found, GATE, time.time(), description))
+        self.run(KERNELS.put, (*astuple(key), *found, GATE, time.time(), description))
 
     def times(self) -> list[tuple[KernelKey, str, float]]:
         """The keys, descriptions and microseconds of all kernels that were timed, also of those that lost races.
@@ -186,7 +187,7 @@ class Database(DatabaseFile):
 
     def put_network(self, key: NetworkKey, timing: Timing, description: str = "") -> None:
         """Record an end-to-end timing, replacing an earlier one."""
-        self.run(_PUT_NETWORK, (*astuple(key), *astuple(timing), time.time(), description))
+        self.run(NETWORKS.put, (*astuple(key), *astuple(timing), time.time(), description))
 
     def get_facts(self, name: str, keys: Iterable[str]) -> dict[str, Json]:
         """Small values recorded under a name (``"epsilon_us"``) and these keys (machine, versions), in one query.
@@ -214,10 +215,7 @@ class Database(DatabaseFile):
 
     def put_fact(self, name: str, key: str, value: Json) -> None:
         """Record a small value, replacing an earlier one."""
-        self.run(
-            "INSERT OR REPLACE INTO facts (name, key, value, created) VALUES (?, ?, ?, ?)",
-            (name, key, json.dumps(value), time.time()),
-        )
+        self.run(FACTS.put, (name, key, json.dumps(value), None, time.time()))
 
     def stats(self) -> DatabaseStats:
         """Counts of what is recorded, for ``collage db stats``."""
@@ -237,45 +235,32 @@ class Database(DatabaseFile):
         return dict(self.run(query))
 
 
-def _matches(columns: str) -> str:
+def _matches(keys: Sequence[str]) -> str:
     """A condition that the columns are those of a wanted key, which is a JSON list."""
     return " AND ".join(
-        f"{column} = json_extract(wanted.value, '$[{position}]')"
-        for position, column in enumerate(columns.split(", "))
+        f"{column} = json_extract(wanted.value, '$[{position}]')" for position, column in enumerate(keys)
     )
 
 
-_KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
-_OUTCOME = (
-    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, busy, clocks, rival_us, rejection, "
-    "message, free_bytes"
-)
+_KEY = KERNELS.columns[: KERNELS.keys]
+_OUTCOME = ", ".join(KERNELS.columns[KERNELS.keys : KERNELS.columns.index("gate")])
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
 _GET = (
     f"SELECT wanted.key, created, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
     "AND created >= ? AND gate = ?"
-)
-_PUT = (
-    f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
-    f"VALUES ({', '.join('?' * 23)})"
 )
 _BEST_CLOCKS = (
     "SELECT json_extract(clocks, '$.gpu') AS gpu, max(json_extract(clocks, '$.sm_mhz')), "
     "max(json_extract(clocks, '$.memory_mhz')) FROM kernels WHERE json_valid(clocks) AND hardware = ? GROUP BY gpu"
 )
 _TIMES = (
-    f"SELECT {_KEY}, description, median_us FROM kernels WHERE gate = ? AND created >= ? AND rejection IS NULL "
-    f"AND repeats > 0 ORDER BY {_KEY}"
+    f"SELECT {', '.join(_KEY)}, description, median_us FROM kernels WHERE gate = ? AND created >= ? "
+    f"AND rejection IS NULL AND repeats > 0 ORDER BY {', '.join(_KEY)}"
 )
-_TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
-_NETWORK_KEY = "graph, placement, threads, hardware, versions"
+_TIMING = ", ".join(NETWORKS.columns[NETWORKS.keys : NETWORKS.columns.index("created")])
 _GET_NETWORKS = (
     f"SELECT wanted.key, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
-    f"ON {_matches(_NETWORK_KEY)} AND created >= ?"
-)
-_PUT_NETWORK = (
-    f"INSERT OR REPLACE INTO networks ({_NETWORK_KEY}, {_TIMING}, created, description) "
-    f"VALUES ({', '.join('?' * 13)})"
+    f"ON {_matches(NETWORKS.columns[: NETWORKS.keys])} AND created >= ?"
 )
 _GET_FACTS = (
     "SELECT wanted.key, facts.value FROM json_each(?) AS wanted CROSS JOIN facts "
@@ -294,13 +279,13 @@ def _outcome(row: Sequence[Any]) -> Outcome:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
         if rival_us is not None:
             (rival_us,) = _numbers([rival_us])
-            return Slower(min_us, rival_us, repeats, _busy(busy), read_clocks(clocks))
+            return Slower(min_us, rival_us, repeats, _busy(busy), read_clocks(clocks), tuning)
         return Measurement(
             *(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only)),
             *(_busy(busy), read_clocks(clocks)),
         )
     free_bytes = None if free_bytes is None else int(_numbers([free_bytes])[0])
-    return Rejection(RejectionKind(rejection), message, free_bytes, _busy(busy))
+    return Rejection(RejectionKind(rejection), message, free_bytes)
 
 
 def read_clocks(text: Any) -> Clocks | None:

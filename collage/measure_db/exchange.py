@@ -21,7 +21,8 @@ from collage.kernel.target import hardware_of
 from collage.measure_db.certainty import Race, certainty, race_certainty, race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import FACTS, KERNELS, NOT_OURS, TABLES, Row, Table, missing_version, rows_of
+from collage.measure_db.rows import NOT_OURS, Row, missing_version, rows_of
+from collage.measure_db.tables import FACTS, KERNELS, TABLES, Table
 
 Filter: TypeAlias = Callable[[Row], str]
 """Why a row is not taken, or "" for one that is."""

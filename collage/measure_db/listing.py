@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from collage.kernel.target import hardware_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import KERNELS, Row
+from collage.measure_db.rows import Row
+from collage.measure_db.tables import KERNELS
 
 
 @dataclass(frozen=True)

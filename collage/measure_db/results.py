@@ -74,14 +74,12 @@ class Rejection:
     """A candidate that cannot be used, and why.
 
     ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there, or what the
-    worker could have of the host's. If much more is free at another time, the candidate is tried again. Rows of older
-    databases have ``busy``.
+    worker could have of the host's. If much more is free at another time, the candidate is tried again.
     """
 
     kind: RejectionKind
     message: str
     free_bytes: int | None = None
-    busy: float | None = None
 
 
 _LATE = "took more than {:g} s"
@@ -109,8 +107,8 @@ class Slower:
     The rival computes the same operators, perhaps in other storage formats. ``repeats`` is the number of samples, after
     which the kernel was known to be slower and was let go. Its outputs were compared with the reference on the usual
     inputs only, so it has to be measured to the end before it may run in a network. Where ``repeats`` is 0 it was not
-    even built: a lower bound, or many races of its kind, have told enough. ``busy`` and ``clocks`` are as in
-    ``Measurement``.
+    even built: a lower bound, or many races of its kind, have told enough. ``busy``, ``clocks`` and ``tuning`` are
+    as in ``Measurement``.
     """
 
     least_us: float
@@ -118,6 +116,7 @@ class Slower:
     repeats: int
     busy: float | None = None
     clocks: Clocks | None = None
+    tuning: str = ""
 
     def __str__(self) -> str:
         if not self.repeats:

@@ -13,7 +13,8 @@ from collage.kernel.target import hardware_of
 from collage.measure_db.certainty import race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, NOT_OURS, TABLES, Row, missing_version, rows_of
+from collage.measure_db.rows import NOT_OURS, Row, missing_version, rows_of
+from collage.measure_db.tables import FACTS, KERNELS, NETWORKS, TABLES
 
 log = logging.getLogger(__name__)
 

@@ -31,13 +31,6 @@ def best_words(best: BestSoFar, engine: tuple[str, float] | None) -> str:
     return text
 
 
-def expected_words(best: BestSoFar, expected_us: float | None) -> str:
-    """The predicted time of the placement that is being worked on, or "" where it promises nothing better."""
-    if expected_us is None or expected_us / 1e3 >= best.latency_ms:
-        return ""
-    return f"{expected_us / 1e3:.4g} ms predicted for the placement in hand"
-
-
 def ended_words(ended: str, budget_s: float | None) -> str:
     """What has ended a compile that was stopped, in words."""
     if ended == INTERRUPT:

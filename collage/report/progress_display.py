@@ -94,9 +94,7 @@ class _Live:
         fields: dict[str, Any] = {
             "completed": progress.done,
             "total": progress.total or None,
-            "text": printable(
-                " | ".join(filter(None, (progress.note, progress.best, progress.expected, progress.text)))
-            ),
+            "text": printable(" | ".join(filter(None, (progress.note, progress.best, progress.text)))),
         }
         begins = progress.stage != self._stage
         if begins or self._task is None:

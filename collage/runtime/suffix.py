@@ -42,7 +42,7 @@ class SuffixExecutor:
         """The region that the engine runs, and the model's inputs and outputs."""
         self._session = session
         self._careful = careful
-        self._turn = _Turn()
+        self._turn = _Turn(suffix.region.backend)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
@@ -118,16 +118,17 @@ class SuffixExecutor:
 class _Turn(TicketLock):
     """Callers take turns. Raises CollageError in a forked process, before anything runs there."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         super().__init__()
+        self._engine = engine
         self._process = os.getpid()
 
     def run(self, function: Callable[[], Result]) -> Result:
         """What the function returns, as ``TicketLock.run``."""
         if self._process != os.getpid():
             raise CollageError(
-                "this module was loaded before the process forked, and the engine's threads did not come along: load "
-                "it again in the child, or start the child by spawning."
+                f"this module was loaded before the process forked, and the threads of {self._engine} did not come "
+                "along: load it again in the child, or start the child by spawning."
             )
         return super().run(function)
 

@@ -81,9 +81,11 @@ class Ordered:
 
 
 def check(dag: Dag, schedule: Schedule) -> None:
-    """Raise ValueError unless the order has all launches and respects the graph."""
+    """Raise ValueError unless the order has all launches and respects the graph, and the streams are some."""
     if sorted(schedule.order) != list(range(len(dag))) or len(schedule.streams) != len(dag):
         raise ValueError(f"a schedule of {len(schedule.order)} launches for a graph of {len(dag)}")
+    if min(schedule.streams, default=TEAM) < TEAM:
+        raise ValueError(f"there is no stream {min(schedule.streams)}")
     place = {v: position for position, v in enumerate(schedule.order)}
     for u, v in dag.edges:
         if place[u] > place[v]:

@@ -52,10 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a string costs, and the seconds it took to find out; None for one that cannot be run, with the ``reason``.
-
-    A judge that remembers a trial gives the seconds that it once took, so that a budget ends at the same point.
-    """
+    """What a string costs, and the seconds it took to find out; None, with the ``reason``, for one that cannot run."""
 
     cost: Cost | None
     seconds: float

@@ -25,6 +25,8 @@ from collage.search.placement import Placement
 Genome: TypeAlias = tuple[int, ...]
 """A digit for each gene."""
 
+_ABOUT_AS_FAST = 1.1
+"""An engine is about as fast as the op level on a part if it takes at most this many times as long."""
 MOST_GENES = 48
 """The most genes. With more parts than that, all parts between two cuts of the network (the layers of a transformer)
 share one gene, because a trial takes seconds, so that there is time for a few hundred only."""
@@ -75,6 +77,24 @@ class Encoding:
         """The string that gives the engine all that it can run."""
         digit = self.engines.index(engine) + 1
         return tuple(digit if digit in gene.choices else 0 for gene in self.genes)
+
+    def seeds(self, candidates: Sequence[Candidate]) -> list[Genome]:
+        """The op level, and for each engine two strings: all that it can take, and what it is about as fast on.
+
+        ``candidates`` have the times of engines by themselves.
+        """
+        seeds = [self.op_level, *map(self.all_on, self.engines)]
+        for digit, engine in enumerate(self.engines, start=1):
+            alone_us = {c.nodes: c.cost_us for c in candidates if c.backend == engine}
+            near = {
+                index
+                for index, part in enumerate(self.parts)
+                if part.nodes in alone_us and alone_us[part.nodes] <= _ABOUT_AS_FAST * part.cost_us
+            }
+            seeds.append(
+                tuple(digit if digit in g.choices and near.issuperset(g.parts) else 0 for g in self.genes)
+            )
+        return list(dict.fromkeys(seeds))
 
     def decode(self, genome: Genome) -> Offloaded:
         """The repaired placement of the string."""

@@ -18,8 +18,6 @@ def promising(
     count: int,
     engines: Collection[str],
     done: Collection[int],
-    *,
-    between: bool = False,
 ) -> list[Offer]:
     """The offers of libraries on their largest subgraphs, and of engines on the whole model and on what is left.
 
@@ -27,19 +25,14 @@ def promising(
     and a placement without an error budget has to do without them.
 
     Two of the largest subgraphs may share nodes, as the two convolutions before a residual sum do. So what is left of
-    each of them without the other is taken, too; where they are of two libraries only with ``between``, since that is
-    needed seldom and takes up to half as many again. Engines are taken on single nodes that no library takes. ``count``
-    is the number of all nodes, and ``done`` are the nodes of views, which cost nothing.
+    each of them without the other is taken, too, if they are of one library. Engines are taken on single nodes that no
+    library takes. ``count`` is the number of all nodes, and ``done`` are the nodes of views, which cost nothing.
     """
     nodes_of: dict[_Maker, set[_Nodes]] = {}
     for offer in offers:
         nodes_of.setdefault(_maker(offer), set()).add(frozenset(offer.request.nodes))
     taken = {maker: _largest(sets) for maker, sets in nodes_of.items() if maker[0] not in engines}
     exact = {maker: sets for maker, sets in taken.items() if not maker[1]}
-    if between:
-        rests = _stranded([nodes for sets in exact.values() for nodes in sets], frozenset(done))
-        for maker, sets in exact.items():
-            sets |= rests & nodes_of[maker]
     covered = set(done).union(*(nodes for sets in exact.values() for nodes in sets))
 
     def wanted(offer: Offer) -> bool:
@@ -67,26 +60,4 @@ def _largest(sets: Collection[_Nodes]) -> set[_Nodes]:
     for sharing in containing.values():
         for one, other in combinations([nodes for nodes in sharing if nodes in largest], 2):
             found.update(rest for rest in (one - other, other - one) if rest in sets)
-    return found
-
-
-def _stranded(largest: Collection[_Nodes], done: _Nodes) -> set[_Nodes]:
-    """What is left of two subgraphs that share nodes, where no others cover what is left of either of them.
-
-    A convolution with its bias may be the largest subgraph of one library, and the bias with the functions that follow
-    that of another one. Without the convolution alone, or the functions alone, no placement has the bias once.
-    """
-    containing: dict[int, set[_Nodes]] = {}
-    for nodes in largest:
-        for node in nodes:
-            containing.setdefault(node, set()).add(nodes)
-
-    def covered(rest: _Nodes) -> bool:
-        return all(any(nodes <= rest for nodes in containing[node]) for node in rest - done)
-
-    found: set[_Nodes] = set()
-    for one in set(largest):
-        for other in set().union(*(containing[node] for node in one)):
-            if not (one <= other or other <= one or covered(one - other) or covered(other - one)):
-                found |= {one - other, other - one}
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from collage.measure.prior import FILE, FORMAT, Kind, Loss, losses_in, read_prior
+from collage.measure.prior import FILE, Kind, Loss, losses_in, read_prior
 from collage.measure_db.rows import snapshot
 
 
@@ -76,5 +76,5 @@ def _text(losses: Mapping[str, Sequence[Loss]], wanted: set[str]) -> str:
             for each in sorted(rows, key=lambda each: (each.network, each.region, each.kind))
             if each.region in wanted
         ]
-    data = {"format": FORMAT, "networks": [*networks], "kinds": [*kinds], "regions": [*regions]}
+    data = {"networks": [*networks], "kinds": [*kinds], "regions": [*regions]}
     return json.dumps({**data, "machines": machines}, separators=(",", ":")) + "\n"

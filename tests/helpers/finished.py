@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collage.compiler.finished import FINISHED
+from collage.compiler.record import FINISHED
 from collage.measure.worker.process import WorkerProcess, Workers
 
 SEARCHES = ("collage.compiler.placing.placed", "collage.compiler.placing.place_within")

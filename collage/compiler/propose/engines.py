@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 from collage.backends.engine import Engine, as_engine
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.plan import FOLDED, Plan, Whole
-from collage.compiler.task import Source
-from collage.compiler.verdict import Verdict
-from collage.compiler.whole_bench import WholeBench
+from collage.compiler.plan import FOLDED, Plan, Verdict, Whole
 from collage.errors import ModelError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import ALL_PLAIN
@@ -19,6 +16,7 @@ from collage.measure.worker.whole_protocol import EngineTrial
 
 log = logging.getLogger(__name__)
 
+_UNTOUCHED = "no engine takes what Collage makes of it, so it runs as its author wrote it"
 _NOT_EXACT = "it loses NaN or reassociates, and the compile was asked to do without"
 
 
@@ -42,7 +40,9 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                 log.info("engines on another form: %s", error)
                 again = EngineTrial()
             if again.errors or (again.loaded and not found.loaded):
-                bench.known.note(*_about_form(bench.task.source, other))
+                if other.form.original is not bench.task.source.original:
+                    given = ", on inputs of the given shapes" if bench.task.source.shapes else ""
+                    bench.known.note(f"{_UNTOUCHED}{given}")
                 other.made += bench.whole.made
                 bench.whole, found, other = other, again, bench.whole
             other.close()
@@ -50,12 +50,6 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                 break
     bench.known.note(*found.notes)
     yield from _right(bench, plans, found)
-
-
-def _about_form(source: Source, whole: WholeBench) -> Iterator[str]:
-    if whole.form.original is not source.original:
-        given = ", on inputs of the given shapes" if source.shapes else ""
-        yield f"no engine takes what Collage makes of it, so it runs as its author wrote it{given}"
 
 
 def engines_folded(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:

@@ -11,9 +11,8 @@ from collage.backends.base import BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import NOISE_MARGIN, field_of, least_us, place
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.plan import Placed, Plan, Verdict
 from collage.compiler.propose.mixes import calibrated, mix_of
-from collage.compiler.verdict import Verdict
 from collage.errors import NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Slower
@@ -89,7 +88,7 @@ def _hoped(bench: Bench) -> Placement | None:
     lost = {request: each for request, each in outcomes.items() if isinstance(each, Slower)}
     offers = [each for each in known.offers if each.request in lost]
     more = candidates_of(bench.model, offers, (), lost, bench.task.without_switch)
-    left_out = known.left_out | known.faulty()
+    left_out = known.left_out
     more = [c for c in more if c.backend not in left_out]
     if not more:
         return None

@@ -11,15 +11,14 @@ from dataclasses import replace
 from collage.backends.base import VIEW, BackendKind
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.placing import Field, field_of, place, uncovered, why_uncovered
-from collage.compiler.plan import CONCURRENT, MIX, Placed, Plan, StreamPlan
+from collage.compiler.placing import field_of, place, uncovered, why_uncovered
+from collage.compiler.plan import Failed, Placed, Plan, Ran, StreamPlan, Verdict
 from collage.compiler.propose.guessed import wanted
-from collage.compiler.verdict import Failed, Ran, Verdict
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.worker.protocol import CandidateRequest
-from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.filling import filling
+from collage.search.others import others
 from collage.search.placement import Placement, check_placement, finish
 from collage.search.promising import promising as promising_offers
 
@@ -42,7 +41,7 @@ def mix_of(best: Best) -> Placed | None:
 def planned(bench: Bench, placement: Placement, streams: StreamPlan | None = None) -> Placed:
     """The placement as a plan, with an engine for the suffix if the model has one."""
     suffix = "" if bench.imported.suffix is None else bench.known.suffix or next(iter(bench.task.engines), "")
-    return Placed(MIX if streams is None else CONCURRENT, placement, streams, suffix)
+    return Placed(placement, streams, suffix)
 
 
 def first_mix(bench: Bench, best: Best, most: int = 2, rounds: int = 2) -> Generator[Plan, Verdict, None]:
@@ -53,7 +52,8 @@ def first_mix(bench: Bench, best: Best, most: int = 2, rounds: int = 2) -> Gener
         requests = wanted(bench, most)
         bench.race(requests)
         try:
-            yield from _with_suffix(bench, best, calibrated(bench, best, rounds))
+            yield from _suffix_engines(bench)
+            yield from calibrated(bench, best, rounds)
             return
         except NoPlacementError as error:
             log.info("no placement yet: %s", error)
@@ -87,20 +87,18 @@ def promising(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     yield from calibrated(bench, best)
 
 
-def calibrated(
-    bench: Bench, best: Best, rounds: int = 3, *, finite_only: bool = True
-) -> Generator[Plan, Verdict, None]:
+def calibrated(bench: Bench, best: Best, rounds: int = 3) -> Generator[Plan, Verdict, None]:
     """Place, run, correct the costs by the times in the network, and place again, until a placement has run before."""
     attempts = 0
     while rounds > 0 and attempts < _ATTEMPTS:
-        plan = planned(bench, place(bench, finite_only=finite_only))
+        plan = planned(bench, place(bench))
         if plan.alike in bench.known.ran:
             return
         verdict = yield plan
         if isinstance(verdict, Ran):
             rounds -= 1
         elif isinstance(verdict, Failed) and verdict.kernel is None:
-            if not bench.known.left_out:
+            if bench.known.blamed is None:
                 yield from _without_one_backend(bench, plan)
             return
         else:
@@ -116,7 +114,7 @@ def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if mix is None:
         return
     field = field_of(bench)
-    other = _others(bench.known.timed(mix).placement, field)
+    other = others(bench.known.timed(mix).placement, field.candidates)
     if other is None:
         return
     graph = bench.model.graph
@@ -130,27 +128,6 @@ def other_variants(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     if plan.alike not in bench.known.ran:
         yield plan
     yield from calibrated(bench, best)
-
-
-def _others(placement: Placement, field: Field) -> list[Candidate] | None:
-    """For each kernel of the placement the next best one of the same nodes and storages, or itself; None if all are."""
-    alike: dict[tuple[object, ...], list[Candidate]] = {}
-    for each in field.candidates:
-        alike.setdefault((each.nodes, each.reads, each.writes), []).append(each)
-    found, changed = [], False
-    for kernel in placement.candidates:
-        rivals = [
-            c
-            for c in alike.get((kernel.nodes, kernel.reads, kernel.writes), ())
-            if (c.backend, c.variant) != (kernel.backend, kernel.variant)
-        ]
-        best = min(rivals, key=lambda c: c.cost_us, default=None)
-        if best is not None and best.cost_us <= 1.3 * kernel.cost_us:
-            found.append(best)
-            changed = True
-        else:
-            found.append(kernel)
-    return found if changed else None
 
 
 def refuse(bench: Bench) -> None:
@@ -173,13 +150,11 @@ def refuse(bench: Bench) -> None:
         raise NoPlacementError(why_uncovered(bench, [*left]))
 
 
-def promising_of(
-    bench: Bench, offers: Sequence[Offer] | None = None, *, between: bool = False
-) -> list[Offer]:
+def promising_of(bench: Bench) -> list[Offer]:
     """The most promising offers in the model's own dtypes (``search.promising``)."""
-    offers = bench.known.offers if offers is None else offers
+    offers = bench.known.offers
     done = {node for view in bench.known.views for node in view.nodes}
-    found = promising_offers(offers, len(bench.model.graph.nodes), bench.task.engines, done, between=between)
+    found = promising_offers(offers, len(bench.model.graph.nodes), bench.task.engines, done)
     exact = [each for each in found if not each.request.variant.precision]
     if bench.task.options.tolerance:  # there are more offers than there is time for a second attempt
         exact += filling(bench.model, offers, exact, bench.known.views)
@@ -199,29 +174,17 @@ def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:
     return [offer.request for offer in offers]
 
 
-def _with_suffix(
-    bench: Bench, best: Best, proposer: Generator[Plan, Verdict, None]
-) -> Generator[Plan, Verdict, None]:
-    """The plans of the proposer; the first one with each engine for the suffix, if the model has one."""
+def _suffix_engines(bench: Bench) -> Generator[Plan, Verdict, None]:
+    """A placement with each engine for the suffix, if the model has one; from then on that is the fastest of them."""
     if bench.imported.suffix is None:
-        yield from proposer
         return
-    verdict = None
-    times: dict[str, float] = {}
-    while True:
-        try:
-            plan = next(proposer) if verdict is None else proposer.send(verdict)
-        except StopIteration:
-            return
-        if not times and isinstance(plan, Placed):
-            for engine in bench.task.engines:
-                verdict = yield replace(plan, suffix=engine)
-                if isinstance(verdict, Ran):
-                    times[engine] = verdict.us
-            if times:
-                bench.known.suffix = min(times, key=times.__getitem__)
-        else:
-            verdict = yield plan
+    plan = planned(bench, place(bench))
+    times_us: dict[str, float] = {}
+    for engine in bench.task.engines:
+        verdict = yield replace(plan, suffix=engine)
+        if isinstance(verdict, Ran):
+            times_us[engine] = verdict.us
+    bench.known.suffix = min(times_us, key=times_us.__getitem__, default="")
 
 
 def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdict, None]:
@@ -229,11 +192,11 @@ def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdic
     counts = Counter(c.backend for c in failed.placement.candidates for _ in c.nodes)
     names: Collection[str] = sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))
     for name in names:
-        bench.known.left_out = {name}
+        bench.known.blamed = name
         try:
             verdict = yield planned(bench, place(bench))
         except NoPlacementError:
             continue
         if isinstance(verdict, Ran):
             return
-    bench.known.left_out = set()
+    bench.known.blamed = None

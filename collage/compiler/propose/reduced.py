@@ -19,15 +19,14 @@ from collage.check.metrics import MetricError
 from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
-from collage.compiler.events import Bounded
-from collage.compiler.placing import place, with_price
-from collage.compiler.plan import Placed, Plan
+from collage.compiler.placing import place
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, Ran, Verdict
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
-from collage.compiler.referee import RaceFailedError, Referee
-from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
+from collage.compiler.referee import Referee
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.subgraph import edges
+from collage.report.report import ErrorReport
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.steering import Steering
@@ -91,41 +90,35 @@ def early_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 
 
 def _within(bench: Bench, best: Best, knobs: Knobs) -> Generator[Plan, Verdict, None]:
-    tolerance, metric = bench.task.options.tolerance, bench.task.options.metric
+    asked = bench.task.asked
+    assert asked is not None
+    told = ErrorReport(asked.tolerance, asked.metric.name, asked.about)
     if not any(offer.request.variant.precision for offer in bench.known.offers):
-        bench.known.tell(Bounded(tolerance, metric.name, reason=_NOTHING))
+        bench.known.tolerance = replace(told, reason=_NOTHING)
         bench.known.note(_NOTHING)
         return
     bench.show(Progress("errors", 0, 1))
     try:
-        own = _own_error(bench, best)
-        about = bench.accuracy.about
-        told = Bounded(tolerance, metric.name, about, own)
-        if own is not None and own > tolerance:
-            asked = f"a tolerance of {tolerance:g}"
-            bench.known.tell(told)
-            bench.known.note(f"{asked} is below float32's own error of {own:.2g} on {about}; float32 remains")
+        mix = mix_of(best)
+        bench.accuracy  # noqa: B018  (raises ModelError if the reference does not run the samples)
+        own = None if mix is None else Referee(bench).errors(mix)[0]
+        told = replace(told, own=own)
+        if own is not None and own > asked.tolerance:
+            bench.known.tolerance = told
+            bench.known.note(
+                f"a tolerance of {asked.tolerance:g} is below float32's own error of {own:.2g} on {asked.about}; "
+                "float32 remains"
+            )
             return
         yield from _search(bench, best, told, knobs)
     except (MetricError, ModelError) as error:
         log.warning("%s", error)
         why = f"{str(error).rstrip('.')}; float32 remains"
-        bench.known.tell(Bounded(tolerance, metric.name, reason=why))
+        bench.known.tolerance = replace(told, reason=why)
         bench.known.note(why)
 
 
-def _own_error(bench: Bench, best: Best) -> float | None:
-    """The error of the best mix in the model's own dtypes on samples; None if there is none. Raises MetricError."""
-    mix = mix_of(best)
-    bench.accuracy  # noqa: B018  (raises ModelError if the reference does not run the samples)
-    try:
-        return None if mix is None else Referee(bench).error_on_samples(mix)
-    except RaceFailedError as error:
-        log.info("%s", error.failed.reason)
-        return None
-
-
-def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[Plan, Verdict, None]:
+def _search(bench: Bench, best: Best, told: ErrorReport, knobs: Knobs) -> Generator[Plan, Verdict, None]:
     known, is_predicted = bench.known, bench.accuracy.asked.metric.is_predicted
     aimed = knobs.aim * told.tolerance
     budget = known.errors
@@ -139,7 +132,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
         budget = steering.budget
         plan = planned(bench, place(bench, budget))
         predicted = of_outputs(plan.placement.error)
-        steering.budget = with_price(budget, plan.placement)
+        steering.budget = replace(budget, price_us=plan.placement.price_us)
         if predicted == 0:
             if not found and steering.step_back():
                 rounds += 1
@@ -161,7 +154,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
         log.info("round %d: predicted error %.2g, measured %.2g, %.2g foreseen of other inputs", *about)
         told = replace(told, rounds=rounds)
         if isinstance(verdict, Ran) and (refused := _refused(bench, plan)):
-            known.without(refused)
+            known.offers = [o for o in known.offers if o.request.variant.precision not in refused]
             best.drop(plan)
             continue
         found = found or isinstance(verdict, Ran)
@@ -170,7 +163,7 @@ def _search(bench: Bench, best: Best, told: Bounded, knobs: Knobs) -> Generator[
             break
         steering.learn(plan.placement, measured)
     known.errors = steering.budget
-    known.tell(told)
+    known.tolerance = told
     if not found:
         why = f"is within {told.tolerance:g}" if told.rounds else "is faster"
         known.note(f"no placement of reduced precision {why}; float32 remains")

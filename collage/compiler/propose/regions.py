@@ -8,14 +8,12 @@ from collage.backends.base import VIEW
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import field_of, place
-from collage.compiler.plan import Plan
+from collage.compiler.plan import Plan, Verdict
 from collage.compiler.propose.mixes import calibrated, mix_of
-from collage.compiler.record import SUGGESTED
-from collage.compiler.verdict import Verdict
+from collage.compiler.record import BESIDE, MERGED
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
 from collage.measure.worker.protocol import CandidateRequest
-from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.merge_regions import region_merges
 from collage.search.placement import Placement
@@ -29,30 +27,29 @@ _LARGE = 0.25
 def regions(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """Measures what placements suggest, and places again, until nothing is new."""
     for _ in range(_ROUNDS):
-        placement = place(bench)
-        if not bench.suggest(_suggestions(bench, placement), mix_of(best)):
+        new = [o for o in _suggestions(bench, place(bench)) if o.request not in bench.known.outcomes]
+        if not new:
             return
+        bench.known.offer(new)
+        bench.race([offer.request for offer in new], mix_of(best))
         yield from calibrated(bench, best, rounds=1)
 
 
 def _suggestions(bench: Bench, placement: Placement) -> list[Offer]:
     graph, engines = bench.model.graph, bench.task.engines.keys()
-    merged, beside = SUGGESTED
     found: dict[CandidateRequest, str] = {}
     for nodes, name in region_merges(placement, engines, {VIEW}):
-        found[CandidateRequest(nodes, name, Variant(precision=_precision(placement, nodes)))] = merged
+        found[CandidateRequest(nodes, name, Variant(precision=_precision(placement, nodes)))] = MERGED
     order = branch_order(graph)
     candidates = field_of(bench).candidates
-    for region in _large(placement, engines, len(graph.nodes)):
+    large = [
+        c for c in placement.candidates if c.backend in engines and len(c.nodes) >= _LARGE * len(graph.nodes)
+    ]
+    for region in large:
         for nodes in region_splits(order, candidates, region, bench.known.epsilon_us):
             variant = Variant(precision=region.variant.precision)
-            found.setdefault(CandidateRequest(nodes, region.backend, variant), beside)
+            found.setdefault(CandidateRequest(nodes, region.backend, variant), BESIDE)
     return [Offer(request, why) for request, why in found.items() if len(request.nodes) < len(graph.nodes)]
-
-
-def _large(placement: Placement, engines: Collection[str], count: int) -> list[Candidate]:
-    """The large regions of engines."""
-    return [c for c in placement.candidates if c.backend in engines and len(c.nodes) >= _LARGE * count]
 
 
 def _precision(placement: Placement, nodes: Collection[int]) -> str:

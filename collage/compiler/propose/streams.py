@@ -8,30 +8,30 @@ ones are made with the times of its launches.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.executable import Executable
-from collage.compiler.plan import Placed, Plan, StreamPlan
+from collage.compiler.plan import Placed, Plan, Ran, StreamPlan, Verdict
 from collage.compiler.propose.mixes import planned
-from collage.compiler.propose.single_threaded import Launch, single_threaded
-from collage.compiler.verdict import Ran, Verdict
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.storage import Storage
+from collage.kernel.transform import LayoutTransform
+from collage.measure.measurer import Measurer
 from collage.schedule.dag import Dag
+from collage.schedule.gpu_streams import gpu_schedules
 from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.stream_mapping import nimble, opara
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from collage.search.candidate import Candidate
-from collage.search.placement import Placement
+from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.transforms import PlacedTransform
-
-log = logging.getLogger(__name__)
 
 _LEAST_GAIN = 0.03
 """The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
@@ -45,23 +45,19 @@ _ROUNDS, _MOST_FIRST = 3, 3
 
 def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """Schedules of the best mix with concurrent launches, if there is more than one thread."""
-    mix = next((p for p in best.everything() if isinstance(p, Placed) and p.streams is None), None)
-    if mix is None or bench.task.target.threads < 2:
+    found = _one_after_another(bench, best)
+    if found is None or bench.task.target.threads < 2:
         return
-    mix = bench.known.timed(mix)
-    base = bench.assembler.assemble(mix, bench.known.tunings)
+    mix, base = found
     dag = base.program.ordered.dag
-    if dag.width < 2:
-        return
     beside = {v for v in dag.beside_others if not base.program.on_gpu[v]}
     if not beside:
         return
     single = tuple(single_threaded(bench, base.launches, beside))
-    launches = _Launches(bench.known.epsilon_us, mix.placement, base, single)
     threads = base.program.threads
-    team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
+    team_us = [_team_us(each, bench.known.epsilon_us) for each in base.launches]
     single_us: list[float | None] = [None if each is None else each.cost_us for each in single]
-    moved = [moved_bytes(bench.model, base, v) for v in range(len(dag))]
+    moved = [_moved_bytes(bench.model, base, v) for v in range(len(dag))]
     tried: set[Schedule] = set()
     for number in range(_ROUNDS):
         costs = Costs(tuple(team_us), tuple(single_us), _BARRIER_US, _EVENT_US)
@@ -75,8 +71,7 @@ def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                 team_us[v] if schedule.streams[v] == TEAM else (single_us[v] or team_us[v])
                 for v in range(len(dag))
             ]
-            total_us = makespan_us(dag, schedule, by_costs)
-            placement = launches.placed(schedule, dict(enumerate(by_costs)), total_us)
+            placement = replace(mix.placement, predicted_us=makespan_us(dag, schedule, by_costs))
             verdict = yield planned(bench, placement, StreamPlan(schedule, single, name))
             if not isinstance(verdict, Ran) or len(verdict.launches_us) != len(schedule.order):
                 continue
@@ -87,31 +82,27 @@ def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
                     single_us[v] = us
 
 
-@dataclass(frozen=True)
-class _Launches:
-    """The launches of a mix on the whole team, and for each the single-threaded kernel that can take its place."""
+def gpu_streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
+    """A plan for each schedule on streams of a GPU, if launches there are independent."""
+    found = _one_after_another(bench, best)
+    if found is None or not any(found[1].program.on_gpu):
+        return
+    mix, base = found
+    dag, none = base.program.ordered.dag, (None,) * len(base.launches)
+    moved = [_moved_bytes(bench.model, base, v) for v in range(len(dag))]
+    costs = [each.cost_us for each in base.launches]
+    schedules = gpu_schedules(dag, base.program.on_gpu, costs, moved)
+    for schedule, name in {each: name for name, each in reversed(schedules.items())}.items():
+        yield planned(bench, mix.placement, StreamPlan(schedule, none, name))
 
-    epsilon_us: float
-    mix: Placement
-    base: Executable
-    single_threaded: tuple[Launch | None, ...]
 
-    def placed(self, schedule: Schedule, times: Mapping[int, float], total_us: float) -> Placement:
-        """The mix as it is scheduled, with the times of its launches. It ends after ``total_us`` microseconds."""
-        candidates: dict[Candidate, Candidate] = {}
-        transforms: dict[PlacedTransform, PlacedTransform] = {}
-        for v, launch in enumerate(self.base.launches):
-            alone = self.single_threaded[v] if schedule.streams[v] != TEAM else launch
-            if isinstance(launch, Candidate) and isinstance(alone, Candidate):
-                candidates[launch] = replace(launch, cost_us=times[v])
-            elif isinstance(launch, PlacedTransform) and isinstance(alone, PlacedTransform):
-                transforms[launch] = replace(alone, cost_us=times[v])
-        return replace(
-            self.mix,
-            candidates=tuple(candidates.get(each, each) for each in self.mix.candidates),
-            transforms=tuple(transforms.get(each, each) for each in self.mix.transforms),
-            predicted_us=total_us,
-        )
+def _one_after_another(bench: Bench, best: Best) -> tuple[Placed, Executable] | None:
+    """The best mix whose launches run one after another, with its times in the network."""
+    for plan in best.everything():
+        if isinstance(plan, Placed) and plan.streams is None:
+            mix = bench.known.timed(plan)
+            return mix, bench.assembler.assemble(mix, bench.known.tunings)
+    return None
 
 
 def _proposals(
@@ -132,7 +123,7 @@ def _proposals(
     return [(name, each) for name, each in ranked if each.time_us <= limit]
 
 
-def moved_bytes(model: Model, executable: Executable, v: int) -> int:
+def _moved_bytes(model: Model, executable: Executable, v: int) -> int:
     """The bytes of activations and weights that launch ``v`` reads and writes."""
     region, types = executable.program.launches[v], executable.program.types
     weights = Subgraph(model, region.nodes).weights.values()
@@ -143,3 +134,59 @@ def moved_bytes(model: Model, executable: Executable, v: int) -> int:
 
 def _team_us(launch: Launch, epsilon_us: float) -> float:
     return launch.cost_us + (epsilon_us * launch.switches if isinstance(launch, Candidate) else 0.0)
+
+
+Launch: TypeAlias = "Candidate | PlacedTransform"
+_Storages: TypeAlias = "tuple[tuple[int, Storage], ...]"
+_Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages, str]"
+"""The nodes of a launch, the storages of its inputs and outputs, and its precision."""
+
+
+def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection[int]) -> list[Launch | None]:
+    """The fastest counterparts on one thread of the launches with the indices ``beside``, measured if need be.
+
+    They do the same in the same storages and the same precision. There is None for the other launches, and for those of
+    engines.
+    """
+    task, known, model = bench.task, bench.known, bench.model
+    measurer = bench.measurer.on_threads(1)
+    wanted = [launches[at] for at in sorted(beside)]
+    kernels = [each for each in wanted if isinstance(each, Candidate)]
+    nodes, works = {each.nodes for each in kernels}, {_work(each) for each in kernels}
+    matches = [m for m in known.matches if m.nodes in nodes and m.backend in task.on_team]
+    build = replace(task.build, threads=1, tune_trials=0)
+    offers, _ = offers_of(model, matches, task.backends, build)
+    offers = [
+        o
+        for o in offers
+        if (o.request.nodes, *ports_of(model, o.request), o.request.variant.precision) in works
+    ]
+    outcomes = measurer.race([offer.request for offer in offers])
+    known.single_threaded.update(
+        (o.request, (o.pattern, outcomes[o.request])) for o in offers if o.request in outcomes
+    )
+    errors = None if known.errors is None else known.errors.model
+    fastest: dict[_Work, Candidate] = {}
+    for candidate in candidates_of(model, offers, (), outcomes, task.on_team, errors):
+        before = fastest.get(_work(candidate))
+        if not candidate.outrun and (before is None or candidate.cost_us < before.cost_us):
+            fastest[_work(candidate)] = candidate
+    transforms = {each.transform: None for each in wanted if isinstance(each, PlacedTransform)}
+    costs = measurer.measure_transforms([each for each in transforms if _runs_on_team(measurer, each)])
+    found: list[Launch | None] = [None] * len(launches)
+    for at in beside:
+        each = launches[at]
+        if isinstance(each, Candidate):
+            found[at] = fastest.get(_work(each))
+        elif each.transform in costs:
+            found[at] = replace(each, cost_us=costs[each.transform])
+    return found
+
+
+def _runs_on_team(measurer: Measurer, transform: LayoutTransform) -> bool:
+    maker = measurer.transform_backend(transform)
+    return maker is not None and maker.on_team()
+
+
+def _work(candidate: Candidate) -> _Work:
+    return candidate.nodes, candidate.reads, candidate.writes, candidate.variant.precision

@@ -50,6 +50,22 @@ def copied(infos: Iterable[onnx.ValueInfoProto]) -> tuple[onnx.ValueInfoProto, .
     return tuple(onnx.ValueInfoProto.FromString(info.SerializeToString()) for info in infos)
 
 
+def check_sets(model: onnx.ModelProto, sets: Sequence[Shapes]) -> None:
+    """Raise UsageError if there are no sets of shapes, if one does not fit the model, or if two are the same."""
+    if not sets:
+        raise UsageError("give at least one set of shapes.")
+    seen: list[onnx.ModelProto] = []
+    for shapes in sets:
+        inputs = onnx.ModelProto()  # a model that has the same inputs and nothing else
+        inputs.graph.input.extend(model.graph.input)
+        inputs.graph.initializer.extend(onnx.TensorProto(name=each.name) for each in model.graph.initializer)
+        fix_shapes(inputs, shapes)
+        if inputs in seen:
+            text = " ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+            raise UsageError(f"two sets of shapes are the same: {text}.")
+        seen.append(inputs)
+
+
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place, and what follows from them.
 

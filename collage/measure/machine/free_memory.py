@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from collage.backends.base import Backend
 from collage.core.cuda_driver import free_memory
+from collage.core.memory import memory_for_worker, memory_limit
 from collage.graph.storage import CUDA
 from collage.measure.machine.gpu_now import gpu_now
-from collage.measure.machine.memory import memory_for_worker, memory_limit
 from collage.measure_db.results import Rejection, RejectionKind
 
 Result = TypeVar("Result")

@@ -8,8 +8,8 @@ with weights of their own, among as many bytes as the network has.
 
 from __future__ import annotations
 
+from collage.core.memory import last_level_cache
 from collage.frontend.subgraph import Subgraph
-from collage.measure.machine.memory import last_level_cache
 
 _SMALL_BYTES = 256 << 10
 """Below this size, weights that are not in the cache cost less than the noise."""

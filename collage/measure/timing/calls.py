@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -113,15 +111,3 @@ def clock_overhead(clock: Clock) -> int:
         start = clock()
         found.append(clock() - start)
     return sorted(found)[7]
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """Turn Python's garbage collector off inside the block, since a collection takes milliseconds."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeAlias
 
-from collage.measure.timing.calls import Clock, clock_overhead, median_interval, no_gc, ratios_of, summary
+from collage.measure.timing.calls import Clock, clock_overhead, median_interval, ratios_of, summary
 from collage.measure_db.results import Timing
 
 Turns: TypeAlias = "list[list[float]]"
@@ -80,15 +80,14 @@ def take_turn(
     """
     if settle_s:
         time.sleep(settle_s)
-    with no_gc():
-        overhead = clock_overhead(clock)
-        for _ in range(2):
-            taken: list[float] = []
-            start = clock()
-            while not taken or clock() - start < turn_s * 1e9:
-                begin = clock()
-                call()
-                taken.append(max(1, clock() - begin - overhead))
+    overhead = clock_overhead(clock)
+    for _ in range(2):
+        taken: list[float] = []
+        start = clock()
+        while not taken or clock() - start < turn_s * 1e9:
+            begin = clock()
+            call()
+            taken.append(max(1, clock() - begin - overhead))
     return taken
 
 

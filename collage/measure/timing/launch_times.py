@@ -9,7 +9,6 @@ import numpy as np
 
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call
-from collage.measure.timing.calls import no_gc
 from collage.runtime.executor import Executor
 from collage.schedule.schedule import begins
 
@@ -64,7 +63,6 @@ def run_in_turns(noted: Call, limit_s: float) -> None:
     """Run for ``limit_s`` seconds, and at least five times."""
     start = time.monotonic()
     runs = 0
-    with no_gc():
-        while runs < _LEAST_RUNS or time.monotonic() - start < limit_s:
-            noted()
-            runs += 1
+    while runs < _LEAST_RUNS or time.monotonic() - start < limit_s:
+        noted()
+        runs += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from collage.graph.storage import BF16, FP16, INT8, TF32
-from collage.measure.timing.calls import PRECISE, Clock, Enough, median_interval, no_gc, noise, ratios_of
+from collage.measure.timing.calls import PRECISE, Clock, Enough, median_interval, noise, ratios_of
 
 EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
@@ -85,46 +85,43 @@ def race(
     It takes at most ``budget_s`` seconds for each candidate on average, or six runs if these take longer, and at most
     so many ``rounds``.
     """
-    with no_gc():
-        start = clock()
-        first = [lane.run(1) for lane in lanes]
-        long = max(first) >= _LONG_NS
-        if not long:
-            first = [min(ns, lane.run(1)) for ns, lane in zip(first, lanes, strict=True)]
-        sizes = [min(_LARGEST_BATCH, math.ceil(_BATCH_NS / max(ns, 1.0))) for ns in first]
-        turns: list[list[float]] = [[] for _ in lanes]
-        if long:
-            turns = [
-                [ns if ns >= _LONG_NS else lane.run(size)]
-                for ns, size, lane in zip(first, sizes, lanes, strict=True)
-            ]
-        asked = [at for at, lane in enumerate(lanes) if not lane.incumbent]
-        budget_ns = sum(max(budget_s * 1e9, RUNS * first[at]) for at in asked)
-        running, done, check = list(range(len(lanes))), int(long), _SURE
-        while done < rounds:
-            if done:
-                left = _left(lanes, turns, running, done)
-                if done >= check:
-                    left = [
-                        at for at in left if lanes[at].incumbent or not _is_slower(lanes, turns, at, left)
-                    ]
-                    lasted = clock() - start >= _LEAST_SHARE * budget_ns  # else one burst may have them all
-                    if (lasted or len(asked) < len(lanes)) and _are_known(lanes, turns, left, enough):
-                        break
-                    check = done + max(1, done // 4)
-                if all(lanes[at].incumbent for at in left):
+    start = clock()
+    first = [lane.run(1) for lane in lanes]
+    long = max(first) >= _LONG_NS
+    if not long:
+        first = [min(ns, lane.run(1)) for ns, lane in zip(first, lanes, strict=True)]
+    sizes = [min(_LARGEST_BATCH, math.ceil(_BATCH_NS / max(ns, 1.0))) for ns in first]
+    turns: list[list[float]] = [[] for _ in lanes]
+    if long:
+        turns = [
+            [ns if ns >= _LONG_NS else lane.run(size)]
+            for ns, size, lane in zip(first, sizes, lanes, strict=True)
+        ]
+    asked = [at for at, lane in enumerate(lanes) if not lane.incumbent]
+    budget_ns = sum(max(budget_s * 1e9, RUNS * first[at]) for at in asked)
+    running, done, check = list(range(len(lanes))), int(long), _SURE
+    while done < rounds:
+        if done:
+            left = _left(lanes, turns, running, done)
+            if done >= check:
+                left = [at for at in left if lanes[at].incumbent or not _is_slower(lanes, turns, at, left)]
+                lasted = clock() - start >= _LEAST_SHARE * budget_ns  # else one burst may have them all
+                if (lasted or len(asked) < len(lanes)) and _are_known(lanes, turns, left, enough):
                     break
-                cost_ns = sum(sizes[at] * turns[at][-1] for at in left)
-                if clock() - start + cost_ns > budget_ns:
-                    break
-                running = left
-            shift = done % len(running)
-            for at in running[shift:] + running[:shift]:
-                if lanes[at].settle_s:
-                    sleep(lanes[at].settle_s)
-                    start += round(lanes[at].settle_s * 1e9)
-                turns[at].append(lanes[at].run(sizes[at]))
-            done += 1
+                check = done + max(1, done // 4)
+            if all(lanes[at].incumbent for at in left):
+                break
+            cost_ns = sum(sizes[at] * turns[at][-1] for at in left)
+            if clock() - start + cost_ns > budget_ns:
+                break
+            running = left
+        shift = done % len(running)
+        for at in running[shift:] + running[:shift]:
+            if lanes[at].settle_s:
+                sleep(lanes[at].settle_s)
+                start += round(lanes[at].settle_s * 1e9)
+            turns[at].append(lanes[at].run(sizes[at]))
+        done += 1
     return turns
 
 

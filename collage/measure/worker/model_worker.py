@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from collage.backends.base import Backend
 from collage.check.bound_kernel import KernelSource
 from collage.check.extraordinary import extraordinary
+from collage.check.gate import Checked
 from collage.check.reference import evaluate
 from collage.check.samples import Samples
 from collage.check.spent import BUILD, NETWORKS, REFERENCE, TRANSFORMS, spent, taken
@@ -29,9 +30,9 @@ from collage.frontend.random_inputs import random_inputs
 from collage.frontend.read.apart import load_model
 from collage.frontend.read.weights import forget_borrowed
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure.artifacts import Artifacts
 from collage.measure.machine.free_memory import with_free_memory
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.plan_trace import WorkerPosition
@@ -40,10 +41,10 @@ from collage.measure.worker.protocol import (
     VALUES,
     AskPlan,
     CandidateRequest,
-    CheckDone,
     CheckKernel,
     Evaluated,
     Init,
+    KernelFailed,
     RaceKernels,
     Tried,
     TryKernel,
@@ -73,14 +74,6 @@ class _Backends(dict[str, Backend]):
             text = f"{type(error).__name__}: {library_text(error)}"
             raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
         return self[name]
-
-
-Answer = TypeVar("Answer", Tried, CheckDone)
-
-
-def _either(answer: Answer) -> Answer | Rejection:
-    """The rejection in an answer, or the answer."""
-    return answer if answer.rejection is None else answer.rejection
 
 
 class ModelWorker:
@@ -156,7 +149,7 @@ class ModelWorker:
                 gc.collect()
             return Evaluated(wrong, tuple(extraordinary(self.model.graph, self._store)))
 
-    def _try(self, message: TryKernel) -> Tried:
+    def _try(self, message: TryKernel) -> Tried | KernelFailed:
         key = PlanKernel(message.request, message.options).key
         source = self._source(message.request, message.options)
         if message.known and key in self._artifacts:
@@ -164,13 +157,9 @@ class ModelWorker:
         else:
             ready = self._ahead.take(key)
         self._samples.keep_within(message.limit_s)
-        tried = with_free_memory(
-            self._backends[message.request.backend],
-            lambda: _either(self._racing.try_alone(message, replace(source, ready=ready))),
-        )
-        return Tried(tried) if isinstance(tried, Rejection) else tried
+        return self._racing.try_alone(message, replace(source, ready=ready))
 
-    def _check(self, message: CheckKernel) -> CheckDone:
+    def _check(self, message: CheckKernel) -> Checked | KernelFailed:
         self._samples.keep_within(message.limit_s)
         request = self._racing.request(message.number)
 
@@ -178,10 +167,7 @@ class ModelWorker:
             with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
                 self._keep(PlanKernel(request, options), artifact)
 
-        checked = with_free_memory(
-            self._backends[request.backend], lambda: _either(self._racing.check(message.number, keep))
-        )
-        return CheckDone(checked) if isinstance(checked, Rejection) else checked
+        return self._racing.check(message.number, keep)
 
     def transform(
         self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float

@@ -17,10 +17,12 @@ from collage.measure.worker.process import WorkerDiedError, WorkerProcess, Worke
 from collage.measure.worker.protocol import (
     VALUES,
     Ask,
+    CheckKernel,
     Evaluated,
     Init,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
+    TryKernel,
     running_in,
 )
 
@@ -38,15 +40,22 @@ class ModelWorkers:
     Workers come from ``workers`` and go back there. Methods raise MeasurementError when a worker cannot be started.
     """
 
-    def __init__(self, init: Init, workers: Workers, nodes: int, node_limit_s: float) -> None:
-        """The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run."""
-        self.init = init
-        self.evaluated = Evaluated({})
-        """What the reference run has found."""
+    def __init__(self, workers: Workers, init: Init | None = None) -> None:
+        """Without ``init`` it is made on first use (``_begin``)."""
+        self._init = init
+        self._evaluated = Evaluated({})
         self._workers = workers
-        self._nodes = nodes
-        self._node_limit_s = node_limit_s
         self._running: dict[int, WorkerProcess] = {}
+
+    @property
+    def init(self) -> Init:
+        """The first message to a worker."""
+        if self._init is None:
+            self._init = self._begin()
+        return self._init
+
+    def _begin(self) -> Init:
+        raise NotImplementedError
 
     def release(self) -> None:
         """Give the workers back. A second call does nothing."""
@@ -60,9 +69,10 @@ class ModelWorkers:
         if known is not None and known.alive:
             return known
         worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
-        limit_s = min(_LEAST_EVALUATE_S + self._node_limit_s * self._nodes, _EVALUATE_LIMIT_S)
+        node_limit_s = self.init.node_limit_s
+        limit_s = min(_LEAST_EVALUATE_S + node_limit_s * self.init.nodes, _EVALUATE_LIMIT_S)
         try:
-            self.evaluated = worker.ask(Ask("evaluate", (self._node_limit_s,), limit_s), limit_s)
+            self._evaluated = worker.ask(Ask("evaluate", (node_limit_s,), limit_s), limit_s)
         except WorkerDiedError as died:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"
@@ -75,16 +85,23 @@ class ModelWorkers:
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The reply of the worker on that many threads, or the Rejection that its death means.
 
-        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. A race names the
-        kernel that ran (RaceFailed).
+        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds. Messages about
+        kernels get a KernelFailed, with the number of the kernel that ran.
         """
         try:
             return self.worker(threads).ask(message, message.limit_s)
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
             if isinstance(message, RaceKernels):
-                return RaceFailed(int(running_in(self.init.folder)[0]), died.rejection, ended=True)
+                return KernelFailed(int(running_in(self.init.folder)[0]), died.rejection, ended=True)
+            if isinstance(message, (TryKernel, CheckKernel)):
+                return KernelFailed(message.number, died.rejection, ended=True)
             return died.rejection
+
+    def evaluated(self) -> Evaluated:
+        """What the reference run of the model has found."""
+        self.worker(self.init.threads)
+        return self._evaluated
 
     def spent(self) -> Mapping[str, float]:
         """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""

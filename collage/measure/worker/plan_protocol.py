@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from collage.backends.base import VIEW
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure.worker.protocol import CandidateRequest
@@ -24,6 +25,11 @@ class PlanKernel:
 
     what: CandidateRequest | LayoutTransform
     options: BuildOptions
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a view, which has one kernel and takes no time."""
+        return isinstance(self.what, CandidateRequest) and self.what.backend == VIEW
 
     @property
     def key(self) -> str:

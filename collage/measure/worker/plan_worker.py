@@ -6,23 +6,23 @@ files that it leaves (``plan_trace``) tell which kernel it was.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from collage.check.samples import Samples
 from collage.check.stages import RejectedError, stage
+from collage.core.quiet import quiet_machine
 from collage.frontend.model import Model
 from collage.frontend.model_artifacts import artifact_in
 from collage.graph.dataflow import Array
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Kernel
-from collage.measure.artifacts import Artifacts
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.timing.launch_times import NotedRuns, run_in_turns
 from collage.measure.worker.plan_check import PlanCheck
@@ -158,18 +158,13 @@ class PlanWorker:
             run_in_turns(noted, seconds)
         return tuple(noted.launches_us())
 
-    def run(self, name: str, inputs_path: str, outputs_path: str) -> bool:
-        """Run an open plan on the inputs in a file, and write its outputs to another one. Both hold pickled arrays.
-
-        Gives whether guards have found what the kernels are not right on.
-        """
-        inputs = pickle.loads(Path(inputs_path).read_bytes())
+    def run(self, name: str, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
+        """The outputs of an open plan, and whether guards have found what the kernels are not right on."""
         self._place.mark()
         executor = self._plans[name].executor
         before = executor.careful_runs
         outputs = executor.run(inputs)
-        Path(outputs_path).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
-        return executor.careful_runs > before
+        return outputs, executor.careful_runs > before
 
     def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn with an open plan (see ``interleave.take_turn``)."""

@@ -14,14 +14,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from collage.check.no_room import no_room
 from collage.check.stages import looks_like_memory
 from collage.core.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
 from collage.core.deadline import BudgetOverError, Deadline
 from collage.core.forked_process import ForkServers, fork_servers
+from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
-from collage.measure.machine.memory import worker_environment
 from collage.measure.worker.protocol import Init
 from collage.measure.worker.serialisation import pickle_message
 from collage.measure.worker.whole_protocol import InitWhole
@@ -66,14 +65,13 @@ class WorkerProcess(ChildProcess):
         self.deadline = Deadline()
         self.prepared = False
         """Whether it has imported TVM."""
-        self._carried: tuple[str, ...] = ()
         # The folder is the worker's own. What a killed worker leaves there is removed with it.
         with ExitStack() as stack:
             with no_room("the files of a measuring worker"):
                 self._folder = TemporaryFolder("worker")
                 errors = stack.enter_context(tempfile.TemporaryFile(buffering=0))
             stack.enter_context(self._starting())
-            environment = worker_environment(threads) | {"TMPDIR": str(self._folder.path)}
+            environment = _environment(threads) | {"TMPDIR": str(self._folder.path)}
             # The file is opened for appending, since the worker empties it before each candidate, and then writes at
             # its start again.
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
@@ -102,14 +100,13 @@ class WorkerProcess(ChildProcess):
             self._folder.remove()
             raise
 
-    def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
-        """Send the worker a model, and wait at most ``start_limit_s`` seconds until it has imported that.
+    def begin(self, init: Init | InitWhole) -> None:
+        """Send the worker a model, and wait until it has imported that.
 
         Raises MeasurementError, with the end of what the worker printed, when it does not get there.
         """
-        self._carried = init.carried if isinstance(init, Init) else ()
         try:
-            self.ask(init, start_limit_s)
+            self.ask(init, _START_LIMIT_S)
         except WorkerDiedError as died:
             raise MeasurementError(f"the measuring worker did not start: {died.rejection.message}") from died
         self.prepared = self.prepared or isinstance(init, Init)
@@ -140,8 +137,8 @@ class WorkerProcess(ChildProcess):
             raise MeasurementError(f"measuring: {error}") from error
 
     def pickled(self, message: object) -> bytes:
-        """The pickle of a message, with the code of classes that the worker cannot import."""
-        return pickle_message(message, self._carried) if self._carried else super().pickled(message)
+        """The pickle of a message, with the code of classes that a script or notebook defines."""
+        return pickle_message(message)
 
     def kill(self) -> None:
         """Kill the worker like any child, and remove its temporary files."""
@@ -266,3 +263,19 @@ class Workers:
             self._idle.popitem()[1].kill()
         if self._owns_servers:
             self._servers.close()
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The environment of this process with every library's thread pool set to ``threads``.
+
+    Idle threads of Intel's OpenMP runtime must sleep at once. When they spin they slow down the next library's kernel
+    by 2x or more (269 us became 777 us for MKL between others).
+    """
+    names = (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "TVM_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+    )
+    return os.environ | dict.fromkeys(names, str(threads)) | {"KMP_BLOCKTIME": "0", "PYTHONUNBUFFERED": "1"}

@@ -77,17 +77,19 @@ class Init:
     """The first message for a model. Reply: None.
 
     ``folder`` holds ``model.onnx``; the worker writes the reference values there.
-    ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
-    classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
-    A worker in the ``background`` only builds, and stands still while others time something.
+    ``backends`` holds pickles by name. ``memory_bytes`` limits the worker's data; None means what the machine can
+    spare.
+    The model has ``nodes`` ONNX nodes, each of which may take ``node_limit_s`` seconds in the reference run. A worker
+    in the ``background`` only builds, and stands still while others time something.
     """
 
     folder: str
     model: SentModel
     backends: Mapping[str, bytes]
-    carried: tuple[str, ...]
     threads: int
     memory_bytes: int | None
+    nodes: int
+    node_limit_s: float
     background: bool = False
 
 
@@ -109,7 +111,7 @@ class AskPlan(Ask):
 
 @dataclass(frozen=True)
 class TryKernel:
-    """Build a kernel, run it once alone on the usual inputs and compare its outputs. Reply: Tried.
+    """Build a kernel, run it once alone on the usual inputs and compare its outputs. Reply: Tried, or KernelFailed.
 
     The worker holds it under a ``number`` then, beside those that it shall ``keep``; others are let go. ``known`` is a
     kernel that was measured: it is loaded if its artifact is there, and not compared. The worker ends itself long after
@@ -126,12 +128,8 @@ class TryKernel:
 
 @dataclass(frozen=True)
 class Tried:
-    """The kernel is held with so many bytes, or it is rejected.
+    """The kernel is held with so many bytes; ``error`` and ``tuning`` are as in ``Measurement``."""
 
-    ``error`` is as in ``Measurement``, and so is ``tuning``.
-    """
-
-    rejection: Rejection | None = None
     error: float = 0.0
     tuning: str = ""
     held_bytes: int = 0
@@ -139,7 +137,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class RaceKernels:
-    """Race the kernels that are held under these numbers; see ``timing.race``. Reply: RaceRun, or RaceFailed.
+    """Race the kernels that are held under these numbers; see ``timing.race``. Reply: RaceRun, or KernelFailed.
 
     Those of the ``incumbent`` together take ``known_us`` microseconds alone. ``charges_us`` are what calls cost on top.
     Kernels on the host whose library lets its idle threads spin begin a turn after ``settle_s`` seconds.
@@ -165,8 +163,8 @@ class RaceRun:
 
 
 @dataclass(frozen=True)
-class RaceFailed:
-    """The kernel under that number failed in the race, or ``ended`` the process, so that nothing is held any more."""
+class KernelFailed:
+    """The kernel under that number failed, or ``ended`` the process, so that nothing is held any more."""
 
     number: int
     rejection: Rejection
@@ -175,19 +173,13 @@ class RaceFailed:
 
 @dataclass(frozen=True)
 class CheckKernel:
-    """Compare a kernel that is held on inputs out of the ordinary, and keep its artifact. Reply: CheckDone."""
+    """Compare a kernel that is held on inputs out of the ordinary, and keep its artifact if it is right.
+
+    Reply: gate.Checked, or KernelFailed.
+    """
 
     number: int
     limit_s: float
-
-
-@dataclass(frozen=True)
-class CheckDone:
-    """The kernel is right, with an ``error`` and ``finite_only`` as in ``Measurement``, or it is rejected."""
-
-    rejection: Rejection | None = None
-    error: float = 0.0
-    finite_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,26 +11,27 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from collage.backends.base import Backend
 from collage.check.bound_kernel import BoundKernel, KernelSource, SharedBuffers, load
-from collage.check.gate import Gate
+from collage.check.gate import Checked, Gate
 from collage.check.samples import Samples
 from collage.check.spent import BUILD, CHECK, COPIES, RACE, spent
 from collage.check.stages import RejectedError, looks_like_memory, rejection_of
 from collage.core.library_text import library_text
+from collage.core.memory import last_level_cache
+from collage.core.quiet import quiet_machine
 from collage.graph.dataflow import Array
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure.machine.memory import last_level_cache
-from collage.measure.machine.quiet import quiet_machine
+from collage.measure.machine.free_memory import with_free_memory
 from collage.measure.timing.cache_state import MOST_BYTES, instance_count, weight_bytes, weights_among
 from collage.measure.timing.calls import Clocked, batch_ns, clock_overhead
 from collage.measure.timing.race import CLOSE, Lane, LaneTime, race, results
 from collage.measure.worker.protocol import (
     CandidateRequest,
-    CheckDone,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
     RaceRun,
     Tried,
@@ -82,7 +83,7 @@ class Racing:
         """The request of a kernel that is held."""
         return self._held[number].request
 
-    def try_alone(self, message: TryKernel, source: KernelSource) -> Tried:
+    def try_alone(self, message: TryKernel, source: KernelSource) -> Tried | KernelFailed:
         """Build, load and run a kernel, and compare its outputs. Nothing is raised."""
         self.let_go(message.keep)
         self._running[0] = message.number
@@ -102,12 +103,11 @@ class Racing:
                     error = gate.check_first()
             self._held[message.number] = _Held(message.request, kernel, gate, error)
             held = max(len(kernel.artifact), weight_bytes(built.subgraph))
-            return Tried(None, error, built.options.tuning, held)
+            return Tried(error, built.options.tuning, held)
 
-        found = _guarded(tried)
-        return Tried(found) if isinstance(found, Rejection) else found
+        return self._guarded(tried, source.backend)
 
-    def race(self, message: RaceKernels) -> RaceRun | RaceFailed:
+    def race(self, message: RaceKernels) -> RaceRun | KernelFailed:
         """Race kernels that are held."""
         held = [self._held[number] for number in message.numbers]
         lanes = [
@@ -151,25 +151,29 @@ class Racing:
             clocks = clocks_at_work() if on_gpu else None
             return RaceRun({message.numbers[at]: each for at, each in found.items()}, watch.busy, clocks)
 
-        found = _guarded(run)
+        outcome = self._guarded(run)
         for each in held:
             each.calls, each.others = [], []
-        return RaceFailed(int(self._running[0]), found) if isinstance(found, Rejection) else found
+        return outcome
 
-    def check(self, number: int, keep: Keep) -> CheckDone:
+    def check(self, number: int, keep: Keep) -> Checked | KernelFailed:
         """Compare a kernel that was raced on all inputs, and keep its artifact if it is right. Nothing is raised."""
         held = self._held[number]
         self._running[0] = number
 
-        def checked() -> CheckDone:
+        def checked() -> Checked:
             assert held.gate is not None
             with spent(CHECK):
                 found = held.gate.check_rest(held.error)
             keep(held.kernel.source.options, held.kernel.artifact)
-            return CheckDone(None, found.error, bool(found.finite_only))
+            return found
 
-        found = _guarded(checked)
-        return CheckDone(found) if isinstance(found, Rejection) else found
+        return self._guarded(checked, held.kernel.source.backend)
+
+    def _guarded(self, work: Callable[[], Made], backend: Backend | None = None) -> Made | KernelFailed:
+        """What the work makes, or the failure of the kernel that runs, which is one of that backend."""
+        found = _outcome(work) if backend is None else with_free_memory(backend, lambda: _outcome(work))
+        return KernelFailed(int(self._running[0]), found) if isinstance(found, Rejection) else found
 
     def _turns(self, number: int, held: _Held) -> Callable[[int], float]:
         """Runs a turn: so many calls, whose instances take turns, too. It gives the nanoseconds of one call."""
@@ -252,7 +256,7 @@ def _widen(held: Sequence[_Held]) -> None:
             each.calls.append(_call(each.others[-1]))
 
 
-def _guarded(work: Callable[[], Made]) -> Made | Rejection:
+def _outcome(work: Callable[[], Made]) -> Made | Rejection:
     """What the work makes, or the rejection that its failure means."""
     try:
         return work()

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from collage.check.no_room import no_room
 from collage.check.spent import AHEAD
 from collage.core import background
 from collage.core.deadline import Deadline
+from collage.core.memory import spare_memory
+from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.read.apart import save_model
 from collage.kernel.target import usable_cores
-from collage.measure.machine.memory import spare_memory
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import MeasureSettings
 from collage.measure.worker.builder import Builder
 from collage.measure.worker.model_workers import ModelWorkers
 from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.process import WorkerProcess, Workers
-from collage.measure.worker.protocol import Evaluated, Init, SentModel, TryKernel
-from collage.measure.worker.serialisation import carried_modules, pickle_backend
+from collage.measure.worker.protocol import Init, SentModel, TryKernel
+from collage.measure.worker.serialisation import pickle_backend
 from collage.measure_db.fingerprint import fingerprint
 
 _WORKER_BYTES, _TIMES_WEIGHTS = 1 << 30, 8
@@ -34,8 +33,8 @@ _BUILD_LIMIT_S = 60.0
 """A kernel that is built ahead may take so many seconds more, since the process stands still while others measure."""
 
 
-class WorkerSession:
-    """Starts workers of one model when they are needed, and ends them.
+class WorkerSession(ModelWorkers):
+    """Starts workers of one model when they are needed, and ends them; they share a folder.
 
     Nothing is started or written before it is needed. Workers come from ``workers`` and go back there; without it the
     session has its own. Methods that need a worker raise MeasurementError when it cannot be started, when a backend
@@ -47,10 +46,9 @@ class WorkerSession:
     ) -> None:
         self.measured = measured
         self.settings = settings
-        self._workers = Workers() if workers is None else workers
+        super().__init__(Workers() if workers is None else workers)
         self._owns_workers = workers is None
         self._folder: TemporaryFolder | None = None
-        self._of_model: ModelWorkers | None = None
         self._builder: Builder | None = None
 
     def close(self) -> None:
@@ -60,12 +58,11 @@ class WorkerSession:
                 if self._builder is not None:
                     self._builder.close()
             finally:
-                if self._of_model is not None:
-                    self._of_model.release()
+                self.release()
                 if self._owns_workers:
                     self._workers.close()
         finally:
-            self._of_model = self._builder = None
+            self._init = self._builder = None
             if self._folder is not None:
                 self._folder.remove()
             self._folder = None
@@ -80,23 +77,11 @@ class WorkerSession:
         """The folder with the model, the reference values and the artifacts. It is made on first use."""
         return self.init.folder
 
-    @property
-    def init(self) -> Init:
-        """The first message to a worker on the settings' number of threads. Its folder is made on first use."""
-        return self._begun.init
-
-    def worker(self, threads: int) -> WorkerProcess:
-        """A worker on that many threads that has imported the model and computed the reference values."""
-        return self._begun.worker(threads)
-
     def ask(self, message: Any, what: str, threads: int) -> Any:
-        """The reply of the worker on that many threads, or the Rejection that its death means.
-
-        ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds.
-        """
+        """The same, of what no other process builds."""
         if self._builder is not None and isinstance(message, TryKernel):
             self._builder.claim(PlanKernel(message.request, message.options))
-        return self._begun.ask(message, what, threads)
+        return super().ask(message, what, threads)
 
     def builder(self, *, start: bool) -> Builder | None:
         """What builds kernels on other cores while the worker measures.
@@ -132,24 +117,7 @@ class WorkerSession:
     def spent(self) -> Mapping[str, float]:
         """The seconds that workers have spent measuring so far, by kind of work (see ``collage.check.spent``)."""
         ahead = {} if self._builder is None else {AHEAD: round(self._builder.spent_s, 3)}
-        return ahead if self._of_model is None else {**self._of_model.spent(), **ahead}
-
-    def evaluated(self) -> Evaluated:
-        """What the reference run of the model has found."""
-        self.worker(self.settings.threads)
-        return self._begun.evaluated
-
-    def fatal_samples(self) -> set[Path]:
-        """The notes of inputs that ended a worker while it computed reference values for them."""
-        return set() if self._of_model is None else self._of_model.fatal_samples()
-
-    @property
-    def _begun(self) -> ModelWorkers:
-        """The workers of the model, whose folder is made on first use."""
-        if self._of_model is None:
-            nodes = len(self.measured.model.onnx.graph.node)
-            self._of_model = ModelWorkers(self._begin(), self._workers, nodes, self.settings.limits.time_s)
-        return self._of_model
+        return {**super().spent(), **ahead}
 
     def _begin(self) -> Init:
         """Make the folder with the model. Raises MeasurementError where the system refuses."""
@@ -163,7 +131,8 @@ class WorkerSession:
             folder=str(folder),
             model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),
             backends=pickles,
-            carried=carried_modules(settings.backends.values()),
             threads=settings.threads,
             memory_bytes=settings.limits.worker_memory(),
+            nodes=len(model.onnx.graph.node),
+            node_limit_s=settings.limits.time_s,
         )

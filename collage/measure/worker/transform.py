@@ -9,6 +9,7 @@ import numpy as np
 
 from collage.backends.base import Backend
 from collage.check.stages import RejectedError, stage
+from collage.core.quiet import quiet_machine
 from collage.graph.dataflow import np_dtype
 from collage.graph.storage import CUDA, stored_type, to_layout
 from collage.kernel.buffers import as_bytes
@@ -17,7 +18,6 @@ from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.race import time_alone
 from collage.measure.worker.racing import clocked, turn_of
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind

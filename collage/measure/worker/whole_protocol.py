@@ -48,15 +48,11 @@ class InitWhole:
 
 @dataclass(frozen=True)
 class Opened:
-    """The outputs of the run, or None and why it failed; ``loaded`` says if the model was loaded at least.
-
-    ``narrow`` says that the engine would run it, but in too few bits (``Engine.check_model``).
-    """
+    """The outputs of the run, or None and why it failed; ``loaded`` says if the model was loaded at least."""
 
     outputs: tuple[Any, ...] | None
     loaded: bool = True
     message: str = ""
-    narrow: bool = False
 
 
 @dataclass(frozen=True)

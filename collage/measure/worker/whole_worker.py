@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import onnx
 
 from collage.backends.base import UnsupportedError
 from collage.backends.engine import Engine, as_engine, prepared, session_on
-from collage.check.compare import slightly_changed
 from collage.core.library_text import library_text
+from collage.core.quiet import quiet_machine
 from collage.frontend.model_artifacts import artifact_in, in_one_piece
-from collage.frontend.read.apart import filled, load_model, with_changed
+from collage.frontend.read.apart import filled, load_model
 from collage.frontend.read.shapes import model_inputs
-from collage.frontend.read.weights import WeightFiles, forget_borrowed
+from collage.frontend.read.weights import forget_borrowed
 from collage.kernel.frames import Framed
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure.machine.quiet import quiet_machine
 from collage.measure.timing.interleave import take_turn
 from collage.measure.worker.protocol import Ask
 from collage.measure.worker.whole_protocol import WRITTEN, InitWhole, Opened, Whole
 from collage.runtime.executor import Executor
 from collage.runtime.parts import load_parts
 from collage.runtime.suffix import SuffixExecutor
+
+if TYPE_CHECKING:
+    from collage.frontend.session import Reference
 
 
 class WholeWorker:
@@ -36,7 +39,7 @@ class WholeWorker:
         forget_borrowed()  # the files of the model before this one
         self._init = init
         self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}
-        self._reference: _Reference | None = None
+        self._reference: tuple[onnx.ModelProto, Reference] | None = None
         self._input_positions: dict[str, tuple[int, ...]] = {}
 
     def answer(self, message: Ask) -> object:
@@ -46,22 +49,20 @@ class WholeWorker:
         except BaseException as error:
             return Opened(None, message=_one_line(error))
 
-    def open(self, plan: Whole, unchecked: bool = False) -> Opened:
+    def open(self, plan: Whole) -> Opened:
         """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run.
 
-        The plan's label stands for it from then on. ``unchecked`` is for an engine whose arithmetic is too narrow.
+        The plan's label stands for it from then on.
         """
         try:
             engine, path = as_engine(pickle.loads(self._init.backends[plan.engine])), self._path(plan.form)
             options = whole_options(plan, self._init.threads)
             model = artifact_in(path)
-            if not unchecked:
-                try:
-                    self._check(engine, model, path)
-                except UnsupportedError as refusal:
-                    return Opened(None, loaded=False, message=str(refusal), narrow=True)
+            self._check(engine, model, path)
             ready = prepared(engine, load_model(path), options) if plan.precision else None
             self._sessions[plan.label] = session_on(engine, ready or model, options)
+        except UnsupportedError as refusal:
+            return Opened(None, loaded=False, message=str(refusal))
         except BaseException as error:
             return Opened(None, loaded=False, message=_one_line(error))
         self._run(plan.label)
@@ -100,17 +101,41 @@ class WholeWorker:
 
     def expect(self, inputs: tuple[Any, ...] | None = None) -> Opened:
         """Run ONNX Runtime without optimisations, which loads the model once for several inputs."""
-        if self._reference is None:
-            self._reference = _Reference(self._path(WRITTEN))
-        return Opened(tuple(self._reference.run(self._init.inputs if inputs is None else inputs)))
+        model, reference = self._loaded()
+        return Opened(tuple(reference.run(self._feeds(model, inputs))))
 
     def expect_standard(self) -> Opened:
         """Run the reference implementation of ONNX."""
-        return Opened(tuple(_standard(self._path(WRITTEN), self._init.inputs)))
+        from onnx.reference import ReferenceEvaluator
 
-    def expect_changed(self, seed: int) -> Opened:
-        """Run ONNX Runtime with weights that are changed in their last bits."""
-        return Opened(tuple(_with_changed_weights(self._path(WRITTEN), self._init.inputs, seed)))
+        model = filled(load_model(self._path(WRITTEN)))
+        return Opened(tuple(ReferenceEvaluator(model).run(None, self._feeds(model))))
+
+    def nearby(self) -> list[list[Any]]:
+        """What ONNX Runtime without optimisations makes of inputs or weights that are changed in their last bits."""
+        from collage.check.sample import nearby_outputs  # imports onnx's own evaluator
+        from collage.frontend.session import Reference
+
+        model, reference = self._loaded()
+
+        def run(each: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+            return (reference if each is model else Reference(each)).run(feeds)
+
+        return [*nearby_outputs(model, self._feeds(model), run)]
+
+    def _loaded(self) -> tuple[onnx.ModelProto, Reference]:
+        """The model as written, in the reference."""
+        from collage.frontend.session import Reference
+
+        if self._reference is None:
+            path = self._path(WRITTEN)
+            model = load_model(path)
+            self._reference = model, Reference(model, path)
+        return self._reference
+
+    def _feeds(self, model: onnx.ModelProto, inputs: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        names = [info.name for info in model_inputs(model)]
+        return dict(zip(names, self._init.inputs if inputs is None else inputs, strict=True))
 
     def _path(self, form: str) -> Path:
         return Path(self._init.folder) / form / "model.onnx"
@@ -134,38 +159,6 @@ def whole_options(plan: Whole, threads: int) -> BuildOptions:
     """What an engine's session on the whole model is loaded with."""
     variant = Variant(precision=plan.precision)
     return BuildOptions(threads=threads, exclusive=True, variant=variant, profile=plan.profile)
-
-
-class _Reference:
-    """A model in ONNX Runtime without optimisations, for inputs in the model's order."""
-
-    def __init__(self, file: Path) -> None:
-        from collage.frontend.session import Reference
-
-        model = load_model(file)
-        self._names = [info.name for info in model_inputs(model)]
-        self._session = Reference(model, file)
-
-    def run(self, inputs: tuple[Any, ...]) -> list[Any]:
-        return self._session.run(dict(zip(self._names, inputs, strict=True)))
-
-
-def _with_changed_weights(file: Path, inputs: tuple[Any, ...], seed: int) -> list[Any]:
-    from collage.frontend.session import Reference
-
-    rng, model = np.random.default_rng(seed), load_model(file)
-    names = [info.name for info in model_inputs(model)]
-    with WeightFiles() as files:
-        changed = with_changed(model, lambda array: slightly_changed(array, rng), files)
-        return Reference(changed).run(dict(zip(names, inputs, strict=True)))
-
-
-def _standard(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
-    from onnx.reference import ReferenceEvaluator
-
-    model = filled(load_model(file))
-    names = [each.name for each in model_inputs(model)]
-    return list(ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True))))
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from collage.backends.registry import Registry
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError, UsageError
 from collage.frontend.read.apart import moved_out

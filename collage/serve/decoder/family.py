@@ -16,9 +16,8 @@ from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.clock import Clock
 from collage.compiler.compile import compiled
-from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Placed
-from collage.compiler.task import Source, Task
+from collage.compiler.task import CompileOptions, Source, Task
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified

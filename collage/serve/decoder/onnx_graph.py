@@ -13,10 +13,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from collage.check.reference import PartSession
 from collage.core.printable import printable
 from collage.errors import ModelError
 from collage.frontend.read.weights import array_of
+from collage.frontend.session import PartSession
 from collage.graph.dataflow import Array
 from collage.serve.decoder.compiled import IDS, MASK, POSITIONS
 

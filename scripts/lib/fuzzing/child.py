@@ -145,7 +145,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     from collage.api import default_registry
     from collage.cli.arrays import fill_inputs
     from collage.compiler.compile import compile_model
-    from collage.compiler.options import CompileOptions
+    from collage.compiler.task import CompileOptions
     from collage.measure.timing.effort import QUICK
     from collage.measure.worker.process import Workers
 

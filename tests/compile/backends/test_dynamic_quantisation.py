@@ -16,7 +16,7 @@ from collage.backends.dynamic_quantisation import quantised
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.compare import relative_error
 from collage.check.metrics import Metric
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.frontend.session import reference_run
 from collage.graph.storage import BF16, FP16, TF32
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant

@@ -52,9 +52,10 @@ def test_random_inputs_are_seeded(module: Path) -> None:
     assert first != other
 
 
-def test_a_time_line_is_written(module: Path, tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    assert f"wrote {file}" in succeeds("run", module, "--random", "--trace", file)
+def test_a_time_line_is_written(module: Path, network: Path, database: Path, tmp_path: Path) -> None:
+    placed, file = tmp_path / "placed.collage", tmp_path / "trace.json"
+    succeeds("compile", network, "-o", placed, "--db", database, "--quiet", "--strict")
+    assert f"wrote {file}" in succeeds("run", placed, "--random", "--trace", file)
     found = json.loads(file.read_text())
     launches = [each for each in found["traceEvents"] if each["ph"] == "X"]
     assert launches

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from collage.cluster.slot import SentSession, Slot, pickle_job
+from collage.cluster.slot import SentSession, Slot
 from collage.measure.jobs import Racer, RegionJob
 from collage.measure.worker.protocol import CandidateRequest
+from collage.measure.worker.serialisation import pickle_message
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from tests.helpers.backends_for_tests import NumpyBackend
@@ -33,7 +34,7 @@ def slot(session: WorkerSession) -> Iterator[Slot]:
 
 def job(session: WorkerSession, *requests: CandidateRequest) -> bytes:
     racers = tuple(Racer(each, session.settings.build, 30.0) for each in requests)
-    return pickle_job(RegionJob(racers, 1), session.init)
+    return pickle_message(RegionJob(racers, 1))
 
 
 def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) -> None:

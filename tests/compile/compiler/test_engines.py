@@ -83,11 +83,11 @@ def form_of(each: Made, model: onnx.ModelProto) -> Any:
 
 def test_without_a_graph_the_reason_is_told_with_those_of_the_engines() -> None:
     each = made()
-    each.bench._no_graph = ModelError("TVM cannot import Pow.")
+    each.bench.why_no_graph = ModelError("TVM cannot import Pow.")
     words = r"TVM cannot import Pow\. And no engine.*slow, as written: no Relu; fast, as written: no Relu"
     with pytest.raises(ModelError, match=words):
         each.compiled()
     each = made(fast__as_written=4.0)
-    each.bench._no_graph = ModelError("TVM cannot import Pow.")
+    each.bench.why_no_graph = ModelError("TVM cannot import Pow.")
     assert each.compiled().plan == Whole("fast")
     assert each.measurer.asked == []

@@ -9,11 +9,9 @@ import pytest
 from collage.check.final_check import Finding
 from collage.compiler.executable import Executable
 from collage.compiler.finish import Finish, _ranked
-from collage.compiler.plan import FOLDED, Placed, Plan, StreamPlan, Whole
+from collage.compiler.plan import FOLDED, Placed, Plan, Ran, Selection, StreamPlan, Whole
 from collage.compiler.propose.engines import engines
 from collage.compiler.propose.mixes import first_mix, other_variants
-from collage.compiler.selection import Selection
-from collage.compiler.verdict import Ran
 from collage.errors import ModelError, NoPlacementError
 from collage.kernel.options import Variant
 from collage.measure_db.results import Timing
@@ -65,7 +63,7 @@ def test_an_engine_within_the_noise_is_handed_over() -> None:
 def plan(launches: int, *, streams: bool = False, precision: str = "") -> Placed:
     parts = tuple(Candidate((n,), "lib", 1.0, variant=Variant(precision=precision)) for n in range(launches))
     beside = StreamPlan(Schedule((0,), (0,)), (None,), "list") if streams else None
-    return Placed("concurrent" if streams else "mix", Placement(parts, 1.0), beside)
+    return Placed(Placement(parts, 1.0), beside)
 
 
 def test_the_simplest_of_those_that_tie_wins() -> None:
@@ -135,7 +133,7 @@ def test_a_kernel_that_fails_at_the_end_goes_to_the_next_without_it(step: str) -
 def test_all_plans_with_a_kernel_that_fails_leave() -> None:
     """What differs in another kernel only is not tried any more."""
     each = made()
-    half = Placed("mix", replace(each.placed[0].placement, candidates=mixed(each)))
+    half = Placed(replace(each.placed[0].placement, candidates=mixed(each)))
     each.best.take(Ran(half, 40.4, 1.01))
     each.runs.worn_out = {("lib", (0,)): "turn"}
     assert libraries(finished(each)) == {"other"}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from collage.compiler.events import Considered, Searched
 from collage.compiler.placing import place
 from collage.compiler.plan import CONCURRENT
 from collage.compiler.propose.everything import doubtful, everything
-from collage.compiler.propose.gpu_streams import gpu_streams
-from collage.compiler.propose.mixes import calibrated, first_mix, other_variants, quick_mix
+from collage.compiler.propose.mixes import calibrated, first_mix, other_variants
 from collage.compiler.propose.regions import regions as merges_and_splits
-from collage.compiler.propose.streams import streams
+from collage.compiler.propose.streams import gpu_streams, streams
 from collage.errors import NoPlacementError
 from collage.graph.storage import Storage
 from collage.kernel.options import Variant
@@ -42,7 +40,7 @@ def placed(each: Made) -> list[tuple[str, tuple[int, ...]]]:
 def test_the_cheapest_cover_is_placed() -> None:
     each = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 12.0}, LIBRARY).measured()
     assert placed(each) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
-    assert isinstance(each.bench.known.log[-1], Searched)
+    assert each.bench.known.search_s > 0
 
 
 def test_the_first_mix_takes_few_measurements_and_more_if_they_cover_nothing() -> None:
@@ -74,7 +72,7 @@ def test_what_takes_longer_in_the_network_is_placed_again() -> None:
     each = Made({**each_node("lib", 10.0), ("other", (1, 2)): 22.0}, LIBRARY, OTHER).measured()
     each.runs.network_us = {("lib", (1,)): 20.0, ("lib", (2,)): 20.0}
     each.run(calibrated)
-    assert each.runs.ran == ["lib lib lib lib", "lib lib lib lib", "lib other lib"]
+    assert [*dict.fromkeys(each.runs.ran)] == ["lib lib lib lib", "lib other lib"]
     assert [name for name, _ in regions(each.placed[0])] == ["lib", "other", "lib"]
 
 
@@ -165,14 +163,6 @@ def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:
     assert "neighbours on one engine" in [offer.pattern for offer in each.bench.known.offers]
 
 
-@pytest.mark.parametrize("trips", [False, True])
-def test_a_quick_compile_takes_kernels_of_finite_numbers_only_if_they_are_right(trips: bool) -> None:
-    each = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 1.0}, LIBRARY)
-    each.measurer.finite_only = {("lib", (1, 2))}
-    each.run(quick_mix)
-    assert ("lib", (1, 2)) in regions(each.placed[0])
-
-
 # Launches side by side
 
 
@@ -189,15 +179,16 @@ def test_what_is_faster_side_by_side_is_run() -> None:
     plan = each.placed[0]
     assert plan.label == CONCURRENT and plan.algorithm in ("list", "nimble", "opara")
     assert plan.streams is not None and 100.0 < plan.placement.predicted_us < 150.0
-    told = [event for event in each.bench.known.log if isinstance(event, Considered)]
-    assert [event.request.nodes for event in told] == [(0,), (1,)]  # (2,) waits for both
-    assert all(event.single_threaded for event in told)
+    assert [request.nodes for request in each.bench.known.single_threaded] == [
+        (0,),
+        (1,),
+    ]  # (2,) waits for both
     assert len(forked(210.0).run(streams).placed) == 1
 
 
 def test_streams_that_fail_leave_the_mix() -> None:
     each = forked(110.0)
-    each.runs.drops = lambda executable: executable.concurrent
+    each.runs.drops = lambda executable: executable.plan.streams is not None
     assert [plan.streams for plan in each.run(streams).placed] == [None]
 
 
@@ -212,13 +203,12 @@ def test_streams_of_a_gpu() -> None:
     each.bench.known.offers = [Offer(request, "pattern") for request in requests]
     each.bench.race(requests)
     each.run(calibrated, gpu_streams)
-    plans = {plan.algorithm: plan for plan in each.placed if plan.streams is not None}
-    assert {"nimble", "opara"} <= plans.keys()
-    for plan in plans.values():
-        assert plan.streams is not None and plan.streams.schedule.count == 2
-        program = each.referee.executable(plan).program
-        numbers = program.ordered.schedule.streams
-        there = [each for each, region in zip(numbers, program.launches, strict=True) if region.nodes]
-        copies = [each for each, region in zip(numbers, program.launches, strict=True) if not region.nodes]
-        assert sorted(set(there)) == [0, 1] and set(copies) == {TEAM}
-        assert len(program.ordered.events) == 1
+    # All algorithms make the same schedule.
+    (plan,) = [plan for plan in each.placed if plan.streams is not None]
+    assert plan.algorithm == "nimble" and plan.streams is not None and plan.streams.schedule.count == 2
+    program = each.referee.executable(plan).program
+    numbers = program.ordered.schedule.streams
+    there = [each for each, region in zip(numbers, program.launches, strict=True) if region.nodes]
+    copies = [each for each, region in zip(numbers, program.launches, strict=True) if not region.nodes]
+    assert sorted(set(there)) == [0, 1] and set(copies) == {TEAM}
+    assert len(program.ordered.events) == 1

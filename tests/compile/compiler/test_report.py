@@ -1,11 +1,10 @@
-"""The report of a compile, which is folded from its events and its ledger."""
+"""The report of a compile, which is made from its ledger."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from collage.compiler.build_report import report_of
-from collage.compiler.events import Failed
 from collage.report.report import Report
 from tests.helpers.compiler.null import Made, NullBackend, NullEngine, each_node
 
@@ -26,7 +25,7 @@ def reported(each: Made) -> tuple[Report, list[dict[str, Any]]]:
 
 def test_it_has_the_figures_and_every_candidate() -> None:
     each = made()
-    each.runs.failures.told.append(Failed("tanh: crashed; not used"))
+    each.bench.known.fail("tanh", "crashed")
     report, nodes = reported(each)
     assert (report.measured_us, report.predicted_us, report.epsilon_us) == (40.0, 40.0, 0.5)
     assert (report.max_abs_error, report.ended, report.schedule) == (0.25, "finished", "sequential")

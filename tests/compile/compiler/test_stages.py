@@ -11,12 +11,11 @@ import pytest
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import place
-from collage.compiler.plan import Plan, Whole
+from collage.compiler.plan import Beyond, Failed, Plan, Ran, Verdict, Whole
 from collage.compiler.propose.engines import engines
 from collage.compiler.propose.mixes import first_mix, other_variants, planned
 from collage.compiler.referee import RaceFailedError
 from collage.compiler.stages import QUICK_STAGES, USUAL, Stage, run_stages
-from collage.compiler.verdict import Beyond, Failed, Ran, Verdict
 from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
 from tests.helpers.compiler.null import Made, NullBackend, NullEngine, each_node, regions
@@ -45,7 +44,7 @@ def test_the_table_is_flat_and_its_order_is_what_users_wait_for() -> None:
 
 def test_proposers_are_sent_what_came_of_their_plans() -> None:
     each, verdicts = made(tolerance=0.01).measured(), []
-    each.runs.error_of = lambda executable: 0.5 if executable.reduced else 1e-7
+    each.runs.error_of = lambda executable: 0.5 if executable.precisions else 1e-7
 
     def some(bench: Bench, best: Best) -> Proposer:
         verdicts.append((yield Whole("engine")))
@@ -57,11 +56,11 @@ def test_proposers_are_sent_what_came_of_their_plans() -> None:
     each.run(some)
     engine, mix, absent = verdicts
     assert isinstance(engine, Ran) and (engine.us, engine.ratio) == (70.0, 1.0)
-    assert isinstance(mix, Ran) and mix.won and mix.ratio == pytest.approx(40 / 70)
+    assert isinstance(mix, Ran) and mix.ratio == pytest.approx(40 / 70)
     assert mix.launches_us == (10.0,) * 4
     assert absent == Failed(Whole("absent"), "no Relu")
     assert [plan.label for plan in each.best.everything()] == ["mix", ENGINE]
-    assert each.best.ahead == pytest.approx(70 / 40)
+    assert each.best.plan is not None and each.best.score(each.best.plan) == pytest.approx(40 / 70)
     assert [(b.label, b.latency_ms) for b in each.best.trace] == [(ENGINE, 0.07), ("mix", 0.04)]
 
 
@@ -145,23 +144,21 @@ def test_rows_say_what_they_gained(caplog: pytest.LogCaptureFixture) -> None:
         yield
 
     rows = [
-        Stage("engines", engines, lambda *_: True),
-        Stage("never", never, lambda *_: False),
-        Stage("first mix", first_mix, lambda *_: True),
+        Stage("engines", engines),
+        Stage("never", never, (lambda _: False,)),
+        Stage("first mix", first_mix),
     ]
     with caplog.at_level(logging.INFO):
         run_stages(rows, each.bench, each.referee, each.best)
     assert "engines: 1 plans in" in caplog.text
     assert "first mix: 1 plans in" in caplog.text and ", 1.750x" in caplog.text
-    run_stages(
-        [Stage("never", never, lambda *_: True)], each.bench, each.referee, each.best, until_first=True
-    )
+    run_stages([Stage("never", never)], each.bench, each.referee, each.best, until_first=True)
 
 
 def test_progress_has_the_best_so_far_and_what_is_hoped_for() -> None:
     each = made()
     each.compiled()
-    told = [(p.best, p.expected) for p in each.shown]
-    assert told[0][0] == ""
-    assert ("best so far 0.07 ms (engine, as written)", "0.04 ms predicted for the placement in hand") in told
-    assert told[-1][0] == "best so far 0.04 ms, 1.75x the best engine (engine, as written)"
+    told = [progress.best for progress in each.shown]
+    assert told[0] == ""
+    assert "best so far 0.07 ms (engine, as written)" in told
+    assert told[-1] == "best so far 0.04 ms, 1.75x the best engine (engine, as written)"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from collage.compiler.clock import Budget
-from collage.compiler.plan import Placed
-from collage.compiler.selection import Selection
+from collage.compiler.plan import Placed, Selection
 from collage.core.deadline import BudgetOverError
 from collage.errors import DatabaseError, MeasurementError
 from collage.measure.timing.effort import QUICK
@@ -137,7 +136,7 @@ def test_a_database_that_fails_goes_on_in_memory(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    "at", ["switch", "measure lib (2,)", "measure other (3,)", "open lib", "turn lib", "times lib"]
+    "at", ["switch", "measure lib (3,)", "measure other (3,)", "open lib", "turn lib", "times lib"]
 )
 def test_without_an_engine_the_budget_is_exceeded_until_there_is_a_placement(
     at: str, caplog: pytest.LogCaptureFixture

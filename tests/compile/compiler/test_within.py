@@ -10,13 +10,13 @@ import pytest
 
 from collage.check.final_check import Finding
 from collage.check.metrics import Metric
-from collage.compiler.events import Bounded
 from collage.compiler.executable import Executable
 from collage.compiler.propose.engines import engines, engines_reduced
 from collage.compiler.propose.mixes import calibrated
 from collage.compiler.propose.reduced import early_reduced, quick_reduced, reduced
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure.timing.effort import QUICK
+from collage.report.report import ErrorReport
 from tests.helpers.compiler.null import WRONG, Made, NullBackend, NullEngine, each_node
 
 LIBRARY = NullBackend("lib", team=True)
@@ -44,8 +44,10 @@ def with_errors(each: Made, error_of: Callable[[int], float]) -> Made:
     return each
 
 
-def told(each: Made) -> Bounded:
-    return [event for event in each.bench.known.log if isinstance(event, Bounded)][-1]
+def told(each: Made) -> ErrorReport:
+    found = each.bench.known.tolerance
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("search", [reduced, early_reduced, quick_reduced])
@@ -55,7 +57,12 @@ def test_reduced_kernels_are_placed_within_the_tolerance(search: Any) -> None:
     assert [plan.reduced for plan in each.placed] == [True, False]
     assert [plan.placement.predicted_us for plan in each.placed] == [16.0, 40.0]
     found = told(each)
-    assert (found.tolerance, found.metric, found.about, found.rounds) == (0.05, "max", "12 made-up inputs", 1)
+    assert (found.tolerance, found.metric, found.samples, found.rounds) == (
+        0.05,
+        "max",
+        "12 made-up inputs",
+        1,
+    )
     assert [plan.reduced for plan in each.best.finalists()] == [False, True]  # a list for each
 
 
@@ -121,10 +128,10 @@ def test_what_others_than_the_samples_would_take_beyond_the_tolerance_is_not_use
 def test_the_selection_has_its_errors() -> None:
     each = with_errors(made(tolerance=0.05), lambda _: 0.04)
     found = each.compiled()
-    assert found.plan.label == "mix" and found.error == 0.04 and 0 < found.predicted_error < 0.05
+    assert found.plan.label == "mix" and found.error == 0.04
     assert {region.precision for region in found.parts.program.launches} == {"bf16"}
     each = with_errors(made(tolerance=0.05), lambda _: 0.04)
-    each.runs.finding_of = lambda executable: WRONG if executable.reduced else Finding(0.0, 0.0, "")
+    each.runs.finding_of = lambda executable: WRONG if executable.precisions else Finding(0.0, 0.0, "")
     found = each.compiled()
     assert found.error == 1e-7 and {region.precision for region in found.parts.program.launches} == {""}
 

@@ -13,9 +13,9 @@ from collage.check.store import ValueStore
 from collage.errors import MeasurementError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.artifacts import Artifacts
 from collage.kernel.frames import Framed, frame
 from collage.kernel.options import BuildOptions
-from collage.measure.artifacts import Artifacts
 from tests.helpers.models import conv_net
 from tests.helpers.small_disk import no_file_above
 
@@ -102,7 +102,7 @@ def test_other_constants_are_noticed(tmp_path: Path) -> None:
 def test_the_weights_of_an_engines_model_are_the_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collage.measure.artifacts._LARGE", 256)
+    monkeypatch.setattr("collage.kernel.artifacts._LARGE", 256)
     model = import_model(conv_net())
     whole = Subgraph(model, tuple(range(len(model.graph.nodes))))
     artifact = OnnxRuntime().codegen(whole, BuildOptions())

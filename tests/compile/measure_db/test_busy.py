@@ -15,8 +15,8 @@ import pytest
 from collage.backends.base import BuildOptions
 from collage.core.cpu_time import Cpu, CpuReading
 from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
+from collage.core.quiet import Machine
 from collage.errors import DatabaseError
-from collage.measure.machine.quiet import Machine
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
 from collage.measure.settings import CandidateLimits, MeasureSettings

@@ -57,7 +57,7 @@ def test_each_part_of_the_key_counts(path: Path, part: str) -> None:
 
 
 def test_a_kernel_that_lost_a_race(path: Path) -> None:
-    slower = Slower(20.0, 12.5, 6)
+    slower = Slower(20.0, 12.5, 6, tuning="a record")
     with Database(path) as database:
         database.put(KEY, slower, "conv2d")
         assert database.get([KEY]) == {KEY: slower}

@@ -25,7 +25,8 @@ from collage.measure_db.certainty import certainty, race_of
 from collage.measure_db.database import Database, KernelKey, NetworkKey
 from collage.measure_db.exchange import export, merge, usable_here
 from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower, Timing
-from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row, rows_of, snapshot
+from collage.measure_db.rows import Row, rows_of, snapshot
+from collage.measure_db.tables import FACTS, KERNELS, NETWORKS
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 SURE, UNSURE = Measurement(10.0, 0.1, 9.0, 31, 0.0), Measurement(9.0, 0.9, 8.0, 31, 0.0)

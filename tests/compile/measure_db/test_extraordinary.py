@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from collage.check.extraordinary import extraordinary, note, unguarded
+from collage.check.extraordinary import extraordinary, note
 from collage.check.reference import evaluate
 from collage.check.store import ValueStore
 from collage.frontend.model import import_model
+from collage.graph.magnitudes import unguarded
 from tests.helpers.backends_for_tests import onnx_model
 
 

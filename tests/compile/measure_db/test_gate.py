@@ -13,12 +13,12 @@ from onnx import TensorProto, helper
 
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.check.bound_kernel import KernelSource
-from collage.check.input_kinds import KINDS, WHOLE_KINDS, free_integers, integers
+from collage.check.input_kinds import KINDS, WHOLE_KINDS, integers
 from collage.check.reference import evaluate
 from collage.check.samples import Samples
 from collage.check.store import ValueStore
 from collage.frontend.model import Model, import_model
-from collage.frontend.random_inputs import random_inputs
+from collage.frontend.random_inputs import free_integers, random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.magnitudes import INTEGER_LIMIT

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from collage.check.gate import Checked
 from collage.check.samples import fatal_samples
 from collage.graph.storage import BF16, BLOCKED
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
@@ -16,9 +17,8 @@ from collage.measure.timing.cache_state import MOST_BYTES
 from collage.measure.timing.race import CLOSE, LaneTime
 from collage.measure.worker.protocol import (
     CandidateRequest,
-    CheckDone,
     CheckKernel,
-    RaceFailed,
+    KernelFailed,
     RaceKernels,
     RaceRun,
     Tried,
@@ -43,23 +43,26 @@ class FakeWorker:
     races: list[list[str]] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     notes: set[Path] = field(default_factory=set)
+    tuned: list[str] = field(default_factory=list)
 
     def ask(self, message: Any, what: str, threads: int) -> Any:
         if isinstance(message, TryKernel):
             name = message.request.backend
             self.held = {number: each for number, each in self.held.items() if number in message.keep}
             if self.deadly.get(name) is TryKernel:
-                return self._die(CRASHED)
+                return self._die(message.number)
             if self.wrong.get(name) is TryKernel:
-                return Tried(WRONG)
+                return KernelFailed(message.number, WRONG)
             self.held[message.number] = name
-            return Tried(None, 1e-7, "", self.held_bytes)
+            if message.options.tune_trials and not message.options.tuning:
+                self.tuned.append(name)
+            return Tried(1e-7, f"of {name}" if message.options.tune_trials else "", self.held_bytes)
         if isinstance(message, RaceKernels):
             names = {number: self.held[number] for number in message.numbers}
             self.races.append([*names.values()])
             for number, name in names.items():
                 if self.deadly.get(name) is RaceKernels:
-                    return self._die(RaceFailed(number, CRASHED, ended=True))
+                    return self._die(number)
             best = min(self.times[name] for name in names.values())
             return RaceRun(
                 {
@@ -72,12 +75,12 @@ class FakeWorker:
         name = self.held[message.number]
         self.checked.append(name)
         if self.deadly.get(name) is CheckKernel:
-            return self._die(CRASHED)
-        return CheckDone(WRONG) if self.wrong.get(name) is CheckKernel else CheckDone(None, 1e-6)
+            return self._die(message.number)
+        return KernelFailed(message.number, WRONG) if self.wrong.get(name) is CheckKernel else Checked(1e-6)
 
-    def _die(self, reply: Any) -> Any:
+    def _die(self, number: int, rejection: Rejection = CRASHED) -> KernelFailed:
         self.held = {}
-        return reply
+        return KernelFailed(number, rejection, ended=True)
 
     def fatal_samples(self) -> set[Path]:
         return set(self.notes)
@@ -126,6 +129,15 @@ def test_a_kernel_that_ends_the_worker_costs_only_itself(stage: type) -> None:
     assert len(found) == 2 and all(isinstance(each, Measurement) for each in found.values())
 
 
+def test_what_is_held_again_is_not_tuned_again() -> None:
+    worker = FakeWorker({"a": 10.0, "b": 11.0, "c": 10.0 * CLOSE + 1}, deadly={"b": RaceKernels})
+    tuned = [replace(racer(name), options=BuildOptions(tune_trials=3)) for name in "abc"]
+    found = run(worker, *tuned)
+    assert isinstance(found["a"], Measurement) and isinstance(found["c"], Slower)
+    assert (found["a"].tuning, found["c"].tuning) == ("of a", "of c")  # the next race of both needs no trials
+    assert worker.tuned == [*"abc"] and worker.races == [[*"abc"], [*"ac"]]
+
+
 def test_without_the_incumbent_the_others_race_among_themselves() -> None:
     worker = FakeWorker({"a": 10.0, "b": 11.0, "old": 9.0}, deadly={"old": RaceKernels})
     found = run(worker, racer("a"), racer("b"), incumbent=(racer("old"),), known_us=9.0)
@@ -170,8 +182,7 @@ def test_only_a_reference_that_ended_by_itself_is_to_blame(kind: RejectionKind, 
             ):
                 (tmp_path / "new.trying").touch()
                 self.checked.append("tried")
-                self.held = {}
-                return Rejection(kind, "x")
+                return self._die(message.number, Rejection(kind, "x"))
             return super().ask(message, what, threads)
 
         def fatal_samples(self) -> set[Path]:

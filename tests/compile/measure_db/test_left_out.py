@@ -14,11 +14,12 @@ import pytest
 from collage.backends.base import BackendKind
 from collage.check import samples
 from collage.check.input_kinds import KINDS
-from collage.check.reference import PartSession, evaluate
+from collage.check.reference import evaluate
 from collage.check.samples import LeftOut, Samples
 from collage.check.store import ValueStore
 from collage.frontend.model import import_model
 from collage.frontend.random_inputs import random_inputs
+from collage.frontend.session import PartSession
 from collage.frontend.subgraph import Subgraph
 from collage.measure_db.results import Measurement
 from tests.compile.measure_db.test_gate import (

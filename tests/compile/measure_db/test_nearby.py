@@ -11,8 +11,9 @@ import pytest
 from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.check.reference import PartSession
-from collage.check.sample import as_good_as_can_be, nearby_outputs
+from collage.check.compare import is_tolerable
+from collage.check.sample import nearby_outputs
+from collage.frontend.session import PartSession
 from collage.graph.dataflow import Array
 from collage.graph.storage import INT8
 
@@ -57,7 +58,7 @@ def test_weights_that_are_rounded_are_no_mistake(wrong: bool) -> None:
     assert np.abs(made - expected).max() > ALLOWED * np.abs(expected).max()
     nearby = [outputs[0] for outputs in nearby_outputs(model, feeds, run, "bf16")]
     about: dict[str, Any] = {"channels_first": False, "precision": "bf16"}
-    assert as_good_as_can_be(made, expected, ALLOWED, nearby, lambda: None, **about) != wrong
+    assert is_tolerable(made, expected, ALLOWED, nearby, **about) != wrong
 
 
 def test_without_a_reduced_precision_weights_stay_as_they_are() -> None:
@@ -98,4 +99,4 @@ def test_small_numbers_beside_large_ones_lose_their_digits_in_8_bits(wrong: bool
     assert np.abs(made - expected)[:, 15].max() > 0.2 * np.abs(expected[:, 15]).max()
     nearby = [outputs[0] for outputs in nearby_outputs(model, feeds, run, INT8, steps=True)]
     about: dict[str, Any] = {"channels_first": True, "precision": INT8}
-    assert as_good_as_can_be(made, expected, ALLOWED, nearby, lambda: None, **about) != wrong
+    assert is_tolerable(made, expected, ALLOWED, nearby, **about) != wrong

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -80,8 +79,6 @@ def test_a_file_holds_what_databases_tell_and_leaves_a_network_out(
         assert known_losses(empty, HERE, 2, path).expected(*about) == 0.0
         monkeypatch.setenv(WITHOUT_VARIABLE, "net0")
         assert known_losses(empty, HERE, 2, path).expected(*about) == pytest.approx(0.41, abs=0.01)
-    path.write_text(json.dumps({"format": 99}))
-    assert read_prior(path) == {}
 
 
 def test_a_file_is_small(tmp_path: Path) -> None:

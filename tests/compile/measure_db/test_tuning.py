@@ -12,11 +12,12 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
+from collage.measure.rivals import Rivals
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from tests.helpers.backends_for_tests import NumpyBackend
 
 ADD, RELU, TANH = (CandidateRequest((node,), "tuner") for node in range(3))
@@ -45,14 +46,18 @@ class Tuner(collage.Tuner, NumpyBackend):
         return super().codegen(subgraph, options)
 
 
-def measure(
-    model: Model, database: Database, trials: int, *requests: CandidateRequest
-) -> tuple[dict[CandidateRequest, Outcome], int]:
+def measurer_of(model: Model, database: Database, trials: int) -> Measurer:
     options = BuildOptions(1, trials)
     settings = MeasureSettings(
         {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=CandidateLimits(2.0)
     )
-    with Measurer(WorkerSession(MeasuredModel(model), settings), database) as measurer:
+    return Measurer(WorkerSession(MeasuredModel(model), settings), database)
+
+
+def measure(
+    model: Model, database: Database, trials: int, *requests: CandidateRequest
+) -> tuple[dict[CandidateRequest, Outcome], int]:
+    with measurer_of(model, database, trials) as measurer:
         return measurer.measure(requests), measurer.measurements_made
 
 
@@ -71,3 +76,21 @@ def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(
 def test_failing_to_tune_is_a_rejection(model: Model, database: Database) -> None:
     found, _ = measure(model, database, 7, TANH)
     assert found[TANH] == Rejection(RejectionKind.FAILED, "tune: RuntimeError: nothing found")
+
+
+def test_what_lost_a_race_is_built_from_its_record(model: Model, database: Database) -> None:
+    with measurer_of(model, database, 4) as measurer:  # four trials would not find what can be built
+        database.put(measurer.key(TANH), Slower(50.0, 40.0, 3, tuning="best of 3"))
+        found = measurer.measure([TANH])[TANH]
+    assert isinstance(found, Measurement) and found.tuning == "best of 3"
+
+
+def test_a_loss_is_raced_again_if_the_incumbent_takes_longer_now(model: Model, database: Database) -> None:
+    """No kernel of these nodes was measured: all of them took longer than the part of the network they are."""
+    lost = Slower(50.0, 50.0, 3)
+    with measurer_of(model, database, 0) as measurer:
+        database.put(measurer.key(RELU), lost)
+        assert measurer.race([RELU], Rivals(share_us=lambda _: 40.0)) == {RELU: lost}
+        assert measurer.measurements_made == 0
+        assert measurer.race([RELU], Rivals(share_us=lambda _: 100.0))[RELU] != lost
+        assert measurer.measurements_made == 1

@@ -29,25 +29,6 @@ def test_libraries_on_their_largest_subgraphs_and_engines_on_the_rest() -> None:
     assert ("engine", (0, 1, 2, 3)) in chosen(promising([*library, *engine], 4, {"engine"}, ()))
 
 
-def test_what_is_left_between_two_libraries_is_taken_where_no_placement_has_either() -> None:
-    """A convolution with its bias (0 and 1) on one library, and the bias with two functions (1 to 3) on another."""
-    convolutions = offers("convolutions", [0], [0, 1])
-    functions = offers("functions", [1], [2], [3], [1, 2], [2, 3], [1, 2, 3])
-    every = [*convolutions, *functions]
-    assert chosen(promising(every, 4, (), ())) == {("convolutions", (0, 1)), ("functions", (1, 2, 3))}
-    found = chosen(promising(every, 4, (), (), between=True))
-    assert found == {
-        ("convolutions", (0, 1)),
-        ("functions", (1, 2, 3)),
-        ("convolutions", (0,)),
-        ("functions", (2, 3)),
-    }
-    # Where a third library covers what is left of one, nothing is missing. A view needs no kernel.
-    third = offers("third", [2, 3])
-    assert ("convolutions", (0,)) not in chosen(promising([*every, *third], 4, (), (), between=True))
-    assert ("convolutions", (0,)) not in chosen(promising(every, 4, (), (2, 3), between=True))
-
-
 def test_larger_subgraphs_in_reduced_precision_take_nothing_from_exact_ones() -> None:
     """A library that takes one function more (2) in bfloat16, and an engine on what is left of it without that."""
     exact = offers("lib", [0], [0, 1])

@@ -15,7 +15,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure.crew import Done, Job, Part
+from collage.measure.crew import Job, Part
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.settings import CandidateLimits, MeasureSettings
 from collage.measure.worker.protocol import CandidateRequest
@@ -123,10 +123,10 @@ class LocalCrew:
     def __init__(self, session: WorkerSession) -> None:
         self._session = session
 
-    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
+    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Part]:
         """Each job's result, in order."""
-        for position, job in enumerate(jobs):
-            yield Done(position, tuple(job.run(self._session)))
+        for job in jobs:
+            yield from job.run(self._session)
 
     def close(self) -> None:
         """The session ends its worker itself."""

@@ -26,17 +26,13 @@ from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.clock import Budget, Clock
 from collage.compiler.compile import compiled
-from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
 from collage.compiler.import_model import Imported
-from collage.compiler.options import CompileOptions
-from collage.compiler.plan import Placed, Plan, Whole
-from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
+from collage.compiler.known import Known
+from collage.compiler.plan import Failed, Placed, Plan, RaceFailedError, Selection, Verdict, Whole
 from collage.compiler.referee import Referee
-from collage.compiler.selection import Selection
 from collage.compiler.stages import Stage, run_stages
-from collage.compiler.task import Source, Task
-from collage.compiler.verdict import Verdict
+from collage.compiler.task import CompileOptions, Source, Task
 from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
 from collage.errors import CollageError
@@ -45,6 +41,7 @@ from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
 from collage.measure.measured_model import MeasuredModel
+from collage.measure.worker.plan_protocol import PlanKernel
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure.worker.whole_protocol import EngineTrial, Opened
 from collage.measure_db.database import Database, KernelKey
@@ -260,7 +257,7 @@ class NullRuns:
 
     def __init__(self, measurer: NullMeasurer, step: Steps) -> None:
         self.measurer, self.step = measurer, step
-        self.failures = SimpleNamespace(told=[])
+        self.known = Known()
         self.made = 0
         self.ran: list[str] = []
         self.network_us: dict[tuple[str, Nodes], float] = {}
@@ -293,12 +290,9 @@ class NullRuns:
         self.checked.append(executable)
         return self.finding_of(executable)
 
-    def error(self, executable: Executable, accuracy: Any) -> float:
-        self._step("errors", executable)
-        return self.error_of(executable)
-
     def error_and_foreseen(self, executable: Executable, accuracy: Any) -> tuple[float, float]:
-        error = self.error(executable, accuracy)
+        self._step("errors", executable)
+        error = self.error_of(executable)
         return error, self.spread * error
 
     def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Any]:
@@ -309,17 +303,23 @@ class NullRuns:
     def _step(self, step: str, executable: Executable) -> None:
         self.step(f"{step} {backends_of(executable)}")
         if self.drops(executable):
-            raise PlanDroppedError(executable.label, "crashed: SIGSEGV")
+            self._fail(executable, None)
         for kernel in executable.kernels:
             what = kernel.what
             if not isinstance(what, CandidateRequest):
                 continue
             about = what.backend, what.nodes
             if about in self.measurer.rejected:
-                raise PlanDroppedError(executable.label, "crashed: SIGSEGV")
+                self._fail(executable, None)
             if self.worn_out.get(about) == step:
                 self.measurer.rejected[about] = CRASHED
-                raise KernelRejectedError(kernel, CRASHED)
+                self.known.outcomes.update(self.measurer.known(self.known.outcomes))
+                self._fail(executable, kernel)
+
+    def _fail(self, executable: Executable, kernel: PlanKernel | None) -> None:
+        reason = f"{CRASHED.kind.value}: {CRASHED.message}"
+        self.known.fail(executable.plan.label, reason)
+        raise RaceFailedError(Failed(executable.plan, reason, kernel))
 
     def _times(self, executable: Executable) -> tuple[float, ...]:
         return tuple(self._time(executable, each) for each in executable.launches)
@@ -411,10 +411,8 @@ class NullBench(Bench):
 
     def _tools_for(self, model: Model) -> tuple[Any, Any, Any]:
         self.measurer_.model = model
-        task = self.task
-        assembler = Assembler(
-            cast(Any, self.measurer_), task.backends, task.build, task.target, task.versions
-        )
+        self.runs_.known = self.known
+        assembler = Assembler(cast(Any, self.measurer_), self.task)
         return self.measurer_, assembler, self.runs_
 
     def _match(self) -> None:
@@ -490,7 +488,7 @@ class Made:
 
     def run(self, *proposers: Callable[[Bench, Best], Generator[Plan, Verdict, None]]) -> Made:
         """Run proposers as the rows of a table."""
-        stages = [Stage(each.__name__, each, lambda *_: True) for each in proposers]
+        stages = [Stage(each.__name__, each) for each in proposers]
         run_stages(stages, self.bench, self.referee, self.best)
         return self
 
@@ -509,7 +507,7 @@ class Made:
     @property
     def notes(self) -> list[str]:
         """The texts in the log that are for the user."""
-        return [event.text for event in self.bench.known.log if isinstance(event, Noted)]
+        return [*self.bench.known.told]
 
 
 def each_node(name: str, us: float, count: int = 4) -> dict[tuple[str, Nodes], float]:

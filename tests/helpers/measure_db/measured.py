@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collage.check.bound_kernel import KernelSource
 from collage.check.samples import Samples
-from collage.measure.worker.protocol import CandidateRequest, RaceFailed, RaceKernels, TryKernel
+from collage.measure.worker.protocol import CandidateRequest, KernelFailed, RaceKernels, TryKernel
 from collage.measure.worker.racing import Racing
 from collage.measure_db.results import Measurement, Outcome
 
@@ -18,13 +18,13 @@ def measured_here(source: KernelSource, samples: Samples, candidate_s: float = 0
         racing = Racing(samples, Path(folder))
         request = CandidateRequest(source.subgraph.nodes, source.backend.name, source.options.variant)
         tried = racing.try_alone(TryKernel(0, request, source.options, 60.0), source)
-        if tried.rejection is not None:
+        if isinstance(tried, KernelFailed):
             return tried.rejection
         run = racing.race(RaceKernels((0,), (), 0.0, {}, candidate_s, 60.0))
-        if isinstance(run, RaceFailed):
+        if isinstance(run, KernelFailed):
             return run.rejection
         checked = racing.check(0, lambda *_: None)
-    if checked.rejection is not None:
+    if isinstance(checked, KernelFailed):
         return checked.rejection
     raced = run.raced[0]
     return Measurement(

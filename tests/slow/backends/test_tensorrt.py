@@ -99,12 +99,14 @@ COMPILE = """
 import json, sys
 import numpy as np, collage
 model, feeds, db, out = sys.argv[1:]
-module = collage.compile(model, db=db, device="cuda", backends=["tensorrt", "onnxruntime"], progress=False, threads=1)
+options = {"db": db, "device": "cuda", "progress": False, "threads": 1}
+collage.compile(model, backends=["tensorrt", "onnxruntime"], **options)
+again = collage.compile(model, backends=["tensorrt", "onnxruntime"], **options)
+module = collage.compile(model, backends=["tensorrt"], strict=True, **options)
 module.save(out)
 inputs = dict(np.load(feeds))
 for _ in range(4):
     outputs = module.run(inputs)
-again = collage.compile(model, db=db, device="cuda", backends=["tensorrt", "onnxruntime"], progress=False, threads=1)
 np.savez(out + ".npz", **outputs)
 from collage.bench.engines import Contest, bench
 raced = bench(model, Contest(engines=["tensorrt"], rounds=2, threads=1), module=out)
@@ -182,18 +184,21 @@ def test_a_compile_with_it(gpu: Gpu, tmp_path: Path) -> None:
         gpu.run(COMPILE, *paths, XDG_CACHE_HOME=str(tmp_path / "cache")).splitlines()[-1]
     )
     assert made == 0 and {*raced} == {"tensorrt", "collage"}  # which have the outputs of ONNX Runtime
-    rows = sqlite3.connect(tmp_path / "db.sqlite").execute("SELECT backend, settings, median_us FROM kernels")
+    database = sqlite3.connect(tmp_path / "db.sqlite")
+    rows = database.execute("SELECT backend, settings, median_us FROM kernels")
     measured = [settings for backend, settings, us in rows if backend == "tensorrt" and us is not None]
-    assert any("on the original" in each for each in measured)
     assert "" in measured  # copies, which are the same in all models
     assert all(each.startswith("[cuda:plain") for each in measured if each)
+    raced_whole = {text for (text,) in database.execute("SELECT description FROM networks")}
+    assert {f"model: tensorrt, {form}" for form in ("as written", "folded")} <= raced_whole
     found = np.load(tmp_path / "out.collage.npz")
     for name, wanted in _outputs(model, feeds).items():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
     (timings,) = (tmp_path / "cache" / "collage").glob("tensorrt-*")
     assert timings.read_bytes() == b"timed"
-    for backend, layout in launches:
-        assert backend in ("tensorrt", "onnxruntime") and ("cuda" in layout) == (backend == "tensorrt")
+    assert {*map(tuple, launches)} == {
+        ("tensorrt", layout) for layout in ("plain -> cuda:plain", "cuda:plain", "cuda:plain -> plain")
+    }
 
 
 def test_what_tensorrt_refuses_is_a_rejection_with_its_words(standin: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from onnx import helper
 
 import collage
+from collage.compiler.finish import TIE
 from collage.errors import CollageError, InputError, ModuleFileError, UsageError
 from collage.measure.worker.process import WorkerProcess
 from tests.helpers.models import conv_net, elementwise_net, make_model
@@ -87,7 +88,7 @@ def test_measured_again_on_request(tmp_path: Path) -> None:
 def test_never_slower_than_the_engines_it_was_run_against(module: collage.CompiledModule) -> None:
     finalists = module.report.finalists
     best = min(each["median_us"] for each in finalists.values())
-    assert module.report.measured_us <= 1.01 * best
+    assert module.report.measured_us <= TIE * best
 
 
 def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, tmp_path: Path) -> None:

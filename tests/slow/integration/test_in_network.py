@@ -19,7 +19,7 @@ from collage.backends.base import Backend
 from collage.backends.layout import LayoutTransforms
 from collage.backends.view import View
 from collage.compiler.compile import compile_model
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
 from tests.helpers.backends_for_tests import onnx_model

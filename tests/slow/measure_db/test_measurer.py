@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -233,7 +232,7 @@ def test_interrupting_keeps_what_is_measured(model: Model, database: Database, t
     with pytest.raises(KeyboardInterrupt), measurer(model, database, progress=interrupt) as one:
         one.measure(requests)
     assert list(temporary.iterdir()) == []
-    assert one.session._of_model is None
+    assert one.session._init is None
     assert len(database.get(one.key(request) for request in requests)) == 2
 
 
@@ -267,13 +266,10 @@ class Local(NumpyBackend):
 """
 
 
-def test_backend_of_a_module_that_the_worker_cannot_import(
-    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType("notebook_cell")
-    monkeypatch.setitem(sys.modules, "notebook_cell", module)
-    exec(_NOTEBOOK, module.__dict__)
-    with measurer(model, database, module.Local()) as one:
+def test_a_backend_that_a_notebook_defines(model: Model, database: Database) -> None:
+    notebook: dict[str, Any] = {"__name__": "__main__"}
+    exec(_NOTEBOOK, notebook)
+    with measurer(model, database, notebook["Local"]()) as one:
         (outcome,) = one.measure([CandidateRequest((0,), "local")]).values()
     assert isinstance(outcome, Measurement)
 

@@ -375,6 +375,7 @@ def test_without_the_native_scan(
     check(module(special(np.nan)), network(), special(np.nan))
 
 
+@pytest.mark.usefixtures("module")
 def test_what_was_measured_is_remembered(folder: Path, registry: collage.Registry) -> None:
     again = compiled(folder, registry)
     assert again.report.measurements_made == 0

@@ -57,10 +57,10 @@ def test_compiles_share_what_is_left() -> None:
     now[0] = 20.0
     last = share_of(60.0, since, 1, interrupted=False)
     assert last == Budget(40.0, 60.0)
-    assert last.words == "40 s, its share of the budget of 60 s" and last.is_news
+    assert last.words == "40 s, its share of the budget of 60 s"
     now[0] = 90.0
     late = share_of(60.0, since, 1, interrupted=False)
-    assert late is not None and late.seconds < 0.01 and not late.is_news
+    assert late is not None and late.seconds < 0.01
     assert share_of(None, since, 1, interrupted=False) is None
     assert Budget.of(5.0) == Budget(5.0, 5.0) and Budget(5.0, 5.0).words == "the budget of 5 s"
 
@@ -68,7 +68,7 @@ def test_compiles_share_what_is_left() -> None:
 @pytest.mark.parametrize("budget_s", [60.0, None])
 def test_after_ctrl_c_the_others_get_a_first_module(budget_s: float | None) -> None:
     share = share_of(budget_s, Deadline(), 2, interrupted=True)
-    assert share is not None and share.interrupted and not share.is_news
+    assert share is not None and share.interrupted
     assert (share.seconds < 0.01, share.whole_s) == (True, budget_s)
     found = Clock(share)
     found.stop("interrupt")

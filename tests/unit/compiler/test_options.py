@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collage.check.metrics import Metric
-from collage.compiler.options import CompileOptions
+from collage.compiler.task import CompileOptions
 from collage.measure.timing.effort import QUICK
 
 

@@ -12,14 +12,14 @@ import pytest
 import collage
 from collage.backends.base import Availability
 from collage.backends.cuda_kernels import wheel
+from collage.backends.devices import AUTO, backends_on
 from collage.backends.registry import Registry
-from collage.compiler.devices import AUTO, backends_on
 from collage.errors import UsageError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import HOST, PLAIN, Storage
 from collage.kernel.options import BuildOptions, Variant
 from tests.helpers.beside import TakeAll
-from tests.helpers.compiler.null import Made, NullBackend, chain
+from tests.helpers.compiler.null import NullBackend, chain
 from tests.helpers.cuda_driver import Driver, no_driver, pretend
 
 NPU = Storage("npu")
@@ -84,15 +84,6 @@ def test_a_device_that_is_not_there() -> None:
     words = "computes on npu: away is not available .its board is not plugged in.. With --device cpu or auto the CPU"
     with pytest.raises(UsageError, match=words):
         backends_on("npu", registry(OnHost("host"), Away("away")), None)
-
-
-def test_offers_for_the_host_alone() -> None:
-    """A backend of a plug-in need not say where it computes: its storages tell."""
-    for device, expected in {AUTO: {"host", "npu_kernels"}, HOST: {"host"}}.items():
-        made = Made({}, OnHost("host"), OnNpu("npu_kernels"), device=device)
-        made.bench.matches = True
-        made.bench.model  # noqa: B018  (matches)
-        assert {offer.request.backend for offer in made.bench.known.offers} == expected
 
 
 def not_installed(name: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.core.mapped_file import mapped_file
+from collage.core.no_room import no_room
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import as_bytes
@@ -62,7 +63,7 @@ class Artifacts:
         data = np.frombuffer(artifact, np.uint8)
         pieces: list[list[int | str]] = []
         inline: list[_Bytes] = []
-        try:
+        with no_room("kernels"):
             self._folder.mkdir(exist_ok=True)
             for begin, end, constant in _cut(artifact, data, self._wanted(constants)):
                 if constant is not None:
@@ -74,11 +75,6 @@ class Artifacts:
                     inline.append(data[begin:end])
             head = json.dumps({"crc": zlib.crc32(artifact), "pieces": pieces}).encode()
             self._write(key, [_SIZE.pack(len(head)), head, *(each.data for each in inline)])
-        except OSError as error:
-            raise MeasurementError(
-                f"kernels cannot be written to {self._folder}: {error.strerror or error}. Make room there, or name a "
-                "roomier folder with TMPDIR."
-            ) from error
 
     def load(self, key: str) -> bytes:
         """The bytes of an artifact.

@@ -8,8 +8,7 @@ from collage.backends.base import Backend
 from collage.backends.registry import Registry
 from collage.core.cuda import NoGpuError, gpu
 from collage.errors import UsageError, unknown_names
-from collage.graph.storage import CUDA, HOST, Storage
-from collage.search.candidates import Offer
+from collage.graph.storage import CUDA, HOST
 
 AUTO = "auto"
 """No device in particular: the search takes each one that pays."""
@@ -54,15 +53,3 @@ def _missing(device: str, registry: Registry, names: Sequence[str] | None) -> st
         return f"your choice of backends leaves out all that do ({', '.join(able)})"
     reasons = registry.availability()
     return "; ".join(f"{name} is not available ({reasons[name].reason})" for name in able)
-
-
-def offers_on(device: str, offers: Sequence[Offer]) -> list[Offer]:
-    """The offers that a compile for the device may use: with ``HOST``, those whose values are all there."""
-    if device != HOST:
-        return list(offers)
-    return [each for each in offers if all(end.device == HOST for end in _storages(each))]
-
-
-def _storages(offer: Offer) -> tuple[Storage, ...]:
-    variant = offer.request.variant
-    return (*variant.inputs, *variant.outputs)
