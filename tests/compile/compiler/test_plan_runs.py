@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,9 +41,9 @@ class Failing:
     def known(self, requests: object) -> dict[object, object]:
         return {}
 
-    def open(self, plans: Sequence[Plan]) -> None:
+    def open(self, plan: Plan) -> None:
         if self.failure is not None:
-            raise PlanFailedError(plans[0], *self.failure)
+            raise PlanFailedError(plan, *self.failure)
 
     def make_here(self, kernel: PlanKernel) -> None:
         assert self.error is not None
