@@ -12,7 +12,7 @@ import pytest
 from collage.api import default_registry
 from collage.backends.native_kernels import algorithms
 from collage.backends.native_kernels.experts import Experts
-from collage.compiler import options as compiler_options
+from collage.compiler import task as compiler_task
 from collage.graph.storage import INT8
 from collage.serve.decoder.build import compile_decoder, compile_divided
 from collage.serve.decoder.check import OriginalDecoder
@@ -37,7 +37,7 @@ OPTIONS = DecoderOptions((1,), 200, threads=1, tolerance=TOLERANCE)
 @pytest.fixture(autouse=True)
 def _only_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of so few experts are in a cache, where those in bfloat16 are faster, and in float32 hardly slower."""
-    monkeypatch.setattr(compiler_options, "REDUCED", frozenset({INT8}))
+    monkeypatch.setattr(compiler_task, "REDUCED", frozenset({INT8}))
     others = tuple(each for each in algorithms.ALGORITHMS if type(each) is not Experts)
     monkeypatch.setattr(algorithms, "ALGORITHMS", others)
 
