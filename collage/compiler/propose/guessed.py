@@ -15,7 +15,7 @@ from collage.compiler.placing import Field, place
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Node
 from collage.measure.worker.protocol import CandidateRequest
-from collage.measure_db.results import Measurement, Rejection, Slower
+from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import candidates_of, possible_transforms
 
 _LAUNCH_US = 1.0
@@ -72,15 +72,22 @@ def _field(bench: Bench, us: Mapping[CandidateRequest, float]) -> Field:
 
 
 def _guesses(bench: Bench) -> dict[CandidateRequest, float]:
-    """Microseconds of the offers in the model's own dtypes, without those that were rejected or have lost.
+    """Microseconds of the offers in the model's own dtypes, without those that were rejected.
+
+    One that has lost a race counts with its lower bound, and is measured to the end if nothing else covers its nodes.
 
     Engines' kernels fill gaps of single nodes. More of the network on an engine is hardly another plan than the engine.
     """
     known, backends = bench.known, bench.task.backends
+    left_out = known.left_out
     regions: dict[tuple[int, ...], float] = {}
     found = {}
     for request in (offer.request for offer in known.offers):
-        if request.variant.precision or isinstance(known.outcomes.get(request), (Rejection, Slower)):
+        if (
+            request.variant.precision
+            or request.backend in left_out
+            or isinstance(known.outcomes.get(request), Rejection)
+        ):
             continue
         kind = backends[request.backend].kind
         if kind is BackendKind.ENGINE and len(request.nodes) > 1:

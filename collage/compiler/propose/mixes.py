@@ -194,6 +194,7 @@ def _without_one_backend(bench: Bench, failed: Placed) -> Generator[Plan, Verdic
     for name in names:
         bench.known.blamed = name
         try:
+            bench.race(wanted(bench, most=1))
             verdict = yield planned(bench, place(bench))
         except NoPlacementError:
             continue
