@@ -265,7 +265,7 @@ def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
     onnx.save_model(conv_net(), str(tmp_path / "net.onnx"))
     for seconds in (1.0, 3.0):
         command = ["-m", "collage", "compile", tmp_path / "net.onnx", "-o", tmp_path / "out.collage"]
-        options: Sequence[object] = ("--db", tmp_path / "db.sqlite", "--backends", "tvm", "--quiet")
+        options: Sequence[object] = ("--db", tmp_path / "db.sqlite", "--backends", "onednn,tvm", "--quiet")
         process = subprocess.Popen(
             [sys.executable, *map(str, (*command, *options))], stderr=subprocess.PIPE, cwd=ROOT
         )
