@@ -34,9 +34,7 @@ setup(
         Extension(
             "collage.native._core",
             [f"collage/native/{name}.cpp" for name in ("core", "tasks", "blas", "workspace")],
-            depends=[
-                f"collage/native/{name}.h" for name in ("core", "work_sharing", "ticket_lock", "wait", "blas")
-            ],
+            depends=[f"collage/native/{name}.h" for name in ("core", "work_sharing", "ticket_lock", "wait", "blas")],
             extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,

@@ -53,9 +53,7 @@ def register_backend(backend: Backend) -> None:
     default_registry().register(backend)
 
 
-def add_backend_pattern(
-    backend: str, pattern: Any, name: str | None = None, check: Check | None = None
-) -> None:
+def add_backend_pattern(backend: str, pattern: Any, name: str | None = None, check: Check | None = None) -> None:
     """Add an explicit pattern to a backend of the default registry (§2.3, Listing 1, method 1).
 
     ``check`` takes the matched operators and returns True, or False or the reason why they do not fit.
@@ -158,9 +156,7 @@ def compile(
     if inputs is not None and not isinstance(inputs, Mapping):
         samples, inputs = list(inputs), None
         if not samples:
-            raise UsageError(
-                "inputs has no sample: give at least one mapping of arrays by name, or leave it out."
-            )
+            raise UsageError("inputs has no sample: give at least one mapping of arrays by name, or leave it out.")
     if chosen_metric.needs_samples and not (samples or inputs):
         raise UsageError(
             f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
@@ -176,9 +172,7 @@ def compile(
     if not 0 < time_limit_s < math.inf:
         raise UsageError("time_limit_s must be a number of seconds above 0.")
     if quick and level == "graph":
-        raise UsageError(
-            "a quick compile does not search at the graph level: leave out either quick or level."
-        )
+        raise UsageError("a quick compile does not search at the graph level: leave out either quick or level.")
     if quick and tune_trials:
         raise UsageError(
             "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."
@@ -256,9 +250,7 @@ def compile_shapes(
         for number, each in enumerate(sets):
             interrupted = any(module.report.ended == INTERRUPT for module in modules)
             share = share_of(budget_s, course, len(sets) - number, interrupted=interrupted)
-            modules.append(
-                compile(model, shapes=each, budget_s=share, progress=show, strict=strict, **options)
-            )
+            modules.append(compile(model, shapes=each, budget_s=share, progress=show, strict=strict, **options))
         return ShapedModule(modules, None if strict else _fallback(original, modules[0]))
 
 

@@ -72,9 +72,7 @@ class PreparedModel(BackendRep):
         shapes = tuple(map(_shape, given.values()))
         if shapes not in self._modules:
             options = CompileOptions(inputs=given, **self._options)
-            self._modules[shapes] = compile_model(
-                self._model, options, default_registry(), lambda _: None, _workers()
-            )
+            self._modules[shapes] = compile_model(self._model, options, default_registry(), lambda _: None, _workers())
         return self._modules[shapes]
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
@@ -109,9 +107,7 @@ class CollageBackend(Backend):
         return PreparedModel(load_onnx(model), options)
 
     @classmethod
-    def run_model(
-        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
-    ) -> tuple[Any, ...]:
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
         """Compile the model and run it once. Returns outputs in the model's order."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 

@@ -85,9 +85,7 @@ class Cublas(CudaLibrary):
         task = in_precision(read, variant.precision or read.own)
         handles = Handles(task.description)
         if task.bias is not None:
-            handles.set_bias(
-                1 << 12
-            )  # any address, as long as it is none: the heuristic looks whether there is one
+            handles.set_bias(1 << 12)  # any address, as long as it is none: the heuristic looks whether there is one
         chosen = self.chosen(
             int(variant.split.removeprefix(_WIDE).removeprefix(_ALGORITHM)),
             handles.algorithms(self.most_algorithms),

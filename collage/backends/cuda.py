@@ -143,9 +143,7 @@ class CudaLibrary(CudaBackend):
     def chosen(self, number: int, offered: Sequence[T]) -> T:
         """The algorithm of that number, from 1 on. Raises UnsupportedError where the heuristic offers fewer."""
         if number > len(offered):
-            raise UnsupportedError(
-                f"{self.title} offers {len(offered)} {self.choices} for this {self.computes}"
-            )
+            raise UnsupportedError(f"{self.title} offers {len(offered)} {self.choices} for this {self.computes}")
         return offered[number - 1]
 
 

@@ -40,9 +40,7 @@ def quantised(model: ModelProto) -> ModelProto:
                 prepared, path, op_types_to_quantize=[n for n in IntegerOpsRegistry if n != _WITHOUT_KERNELS]
             )
         except Exception as error:  # the tool raises anything
-            raise UnsupportedError(
-                f"ONNX Runtime does not quantise the model: {library_text(error)}"
-            ) from error
+            raise UnsupportedError(f"ONNX Runtime does not quantise the model: {library_text(error)}") from error
         found = onnx.load(path)
     if not any(node.op_type in _OF_INTEGERS for node in found.graph.node):
         raise UnsupportedError("ONNX Runtime finds no product with weights to quantise")

@@ -55,9 +55,7 @@ class Engine(Backend):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         says = next(each for each in cls.__mro__ if "takes_apart" in each.__dict__)
-        if any(
-            getattr(cls, name) is not getattr(says, name, None) for name in _OF_MODELS if hasattr(cls, name)
-        ):
+        if any(getattr(cls, name) is not getattr(says, name, None) for name in _OF_MODELS if hasattr(cls, name)):
             cls.takes_apart = False
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
@@ -90,9 +88,7 @@ class Engine(Backend):
         It is asked once, when a model is compiled; ``session`` does not ask again.
         """
 
-    def layer_times(
-        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
-    ) -> Sequence[Layer]:
+    def layer_times(self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions) -> Sequence[Layer]:
         """The layers that a session on the artifact runs, with medians of some runs.
 
         Raises UnsupportedError if the engine has no profiler, as by default.

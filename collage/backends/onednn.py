@@ -30,9 +30,7 @@ class OneDnn(Backend):
 
     name = "onednn"
     kind = BackendKind.LIBRARY
-    worker_imports = tuple(
-        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "pack", "kernel")
-    )
+    worker_imports = tuple(f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "pack", "kernel"))
 
     def available(self) -> Availability:
         """The library's version, or why it cannot be used."""

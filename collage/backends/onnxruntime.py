@@ -102,9 +102,7 @@ class OnnxRuntime(OnnxEngine):
         session = self._load(plain.model.SerializeToString(), options)
         return ModelSession(names, partial(plain.run, partial(session.run, None)))
 
-    def layer_times(
-        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
-    ) -> Sequence[Layer]:
+    def layer_times(self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions) -> Sequence[Layer]:
         """The nodes of the optimised graph, whose values have the names of the original ones."""
         import onnx
 
@@ -154,9 +152,7 @@ class OnnxRuntime(OnnxEngine):
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile / "profile")
             settings.optimized_model_filepath = str(profile / _OPTIMISED)
-            settings.add_session_config_entry(
-                "session.optimized_model_external_initializers_file_name", "weights.bin"
-            )
+            settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
         found = model_artifact(model)
         data, weights = protobuf(found), weights_of(found)
         if weights:

@@ -53,9 +53,7 @@ class OnnxRuntimeCuda(CudaEngine):
         try:
             version = metadata.version("onnxruntime-gpu")
         except metadata.PackageNotFoundError:
-            return Availability(
-                reason="not installed: pip install --force-reinstall --no-deps onnxruntime-gpu"
-            )
+            return Availability(reason="not installed: pip install --force-reinstall --no-deps onnxruntime-gpu")
         if not _has_provider():
             return Availability(
                 reason="the package onnxruntime has taken the place of onnxruntime-gpu: "
@@ -86,9 +84,7 @@ class OnnxRuntimeCuda(CudaEngine):
         if b"Div" in model:
             model = serialised(with_quotients_noted(onnx.load_model_from_string(model)))
         loaded = self.opened(model, options, 0)
-        return ModelSession(
-            [each.name for each in loaded.get_inputs()], lambda feeds: loaded.run(None, feeds)
-        )
+        return ModelSession([each.name for each in loaded.get_inputs()], lambda feeds: loaded.run(None, feeds))
 
     def opened(self, model: bytes, options: BuildOptions, stream: int) -> Any:
         """An ``InferenceSession`` whose launches are on the stream, or on one of its own where that is 0.

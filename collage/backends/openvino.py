@@ -102,9 +102,7 @@ class OpenVino(OnnxEngine):
         session = _ModelSession(self._compile(data, options), data)
         return ModelSession(names, partial(plain.run, lambda feeds: session.run([*feeds.values()])))
 
-    def layer_times(
-        self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions
-    ) -> Sequence[Layer]:
+    def layer_times(self, artifact: Artifact, inputs: Sequence[Array], options: BuildOptions) -> Sequence[Layer]:
         """The nodes of OpenVINO's execution graph, of which each names the ONNX nodes that went into it."""
         compiled = self._compile(artifact, options, PERF_COUNT=True)
         request = compiled.create_infer_request()

@@ -43,9 +43,7 @@ class Registry:
         """
         if not isinstance(backend, Backend):
             hint = " Give an instance, not the class." if isinstance(backend, type) else ""
-            raise RegistrationError(
-                f"a backend must be an instance of collage.Backend, got {backend!r}.{hint}"
-            )
+            raise RegistrationError(f"a backend must be an instance of collage.Backend, got {backend!r}.{hint}")
         name = getattr(backend, "name", "")
         if not name or name != name.lower() or not name.isidentifier():
             raise RegistrationError(f"backend name {name!r} must be a lower-case identifier.")

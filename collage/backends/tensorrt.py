@@ -141,9 +141,7 @@ class _EngineKernel(Kernel):
         del self._said[:]
         context = self._engine.create_execution_context()
         if context is None:
-            raise RuntimeError(
-                f"TensorRT cannot run the engine: {'; '.join(self._said) or 'it gave no reason'}"
-            )
+            raise RuntimeError(f"TensorRT cannot run the engine: {'; '.join(self._said) or 'it gave no reason'}")
         aligned = [_aligned(array) for _, array in named]
         for (name, _), array in zip(named, aligned, strict=True):
             if not context.set_tensor_address(name, int(array.ctypes.data)):
@@ -151,9 +149,7 @@ class _EngineKernel(Kernel):
         moved = [(own, array) for own, (_, array) in zip(aligned, named, strict=True) if own is not array]
         before = [(own, array) for own, array in moved if any(array is each for each in inputs)]
         after = [(array, own) for own, array in moved if any(array is each for each in outputs)]
-        return _Bound(
-            self, context, [*inputs, *outputs, *aligned], CopiesOnDevice(before), CopiesOnDevice(after)
-        )
+        return _Bound(self, context, [*inputs, *outputs, *aligned], CopiesOnDevice(before), CopiesOnDevice(after))
 
 
 class _Bound(DeviceCall):

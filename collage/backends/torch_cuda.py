@@ -127,9 +127,7 @@ class TorchCuda(CudaEngine):
             types = [(tuple(each.shape), each.dtype) for each in made]
             if options.profile == _INDUCTOR:
                 module = torch.compile(module, mode=self.mode, dynamic=False, fullgraph=True)
-                module(
-                    *inputs, *(torch.empty(shape, dtype=kind, device=self.runs_on) for shape, kind in types)
-                )
+                module(*inputs, *(torch.empty(shape, dtype=kind, device=self.runs_on) for shape, kind in types))
         if self.runs_on == CUDA:
             torch.cuda.synchronize()  # weights are made on PyTorch's own stream, and kernels run on another one
         return TorchKernel(module, types, self.runs_on)
@@ -145,9 +143,7 @@ def _refuse_inexact(model: ModelProto) -> None:
 
     graph = model.graph
     for index, reason in rounded_quotients(graph, Types.of(graph)).items():
-        raise UnsupportedError(
-            f"PyTorch's compiler may change the last bit, and {graph.node[index].op_type} {reason}"
-        )
+        raise UnsupportedError(f"PyTorch's compiler may change the last bit, and {graph.node[index].op_type} {reason}")
 
 
 def _recorded() -> AbstractContextManager[None]:

@@ -78,9 +78,7 @@ class Tvm(Tuner, Backend):
         none = _narrow([False] * count), _narrow([False] * len(given))
         ends = [(taken, given), (taken, none[1]), (none[0], given)]
         if sum(large[count:]) > 1:  # a sum stays float32 if what is normalised of it does not
-            alone = (
-                [at == only for at in range(len(given))] for only in range(len(given)) if large[count + only]
-            )
+            alone = ([at == only for at in range(len(given))] for only in range(len(given)) if large[count + only])
             ends += [(none[0], _narrow(each)) for each in alone]
         return (ALL_PLAIN, *(Variant(*each, precision=BF16) for each in dict.fromkeys(ends) if each != none))
 
@@ -129,9 +127,7 @@ class Tvm(Tuner, Backend):
         try:
             lowered = lower(part.function, part.prim_funcs)
             if variant.precision:
-                lowered = narrow(
-                    lowered, [*map(is_narrow, variant.inputs)], [*map(is_narrow, variant.outputs)]
-                )
+                lowered = narrow(lowered, [*map(is_narrow, variant.inputs)], [*map(is_narrow, variant.outputs)])
             in_order = as_written(graph, subgraph.operators)
             return compile_kernel(lowered, options.threads, options.tuning, in_order=in_order)
         except RecordError as error:

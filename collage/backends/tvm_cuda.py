@@ -46,9 +46,7 @@ class TvmCuda(CudaBackend):
     def library(self) -> Availability:
         """The versions of TVM and NVRTC."""
         try:
-            return Availability(
-                f"{metadata.version('apache-tvm')}, NVRTC {metadata.version('nvidia-cuda-nvrtc')}"
-            )
+            return Availability(f"{metadata.version('apache-tvm')}, NVRTC {metadata.version('nvidia-cuda-nvrtc')}")
         except metadata.PackageNotFoundError:
             return Availability(reason="NVRTC is not installed: pip install '.[gpu]' in Collage's checkout")
 

@@ -212,9 +212,7 @@ def _threads(threads: int | None, module: str | Path | None, compiled: Report | 
     if compiled is None:
         return threads or usable_cores()
     if threads is not None and threads != compiled.threads:
-        raise UsageError(
-            f"{module} was compiled for {compiled.threads} threads, not {threads}. Leave --threads out."
-        )
+        raise UsageError(f"{module} was compiled for {compiled.threads} threads, not {threads}. Leave --threads out.")
     return compiled.threads
 
 
@@ -268,9 +266,7 @@ def _interface(
     return dict(zip(model.input_names, arrays, strict=True)), {n: model.graph.type_of(v) for n, v in outputs}
 
 
-def _named_dims(
-    symbolic: Mapping[str, onnx.TensorShapeProto], shapes: Mapping[str, Sequence[int]]
-) -> dict[str, int]:
+def _named_dims(symbolic: Mapping[str, onnx.TensorShapeProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """The extents of the symbolic dimensions that have a name and the same extent wherever they occur."""
     found: dict[str, set[int]] = {}
     for name, proto in symbolic.items():

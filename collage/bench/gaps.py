@@ -72,9 +72,7 @@ def gaps_to_engine(
     simple = simplify(proto, declared=declared)
     simple.ir_version = max(simple.ir_version, _INITIALIZERS_ARE_NO_INPUTS)
     registry, size = default_registry(), len(report.nodes)
-    engines = {
-        each: as_engine(registry[each]) for each in registry.names if isinstance(registry[each], Engine)
-    }
+    engines = {each: as_engine(registry[each]) for each in registry.names if isinstance(registry[each], Engine)}
     whole = any(each.backend in engines and len(each.nodes) in (0, size) for each in program.regions)
     kernels = [
         each
@@ -83,9 +81,7 @@ def gaps_to_engine(
         if each.backend not in engines or len(each.nodes) < size
     ]
     if whole and not kernels:
-        raise UsageError(
-            f"{file} is an engine, and its compile has measured no kernels. Give the compile more time."
-        )
+        raise UsageError(f"{file} is an engine, and its compile has measured no kernels. Give the compile more time.")
     names = {node.name for node in simple.graph.node}
     if strange := sorted({each.source for each in report.nodes} - names - {""}):
         raise UsageError(f"{file} is no module of {model}: that has no node {strange[0]}.")
@@ -127,9 +123,7 @@ def compare(graph: onnx.GraphProto, layers: Sequence[Layer], parts: Sequence[Par
     names = {node.name for node in graph.node}
     owners = {name: at for at, layer in reversed([*enumerate(layers)]) for name in layer.nodes}
     makers = {value: node.name for node in graph.node for value in node.output}
-    _spread(
-        owners, {node.name: [makers[each] for each in reads(node) if each in makers] for node in graph.node}
-    )
+    _spread(owners, {node.name: [makers[each] for each in reads(node) if each in makers] for node in graph.node})
     named = {at: at for at, layer in enumerate(layers) if layer.nodes & names}
     _spread(named, {at: layer.reads for at, layer in enumerate(layers)})
     joined: list[tuple[Any, Any]] = [(name, (_LAYER, at)) for name, at in owners.items()]
@@ -141,9 +135,7 @@ def compare(graph: onnx.GraphProto, layers: Sequence[Layer], parts: Sequence[Par
         joined += [] if part.partner is None else [((_PART, at), (_PART, part.partner))]
     for one, other in joined:
         leaders[leader(one)] = leader(other)
-    groups: dict[Any, tuple[list[onnx.NodeProto], list[Layer], list[Part]]] = defaultdict(
-        lambda: ([], [], [])
-    )
+    groups: dict[Any, tuple[list[onnx.NodeProto], list[Layer], list[Part]]] = defaultdict(lambda: ([], [], []))
     for node in graph.node:
         groups[leader(node.name)][0].append(node)
     for at, layer in enumerate(layers):
@@ -222,13 +214,9 @@ def cheapest_cover(report: Report, candidates: Sequence[CandidateReport]) -> lis
                 ways = [(covered, (missing, us, chain))]
             elif fitting := [nodes for nodes in starts[node] if not nodes & covered]:
                 taken = ((nodes, starts[node][nodes]) for nodes in fitting)
-                ways = [
-                    (covered | nodes, (missing, us + _cost(each), (each, chain))) for nodes, each in taken
-                ]
+                ways = [(covered | nodes, (missing, us + _cost(each), (each, chain))) for nodes, each in taken]
             for left, state in ways:
-                following[left - {node}] = min(
-                    state, following.get(left - {node}, state), key=itemgetter(0, 1)
-                )
+                following[left - {node}] = min(state, following.get(left - {node}, state), key=itemgetter(0, 1))
         states = dict(sorted(following.items(), key=lambda item: item[1][:2])[:_MOST_STATES])
     *_, chain = next(iter(states.values()))
     parts = []

@@ -163,9 +163,7 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     others = [(name, each) for name, each in points.items() if "tolerance" not in each]
     for number, (name, each) in enumerate(others):
         colour = colours[number % len(colours)]
-        axes.scatter(
-            [max(each["error"], least)], [each["median_us"] / 1e3], marker="s", color=colour, label=name
-        )
+        axes.scatter([max(each["error"], least)], [each["median_us"] / 1e3], marker="s", color=colour, label=name)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"error of the outputs by {found['metric']}, {found['inputs']}")

@@ -111,14 +111,10 @@ def race(
                         told[name] = () if errors is None else tuple(errors(contender.outputs))
                 except ChildError as failure:
                     if name in required or name in bursts:
-                        raise CollageError(
-                            f"{name} cannot run {Path(setup.path).name}: {failure}"
-                        ) from failure
+                        raise CollageError(f"{name} cannot run {Path(setup.path).name}: {failure}") from failure
                     failed[name] = str(failure)
                     continue
-                largest.setdefault(
-                    name, None if expected is None else _largest_error(loaded.outputs, expected)
-                )
+                largest.setdefault(name, None if expected is None else _largest_error(loaded.outputs, expected))
                 loads_s.setdefault(name, loaded.load_s)
                 contenders[name] = contender
                 bursts.setdefault(name, [])

@@ -156,9 +156,7 @@ def _run(call: Call, seconds: float) -> BurstSamples:
     return BurstSamples(tuple(samples))
 
 
-def _run_on(
-    arrays: Mapping[str, Array], taken: Mapping[str, Array], call: Call, outputs: Outputs
-) -> tuple[Array, ...]:
+def _run_on(arrays: Mapping[str, Array], taken: Mapping[str, Array], call: Call, outputs: Outputs) -> tuple[Array, ...]:
     """Run once on ``arrays``, and give the inputs back what was in them."""
     before = {name: np.array(taken[name]) for name in arrays}
     try:

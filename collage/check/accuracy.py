@@ -79,9 +79,7 @@ class Accuracy:
     given: bool
 
     @staticmethod
-    def of(
-        original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int, deadline: Deadline
-    ) -> Accuracy:
+    def of(original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int, deadline: Deadline) -> Accuracy:
         """Run the original model on the samples, or on inputs that are made from ``seed``.
 
         ``model`` is None where the model only runs whole; all its outputs are checked by the plain rule then. Raises
@@ -155,9 +153,7 @@ class Accuracy:
             return math.inf
         metric = self.asked.metric
         if metric.is_predicted and not metric.is_max:
-            return metric.measured(
-                *({self.names[at]: each[at] for at in floats} for each in (expected, outputs))
-            )
+            return metric.measured(*({self.names[at]: each[at] for at in floats} for each in (expected, outputs)))
         return self.largest(outputs, expected, floats)
 
 
@@ -186,9 +182,7 @@ def on_samples(
         return {}
 
 
-def _inputs(
-    original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int
-) -> list[tuple[Array, ...]]:
+def _inputs(original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int) -> list[tuple[Array, ...]]:
     """The samples in the model's order; what a sample lacks, and all where there are none, is made up."""
     rng = np.random.default_rng([_SEED, seed])
     infos = model_inputs(original)
@@ -201,6 +195,5 @@ def _inputs(
     made = [made_up() for _ in range(len(asked.samples) or asked.made_up)]
     samples: Sequence[Mapping[str, Any]] = asked.samples or [{}] * len(made)
     return [
-        tuple(sample.get(n, array) for n, array in each.items())
-        for sample, each in zip(samples, made, strict=True)
+        tuple(sample.get(n, array) for n, array in each.items()) for sample, each in zip(samples, made, strict=True)
     ]

@@ -170,9 +170,7 @@ class Expected:
             dtype = np_dtype(stored_type(TensorType(array.shape, dtype.name), layout).dtype)
         layout = unrounded(layout)
         stored = to_layout(array, layout)
-        if not is_inexact(array) and not (
-            rule.rounded and array.dtype.kind in "iu" and array.dtype.itemsize <= 2
-        ):
+        if not is_inexact(array) and not (rule.rounded and array.dtype.kind in "iu" and array.dtype.itemsize <= 2):
             return Expected(stored, dtype, None, None, None, narrow, rule.drawn)
         wide = widened(stored)
         odd = ~np.isfinite(wide)

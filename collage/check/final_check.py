@@ -124,8 +124,7 @@ class FinalCheck:
                 where = "" if sample.usual else f" where inputs hold {sample.kind}"
                 how = f"by {error:.2g} of their scale" if np.isfinite(error) else "in NaN, type or integers"
                 complaint = (
-                    f"outputs differ from ONNX Runtime's{where}: output {position} {how} "
-                    f"({rule.allowed:.0e} allowed)"
+                    f"outputs differ from ONNX Runtime's{where}: output {position} {how} ({rule.allowed:.0e} allowed)"
                 )
                 return Finding(absolute, relative, complaint, sample.ordinary)
         return Finding(absolute, relative, "")

@@ -127,10 +127,7 @@ class Gate:
         """
         outputs = self._kernel.buffers.outputs
         run_checked(self._kernel.call, self._inputs(sample), outputs, about)
-        errors = (
-            self._judge.error(sample, position, to_host(array), about)
-            for position, array in enumerate(outputs)
-        )
+        errors = (self._judge.error(sample, position, to_host(array), about) for position, array in enumerate(outputs))
         return max(errors, default=0.0)
 
 
@@ -208,9 +205,7 @@ def _difference(actual: Array, expected: Array, error: float, allowed: float) ->
     if np.isfinite(error):
         return f"differs by {error:.1e} of its scale from the reference (allowed: {allowed:.0e})"
     if "float" in actual.dtype.name:
-        wrong = int(
-            np.count_nonzero(np.isnan(actual.astype(np.float64)) & ~np.isnan(expected.astype(np.float64)))
-        )
+        wrong = int(np.count_nonzero(np.isnan(actual.astype(np.float64)) & ~np.isnan(expected.astype(np.float64))))
         if wrong:
             return f"has {wrong} elements that are NaN or never written"
         return "has infinities or NaN in other places than the reference"

@@ -34,9 +34,7 @@ _EMBED_BELOW_BYTES = 1 << 16
 _LARGEST_PROTO_BYTES = 1 << 30
 
 
-def evaluate(
-    model: Model, inputs: Sequence[Array], store: ValueStore, node_limit_s: float = 60.0
-) -> dict[int, str]:
+def evaluate(model: Model, inputs: Sequence[Array], store: ValueStore, node_limit_s: float = 60.0) -> dict[int, str]:
     """Save an array for each graph value that can be computed, given the graph inputs' arrays in order.
 
     Returns the ONNX nodes (by index) whose conversion is wrong, with the reasons. When these are mended, others may be
@@ -98,9 +96,7 @@ def _not_equal(model: Model, store: ValueStore, value: int, array: Any) -> str:
     graph = model.graph
     kind = graph.type_of(value)
     known = graph.constants[value] if graph.is_constant(value) else store.load(value, kind)
-    if not isinstance(array, np.ndarray) or not relative_error(known, array) <= region_tolerance(
-        [kind.dtype]
-    ):
+    if not isinstance(array, np.ndarray) or not relative_error(known, array) <= region_tolerance([kind.dtype]):
         what = "a constant" if graph.is_constant(value) else "another value"
         return f"TVM's conversion to {what} differs from ONNX Runtime"
     return ""
@@ -124,9 +120,7 @@ def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
     made = [value for n in nodes for value in graph.nodes[n].outputs]
     if graph.nodes[nodes[0]].op.startswith("onnx."):
         return None  # the node is opaque, so nothing was converted
-    read = dict.fromkeys(
-        v for n in nodes for v in graph.nodes[n].inputs if v not in made and not graph.is_constant(v)
-    )
+    read = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made and not graph.is_constant(v))
     if any(value not in store for value in read):
         return None
     try:
@@ -179,9 +173,7 @@ class _NodeRunner:
         # Small initializers are embedded, since some operators want constants; weights are fed.
         for limit in (_EMBED_BELOW_BYTES, _LARGEST_PROTO_BYTES):
             embedded = [n for n in names if n not in values and bytes_of(initializers[n]) < limit]
-            fed = {
-                n: values[n] if n in values else array_of(initializers[n]) for n in names if n not in embedded
-            }
+            fed = {n: values[n] if n in values else array_of(initializers[n]) for n in names if n not in embedded}
             try:
                 results = _run(self._part(node, fed, embedded), fed, limit_s)
                 return dict(zip(outputs, results, strict=True))

@@ -58,17 +58,13 @@ def compared(
     allowed = region_tolerance(dtypes_of([*inputs, *expected]))
     notes = [] if judge == JUDGES[0] else [f"outputs are checked with {judge}"]
     if drawn:
-        notes.append(
-            "outputs that depend on random numbers are checked for type, shape and finite numbers only"
-        )
+        notes.append("outputs that depend on random numbers are checked for type, shape and finite numbers only")
     right = {name for name, error in errors.items() if error[1] <= allowed}
     if not right and allowed == tolerance("float64"):  # it is better than nothing, and the note tells
         right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
         notes += ["computes in float32 what the model has in float64"] if right else []
     if not right and any("Quantize" in node.op_type for node in all_nodes(model.graph)):
-        steps = {
-            name: difference(made, expected, rounded=True, drawn=drawn) for name, made in outputs.items()
-        }
+        steps = {name: difference(made, expected, rounded=True, drawn=drawn) for name, made in outputs.items()}
         right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
         notes += ["rounds to integers another way"] if right else []
         errors = {name: steps[name] if name in right else error for name, error in errors.items()}
@@ -76,9 +72,7 @@ def compared(
         around = nearby()
         if around:
             right |= {
-                name
-                for name in outputs.keys() - right
-                if _is_tolerable(model, outputs[name], expected, around, drawn)
+                name for name in outputs.keys() - right if _is_tolerable(model, outputs[name], expected, around, drawn)
             }
     wrong = {
         name: f"inaccurate: differs from {judge} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"

@@ -40,9 +40,7 @@ def read_samples(paths: Sequence[Path]) -> list[dict[str, Array]]:
     for path in paths:
         found = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not found:
-            raise InputError(
-                f"the folder {path} holds no samples: write them with numpy.savez, one file each."
-            )
+            raise InputError(f"the folder {path} holds no samples: write them with numpy.savez, one file each.")
         files += found
     return [_read_sample(path) for path in files]
 
@@ -56,9 +54,7 @@ def _read_sample(path: Path) -> dict[str, Array]:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}.") from error
-    except (
-        Exception
-    ) as error:  # numpy and the unpackers raise anything for files that are damaged or encrypted
+    except Exception as error:  # numpy and the unpackers raise anything for files that are damaged or encrypted
         raise InputError(f"the sample {path} cannot be read; write it with numpy.savez.") from error
 
 

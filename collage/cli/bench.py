@@ -101,9 +101,7 @@ def bench(
 
         contest = Contest(shapes=fixed, threads=threads, engines=engines, rounds=rounds, seed=seed)
         with display(not quiet) as progress:
-            found = compare(
-                model, contest, db=db, module=module, budget_s=budget, quick=quick, progress=progress
-            )
+            found = compare(model, contest, db=db, module=module, budget_s=budget, quick=quick, progress=progress)
     if as_json:
         print_json(found)
         return
@@ -146,7 +144,4 @@ def conclusion(found: Mapping[str, Any]) -> str:
         )
     if found["verdict"] == AS_FAST:
         return f"Collage is as fast as the best engine here, {best}, within the noise ({between})."
-    return (
-        f"Collage is {found['verdict']} here, {ratio['median']:.2f}x as fast as the best engine, {best} "
-        f"({between})."
-    )
+    return f"Collage is {found['verdict']} here, {ratio['median']:.2f}x as fast as the best engine, {best} ({between})."

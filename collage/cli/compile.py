@@ -134,9 +134,7 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
 )
 @flag("--remeasure", help="Measure everything again.")
-@flag(
-    "--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates."
-)
+@flag("--exact", help="Use only kernels that were seen to keep NaN and infinities, and none that reassociates.")
 @option(
     "--reassociate/--no-reassociate",
     default=True,
@@ -257,11 +255,7 @@ def compile(
 
                 curve = compiled_curve(model, output, options)
             else:
-                module = (
-                    api.compile(model, **options)
-                    if len(sets) == 1
-                    else api.compile_shapes(model, sets, **options)
-                )
+                module = api.compile(model, **options) if len(sets) == 1 else api.compile_shapes(model, sets, **options)
                 module.save(output)
     if pareto:
         _show_curve(curve, as_json=as_json)

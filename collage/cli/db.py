@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 _CLOCKS = "GPU's MHz"
 _NUMBERS = ("us", "noise", "busy", "threads")
-_BACKEND_OPTION = click.option(
-    "--backend", metavar="NAME", default="", help="Show only this backend's measurements."
-)
+_BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Show only this backend's measurements.")
 _ALL_OPTION = flag(
     "--all",
     "everything",
@@ -117,15 +115,10 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
         print_json({"rows": [_as_json(row) for row in rows]})
         return
     if not rows:
-        say(
-            "nothing of that kind is in the database"
-            + ("" if everything else " for this machine (see --all)")
-        )
+        say("nothing of that kind is in the database" + ("" if everything else " for this machine (see --all)"))
         return
     names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
-    table = [
-        (_date(row["created"]), row["backend"], row["description"], *_figures(row, clocks)) for row in rows
-    ]
+    table = [(_date(row["created"]), row["backend"], row["description"], *_figures(row, clocks)) for row in rows]
     print_table((*names, *[_CLOCKS] * bool(clocks)), table, right=_NUMBERS)
 
 
@@ -153,9 +146,7 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         clocks = _clocks(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
-        raise DatabaseError(
-            f"no region with {text!r} was measured{hint}. `collage db list` shows what there is."
-        )
+        raise DatabaseError(f"no region with {text!r} was measured{hint}. `collage db list` shows what there is.")
     if as_json:
         print_json({"regions": {digest: [_as_json(row) for row in rows] for digest, rows in regions.items()}})
         return
@@ -462,9 +453,7 @@ def _merged(
 
 def _say_taken(found: Exchange) -> None:
     """Print what a merge took, and what not."""
-    say(
-        f"{found.taken} taken, {found.same} already there, {found.less_certain} less certain than what is there"
-    )
+    say(f"{found.taken} taken, {found.same} already there, {found.less_certain} less certain than what is there")
     _say_reasons(found.refused, "not taken")
 
 

@@ -50,9 +50,7 @@ def say_times(found: DecoderSummary) -> None:
     if found.tolerance:
         named = " and ".join(sorted(found.precisions))
         what = f"with kernels in {named}" if named else "all in float32"
-        say(
-            f"\nerror of the logits: {found.error:.2g} of the largest one, {found.tolerance:g} allowed; {what}"
-        )
+        say(f"\nerror of the logits: {found.error:.2g} of the largest one, {found.tolerance:g} allowed; {what}")
 
 
 def show_decoder(found: DecoderSummary) -> None:

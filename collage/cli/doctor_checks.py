@@ -55,9 +55,7 @@ def checks(database: Path | None = None) -> list[Check]:
     """The findings of all checks; ``database`` is used instead of the default one."""
     path, problem = _place_of(database)
     if path is None:
-        at_path = [
-            Check(name, FAIL, problem, "set HOME, or use --db PATH") for name in ("cache folder", "database")
-        ]
+        at_path = [Check(name, FAIL, problem, "set HOME, or use --db PATH") for name in ("cache folder", "database")]
     else:
         at_path = [_cache_check(path.parent), _database_check(path)]
     return [

@@ -54,6 +54,4 @@ def refuse_same(read: Path, written: Path, option: str, suffix: str) -> None:
     except OSError:
         same = False
     if same:
-        raise UsageError(
-            f"{option} would replace {read} itself; give another name, such as {read.stem}{suffix}."
-        )
+        raise UsageError(f"{option} would replace {read} itself; give another name, such as {read.stem}{suffix}.")

@@ -93,9 +93,7 @@ def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Valu
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise click.UsageError(
-            f"{option} is given more than once for {', '.join(twice)}", click.get_current_context()
-        )
+        raise click.UsageError(f"{option} is given more than once for {', '.join(twice)}", click.get_current_context())
     return dict(pairs)
 
 
@@ -129,9 +127,7 @@ def _given(name: str) -> bool:
 
 
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=PATH)
-OUTPUT_OPTION = option(
-    "-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write."
-)
+OUTPUT_OPTION = option("-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write.")
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH)
 _SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
 _FIX = "Fix an input's symbolic dimensions; once for each such input."
@@ -149,9 +145,7 @@ THREADS_OPTION = click.option(
     metavar="N",
     help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
 )
-DB_OPTION = click.option(
-    "--db", type=PATH, metavar="PATH", help="Measurement database. Default: in your cache folder."
-)
+DB_OPTION = click.option("--db", type=PATH, metavar="PATH", help="Measurement database. Default: in your cache folder.")
 SEED_OPTION = click.option(
     "--seed", type=Count(min=0), metavar="N", default=0, show_default=True, help="Seed of the random inputs."
 )

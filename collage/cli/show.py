@@ -260,13 +260,9 @@ def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, d
     if wanted.isdigit() and int(wanted) < len(everything):
         return [everything[int(wanted)]]
     found = [
-        (node, entry)
-        for node, entry in everything
-        if wanted.lower() in f"{entry['source']}\n{entry['op']}".lower()
+        (node, entry) for node, entry in everything if wanted.lower() in f"{entry['source']}\n{entry['op']}".lower()
     ]
     if not found:
         some = ", ".join(dict.fromkeys(entry["source"] or entry["op"] for _, entry in everything[:8]))
-        raise UsageError(
-            f"no node has {wanted!r} in its name. There are {len(everything)}, the first: {some}."
-        )
+        raise UsageError(f"no node has {wanted!r} in its name. There are {len(everything)}, the first: {some}.")
     return found

@@ -56,9 +56,7 @@ def find_nodes(ray: ModuleType, address: object, backends: Mapping[str, bytes]) 
     return found
 
 
-def judge(
-    here: MachineFacts, facts: Mapping[ClusterNode, MachineFacts | str], alive: list[ClusterNode]
-) -> Nodes:
+def judge(here: MachineFacts, facts: Mapping[ClusterNode, MachineFacts | str], alive: list[ClusterNode]) -> Nodes:
     """The nodes that match; ``facts`` has each node's facts, or the reason why there are none."""
     matching, refused = [], {}
     for node in alive:
@@ -81,9 +79,7 @@ def pinned(node: ClusterNode) -> Any:
 def why(error: BaseException) -> str:
     """An error of Ray in short: for one that was raised on a node, that error itself."""
     cause = getattr(error, "cause", None)
-    return library_text(
-        f"{type(cause).__name__}: {cause}" if cause else f"{type(error).__name__}: {error}", 200
-    )
+    return library_text(f"{type(cause).__name__}: {cause}" if cause else f"{type(error).__name__}: {error}", 200)
 
 
 def _node(told: Mapping[str, Any]) -> ClusterNode:
@@ -96,10 +92,7 @@ def _facts_of(
 ) -> dict[ClusterNode, MachineFacts | str]:
     """Each node's facts, or why it tells none."""
     ask = ray.remote(facts_here)
-    asked = {
-        ask.options(num_cpus=0, scheduling_strategy=pinned(node)).remote(dict(backends)): node
-        for node in nodes
-    }
+    asked = {ask.options(num_cpus=0, scheduling_strategy=pinned(node)).remote(dict(backends)): node for node in nodes}
     if not asked:
         return {}
     ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_FACTS_LIMIT_S)

@@ -121,9 +121,7 @@ class RayCrew:
                 self._lose(place, f"it was not ready within {_START_LIMIT_S:g} s")
             elif late_s > _PATIENCE_S - _START_LIMIT_S and not place.told:
                 place.told = True
-                log.warning(
-                    "node %s of the cluster is not ready yet; it may be busy with other work", place.node.name
-                )
+                log.warning("node %s of the cluster is not ready yet; it may be busy with other work", place.node.name)
             if place.actor is None and not place.fate:
                 self._start(place, now)
 
@@ -149,9 +147,7 @@ class RayCrew:
         place, errand = self._pending.pop(ref)
         try:
             answer = self.ray.get(ref)
-        except (
-            Exception
-        ) as error:  # the actor, its node or its worker process is gone, or something failed there
+        except Exception as error:  # the actor, its node or its worker process is gone, or something failed there
             if errand >= 0 and shares.lost(place.number) is not None:
                 log.warning("a job is given up, with which %d workers were lost", shares.tries)
             self._lose(place, why(error))

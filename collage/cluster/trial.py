@@ -14,9 +14,7 @@ def failure(address: str, limit_s: float) -> str:
     """Why Ray cannot connect to the address within ``limit_s`` seconds, or "" where it can."""
     command = [sys.executable, os.path.abspath(__file__), address]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return f"no Ray answers there within {limit_s:g} s"
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]

@@ -91,9 +91,7 @@ class Assembler:
             options = replace(
                 self._task.build,
                 exclusive=plan.exclusive,
-                tuning=tunings.get(
-                    CandidateRequest(candidate.nodes, candidate.backend, candidate.variant), ""
-                ),
+                tuning=tunings.get(CandidateRequest(candidate.nodes, candidate.backend, candidate.variant), ""),
                 variant=candidate.variant,
             )
             piece = self._kernel(candidate, options, buffers)

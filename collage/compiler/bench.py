@@ -192,9 +192,7 @@ class Bench:
     def _tools_for(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
         task = self.task
         guards = fits_an_artifact(self.imported.original)
-        measured = MeasuredModel(
-            model, as_loaded=self.imported.as_loaded, guards=guards, exact=task.options.exact
-        )
+        measured = MeasuredModel(model, as_loaded=self.imported.as_loaded, guards=guards, exact=task.options.exact)
         settings = MeasureSettings(
             task.backends,
             task.keyed_versions,
@@ -226,11 +224,7 @@ class Bench:
         offers, without = offers_of(model, matches, task.backends, task.build)
         if not task.source.family:  # a plan of the whole engine does the same
             everything = len(model.graph.nodes)
-            offers = [
-                o
-                for o in offers
-                if o.request.backend not in task.engines or len(o.request.nodes) < everything
-            ]
+            offers = [o for o in offers if o.request.backend not in task.engines or len(o.request.nodes) < everything]
         self.known.matches = matches
         self.known.refused = [*refused, *without]
         self.known.offers = offers
@@ -247,9 +241,7 @@ class Bench:
         """The samples that errors of outputs are measured on. It is made on first use. Raises ModelError."""
         task = self.task
         assert task.asked is not None
-        return Accuracy.of(
-            self.imported.original, self.model, task.asked, task.options.seed, self.clock.deadline
-        )
+        return Accuracy.of(self.imported.original, self.model, task.asked, task.options.seed, self.clock.deadline)
 
     # Measuring, whose outcomes go to the ledger
 

@@ -64,9 +64,7 @@ class Best:
             return
         before = self.first
         score = verdict.ratio * (1.0 if before is None else before.score)
-        us = (
-            verdict.us if before is None else verdict.ratio * before.us
-        )  # as if the machine had not changed since
+        us = verdict.us if before is None else verdict.ratio * before.us  # as if the machine had not changed since
         self._standings = [each for each in self._standings if not _are_same(each.plan, verdict.plan)]
         self._standings.append(Standing(verdict.plan, score, us))
         if isinstance(verdict.plan, Placed) and self.first_mix is None:

@@ -102,9 +102,7 @@ def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
     found = bench.known.tolerance
     if found is None:
         stopped = _STOPPED.get(bench.clock.ended)
-        reason = (
-            _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
-        )
+        reason = _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
         found = ErrorReport(asked.tolerance, asked.metric.name, asked.about, reason=reason)
     predicted = of_outputs(selected.plan.placement.error) if isinstance(selected.plan, Placed) else 0.0
     return replace(found, predicted=predicted, measured=selected.error)
@@ -126,9 +124,7 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
     threads, known = bench.task.target.threads, bench.known
     if bench.is_matched:
         patterns = {view.nodes: view.pattern for view in known.views}
-        views = (
-            (c.nodes, VIEW, patterns[c.nodes], c.variant.layout) for c in usable(bench) if c.backend == VIEW
-        )
+        views = ((c.nodes, VIEW, patterns[c.nodes], c.variant.layout) for c in usable(bench) if c.backend == VIEW)
         for viewed in dict.fromkeys(views):
             yield CandidateReport(*viewed, cost_us=0.0, noise_us=0.0, threads=threads)
         in_network = known.costs.kernels

@@ -67,9 +67,7 @@ class Clock:
         """Keep so many seconds of the budget for the end, but no more than a share of it; nothing at the end itself."""
         if self.budget is not None and not self._ending:
             self._reserve_s = max(self._reserve_s, min(seconds, _MOST_SHARE * self.budget.seconds))
-            self.deadline.end_after(
-                self.budget.seconds - min(self._reserve_s, _MOST_SHARE * self.budget.seconds)
-            )
+            self.deadline.end_after(self.budget.seconds - min(self._reserve_s, _MOST_SHARE * self.budget.seconds))
 
     def finish(self) -> None:
         """The search has ended by itself. The end has the rest of the budget."""

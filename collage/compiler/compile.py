@@ -161,9 +161,7 @@ def compiled(bench: Bench, best: Best) -> Selection:
     if best.plan is None and clock.ended != FINISHED:
         clock.without_limit()
         if bench.task.engines and not bench.whole.found.loaded:
-            log.warning(
-                "%s, and nothing is ready: the compile goes on until there is a module", _WHY[clock.ended]
-            )
+            log.warning("%s, and nothing is ready: the compile goes on until there is a module", _WHY[clock.ended])
         run_stages(stages, bench, referee, best, until_first=True)
     selected = _at_the_end(finish.select, bench, finish)
     if clock.ended != FAILURE and (clock.ended == FINISHED or bench.is_matched):

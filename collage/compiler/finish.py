@@ -35,9 +35,7 @@ _FEW, _MANY = 2, 4
 """The most placements in the last race, if the time is short and otherwise."""
 _SHARE = 0.4
 """The share of the time that is left which the last race may take."""
-_UNMEASURED = (
-    "no engine runs the model on made-up inputs; give inputs of your own with --input (inputs= in Python)"
-)
+_UNMEASURED = "no engine runs the model on made-up inputs; give inputs of your own with --input (inputs= in Python)"
 
 
 class Finish:
@@ -166,9 +164,7 @@ class Finish:
             return ""  # it was not tried on inputs: nobody can make them up
         if not (wrong := whole.on_hostile(plan)[0]):
             return ""
-        others = [
-            each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine
-        ]
+        others = [each for each in self._best.everything() if isinstance(each, Whole) and each.engine != plan.engine]
         return "" if all(whole.on_hostile(each)[0] for each in others) else wrong
 
     def _placement(self, plan: Placed, timing: Timing, launches_us: Sequence[float]) -> Selection | None:
@@ -220,9 +216,7 @@ class Finish:
         if bench.task.options.strict or bench.task.source.family:
             if problem is not None:
                 raise problem
-            raise NoPlacementError(
-                f"no placement agrees with ONNX Runtime on the original model: {'; '.join(reasons)}"
-            )
+            raise NoPlacementError(f"no placement agrees with ONNX Runtime on the original model: {'; '.join(reasons)}")
         for label in bench.whole.found.loaded:
             plan = Whole(label.split(",")[0])
             selected = self._engine(plan, Timing(0.0, 0.0, 0.0, 0.0, 0))
@@ -285,8 +279,7 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
     if len(times) != len(program.launches):
         return program, executable.plan.placement.predicted_us
     found = {
-        region: replace(region, cost_us=us, noise_us=0.0)
-        for region, us in zip(program.launches, times, strict=True)
+        region: replace(region, cost_us=us, noise_us=0.0) for region, us in zip(program.launches, times, strict=True)
     }
     timed = replace(
         program,

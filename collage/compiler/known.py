@@ -97,9 +97,7 @@ class Known:
         there = {each.request for each in self.offers}
         self.offers += [each for each in offers if each.request not in there]
 
-    def learn(
-        self, plan: Placed, launches: Sequence[Candidate | PlacedTransform], us: Sequence[float]
-    ) -> None:
+    def learn(self, plan: Placed, launches: Sequence[Candidate | PlacedTransform], us: Sequence[float]) -> None:
         """The plan's launches have taken these times in the network."""
         self.ran.add(plan.alike)
         if plan.streams is None:

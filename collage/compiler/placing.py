@@ -58,8 +58,7 @@ def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[Va
     costs = measurer.measure_transforms(dict.fromkeys(transform for _, transform in possible))
     makers = {each: measurer.transform_backend(each) for each in costs}
     switch_us = {
-        each: 0.0 if maker is None or not maker.pays_switch() else known.epsilon_us
-        for each, maker in makers.items()
+        each: 0.0 if maker is None or not maker.pays_switch() else known.epsilon_us for each, maker in makers.items()
     }
     alone_us = {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}
     return known.costs.expected_transforms(alone_us)

@@ -186,9 +186,7 @@ class PlanRuns:
         """The error for a plan that has failed. The search has no other candidate for a view."""
         kernel = None if launch is None else executable.kernels[launch]
         reason = f"{rejection.kind.value}: {rejection.message}"
-        is_view = (
-            kernel is not None and isinstance(kernel.what, CandidateRequest) and kernel.what.backend == VIEW
-        )
+        is_view = kernel is not None and isinstance(kernel.what, CandidateRequest) and kernel.what.backend == VIEW
         if kernel is None or launch is None or is_view or kernel in self._rejected:
             kernel, reason = None, f"fails as a whole: {reason}"
             key = self._key(executable)

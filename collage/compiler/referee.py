@@ -81,9 +81,7 @@ class Referee:
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
             timings = self.race(plans, pace)
             if best in timings and _ratio(timings, plan, best) < 1.0:  # who was lucky once has to win again
-                timings = max(
-                    timings, self.race(plans, pace, " again"), key=lambda each: _ratio(each, plan, best)
-                )
+                timings = max(timings, self.race(plans, pace, " again"), key=lambda each: _ratio(each, plan, best))
             launches = self.launches(plan)
         except RaceFailedError as error_:
             return error_.failed
@@ -162,8 +160,7 @@ class Referee:
         return [
             plan
             for plan in plans
-            if plan == failed.plan
-            or (isinstance(plan, Placed) and failed.kernel in self.executable(plan).kernels)
+            if plan == failed.plan or (isinstance(plan, Placed) and failed.kernel in self.executable(plan).kernels)
         ]
 
     def executable(self, plan: Placed) -> Executable:

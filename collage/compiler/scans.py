@@ -18,9 +18,7 @@ from collage.graph.storage import CUDA
 from collage.search.transforms import PlacedTransform
 
 
-def of_inputs(
-    pieces: Sequence[Piece], buffers: Buffers, graph: Graph, extraordinary: Collection[int]
-) -> list[Piece]:
+def of_inputs(pieces: Sequence[Piece], buffers: Buffers, graph: Graph, extraordinary: Collection[int]) -> list[Piece]:
     """The pieces, with a scan of each of the model's inputs before the first launch that reads it.
 
     ``extraordinary`` values are never scanned (see ``MeasuredModel``).

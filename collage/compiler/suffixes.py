@@ -57,9 +57,7 @@ class Suffixes:
         suffix = Suffix(region, *bench.whole.ports(), reads, writes)
         versions = {**prefix.versions, plan.suffix: task.versions[plan.suffix]}
         program = prefix.program.followed_by(suffix)
-        return replace(
-            prefix, program=program, artifacts=[*prefix.artifacts, artifact_of(model)], versions=versions
-        )
+        return replace(prefix, program=program, artifacts=[*prefix.artifacts, artifact_of(model)], versions=versions)
 
     def open(self, plan: Placed, executable: Executable) -> None:
         """Load the plan's module beside the engines, and compare its outputs with the reference's.

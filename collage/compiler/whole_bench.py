@@ -107,9 +107,7 @@ class WholeForm:
 log = logging.getLogger(__name__)
 
 _TRIAL: Fact[EngineTrial] = Fact("engine_trial", asdict, partial(typed, EngineTrial))
-_HOSTILE: Fact[tuple[str, bool]] = Fact(
-    "engine_on_hostile", list, lambda found: (str(found[0]), bool(found[1]))
-)
+_HOSTILE: Fact[tuple[str, bool]] = Fact("engine_on_hostile", list, lambda found: (str(found[0]), bool(found[1])))
 _EDITION = "trial 5"
 """The edition of how engines are compared with references."""
 
@@ -158,9 +156,7 @@ class WholeBench:
         if self._engines is None:
             task, form = self.task, self.form
             if not fits_an_artifact(form.original):
-                raise ModelError(
-                    "Engines cannot take the model whole: its constants exceed protobuf's 2 GiB."
-                )
+                raise ModelError("Engines cannot take the model whole: its constants exceed protobuf's 2 GiB.")
             inputs = [*form.inputs.values()]
             about = task.backends, task.target.threads, task.options.time_limit_s, self._workers
             self._engines = Engines(form.original, inputs, *about, form.data)

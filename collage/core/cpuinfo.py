@@ -81,9 +81,7 @@ def precisions_of(flags: Container[str]) -> frozenset[str]:
     return frozenset(name for name, some in _OF_PRECISION.items() if any(each in flags for each in some))
 
 
-def _others(
-    cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]
-) -> tuple[str, str]:
+def _others(cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
     """The name and the hash on other architectures: each kind of core and, on Arm, the timer's rate ("BogoMIPS").
 
     The timer tells Graviton 2 from Ampere's Altra; both have Arm's Neoverse N1 r3p1.

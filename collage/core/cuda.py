@@ -46,9 +46,7 @@ def gpu() -> Gpu:
         raise NoGpuError(f"there is no NVIDIA driver ({LIBRARY})") from error
     version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        raise NoGpuError(
-            "the NVIDIA driver finds no GPU", "let this process see one, and check it with nvidia-smi"
-        )
+        raise NoGpuError("the NVIDIA driver finds no GPU", "let this process see one, and check it with nvidia-smi")
     if driver.cuDriverGetVersion(ctypes.byref(version)) or driver.cuDeviceGet(ctypes.byref(device), 0):
         raise NoGpuError("the NVIDIA driver does not answer", "check it with nvidia-smi")
     found = version.value // 1000, version.value % 1000 // 10

@@ -159,9 +159,7 @@ class Driver:
         Raises CudaError, also in a forked child.
         """
         if os.getpid() != self._pid:
-            raise CudaError(
-                "cuCtxSetCurrent", 3, "the GPU cannot be used after a fork: load the module again"
-            )
+            raise CudaError("cuCtxSetCurrent", 3, "the GPU cannot be used after a fork: load the module again")
         self.call("cuCtxSetCurrent", self._context)
 
     @property

@@ -106,9 +106,7 @@ class ForkServer:
             )
         self._ended = weakref.finalize(self, _end, self._owner, self._connection, self._process)
 
-    def fork(
-        self, module: str, preload: tuple[str, ...], stderr: int, environment: Mapping[str, str]
-    ) -> ForkedProcess:
+    def fork(self, module: str, preload: tuple[str, ...], stderr: int, environment: Mapping[str, str]) -> ForkedProcess:
         """Start a child that runs ``main`` of a module, after the server has imported ``preload``.
 
         Raises NoForkError, or RefusedForkError where another server would not do it either.

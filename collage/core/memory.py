@@ -51,9 +51,7 @@ def limit_memory(limit: int | None) -> None:
         import resource
     except ImportError:  # Windows has no such module
         return
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, 0)
-    )  # a crash is expected here, but its core file is of no use
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected here, but its core file is of no use
     if limit is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         within = limit if most == resource.RLIM_INFINITY else min(limit, most)

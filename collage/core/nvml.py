@@ -79,7 +79,5 @@ def _read(nvml: Any, device: ctypes.c_void_p, name: str) -> Clocks | None:
         found.append(mhz.value)
     reasons = ctypes.c_ulonglong()
     asked = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    capped = (
-        asked is not None and not asked(device, ctypes.byref(reasons)) and bool(reasons.value & _POWER_CAP)
-    )
+    capped = asked is not None and not asked(device, ctypes.byref(reasons)) and bool(reasons.value & _POWER_CAP)
     return Clocks(name, found[0], found[1], capped)

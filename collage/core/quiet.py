@@ -27,9 +27,7 @@ class Watch:
 class Machine:
     """How busy this machine is, for a process that measures on it."""
 
-    def __init__(
-        self, threads: int | None = None, waiting: Waiting = nullcontext, cpu: Cpu | None = None
-    ) -> None:
+    def __init__(self, threads: int | None = None, waiting: Waiting = nullcontext, cpu: Cpu | None = None) -> None:
         """``threads`` is the number that measurements need, by default one for each core.
 
         ``waiting`` is entered while others measure.

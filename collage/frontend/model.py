@@ -120,13 +120,8 @@ class Model:
         found: dict[int, frozenset[str]] = {}
         for node in self.graph.nodes:
             if node.op.startswith("onnx."):
-                inner = [
-                    each for body in bodies(self.onnx.graph.node[node.source]) for each in all_nodes(body)
-                ]
-                names = (
-                    each.op_type if each.domain in STANDARD else f"{each.domain}.{each.op_type}"
-                    for each in inner
-                )
+                inner = [each for body in bodies(self.onnx.graph.node[node.source]) for each in all_nodes(body)]
+                names = (each.op_type if each.domain in STANDARD else f"{each.domain}.{each.op_type}" for each in inner)
                 if inner:
                     found[node.id] = frozenset(names)
         return found
@@ -171,9 +166,7 @@ class Model:
                 text += f"{given}{_since(self.onnx, proto)}".encode()
                 text += nameless_attributes(proto)
                 for tensor in map(self.initializers.get, reads(proto)):
-                    if (
-                        tensor is not None and tensor.name not in self.onnx_values
-                    ):  # TVM does not know its type
+                    if tensor is not None and tensor.name not in self.onnx_values:  # TVM does not know its type
                         text += f"{tensor.data_type}{[*tensor.dims]}{[*tensor.string_data]}".encode()
         return text
 
@@ -259,9 +252,7 @@ def from_simplified(
     """
     for info in (*simple.graph.input, *simple.graph.output):
         if info.type.WhichOneof("value") != "tensor_type":
-            raise ModelError(
-                f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far."
-            )
+            raise ModelError(f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far.")
     for info in simple.graph.input:
         dims = info.type.tensor_type.shape.dim
         if any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims):

@@ -37,9 +37,7 @@ class Probe:
             _add_noise(proto, {*made.values()})
         self._read = {value: name + _EXACT if noisy else name for value, name in made.items()}
         known = {each.name for each in proto.graph.output}
-        proto.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in self._read.values() if name not in known
-        )
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._read.values() if name not in known)
         self._noise_of = {value: name + _NOISE for value, name in made.items()} if noisy else {}
         self._silence = dict.fromkeys(self._noise_of.values(), np.zeros((), np.float32))
         self._session = unoptimised_session(proto)
@@ -77,9 +75,7 @@ def _add_noise(proto: onnx.ModelProto, wanted: set[str]) -> None:
             proto.graph.node.append(onnx.helper.make_node("Add", *ports, name=name + _NOISE))
     for name in sorted(wanted):
         # The shape is left open: a single zero stands for no noise.
-        proto.graph.input.append(
-            onnx.helper.make_tensor_value_info(name + _NOISE, onnx.TensorProto.FLOAT, None)
-        )
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name + _NOISE, onnx.TensorProto.FLOAT, None))
 
 
 def batches(model: Model, groups: Iterable[T], values: Callable[[T], Iterable[int]]) -> Iterator[list[T]]:

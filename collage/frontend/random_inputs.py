@@ -137,9 +137,7 @@ def indexed_rows(model: Model, value: int) -> int | None:
     return min((each for each in rows if each > 0), default=None)
 
 
-def free_integers(
-    graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]
-) -> list[bool]:
+def free_integers(graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]) -> list[bool]:
     """Which of the values may be any integer: those that are no indices, and that no divisor is computed from.
 
     Those that bodies of loops and branches read may be both.

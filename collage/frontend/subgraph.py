@@ -97,17 +97,14 @@ class Subgraph:
     def ops(self) -> tuple[str, ...]:
         """The short names of the operators, in order, such as ``("conv2d", "add", "relu")``."""
         return tuple(
-            node.op.rsplit(".", 1)[-1] if not node.op.startswith("onnx.") else node.op
-            for node in self.operators
+            node.op.rsplit(".", 1)[-1] if not node.op.startswith("onnx.") else node.op for node in self.operators
         )
 
     @cached_property
     def whole_sources(self) -> frozenset[int]:
         """The indices of the ONNX nodes all of whose operators are in the subgraph."""
         groups = self.model.groups
-        return frozenset(
-            s for s in {n.source for n in self.operators} if s >= 0 and groups[s] <= self.members
-        )
+        return frozenset(s for s in {n.source for n in self.operators} if s >= 0 and groups[s] <= self.members)
 
     @cached_property
     def digest(self) -> str:
@@ -126,9 +123,7 @@ class Subgraph:
             else:
                 hasher.update(b"i" + str(model.graph.type_of(value)).encode())
         for node in self.operators:
-            origin = (
-                sources.setdefault(node.source, len(sources)) if node.source in self.whole_sources else -1
-            )
+            origin = sources.setdefault(node.source, len(sources)) if node.source in self.whole_sources else -1
             for value in node.outputs:
                 refs[value] = len(refs)
             hasher.update(b"n" + model.node_signatures[node.id])

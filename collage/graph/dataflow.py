@@ -122,16 +122,14 @@ class Graph:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each node, the ids of the nodes whose outputs it reads, ascending."""
         return tuple(
-            tuple(sorted({p for v in n.inputs if (p := self.values[v].producer) is not None}))
-            for n in self.nodes
+            tuple(sorted({p for v in n.inputs if (p := self.values[v].producer) is not None})) for n in self.nodes
         )
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each node, the ids of the nodes that read its outputs, ascending."""
         return tuple(
-            tuple(sorted({user for value in node.outputs for user in self.users[value]}))
-            for node in self.nodes
+            tuple(sorted({user for value in node.outputs for user in self.users[value]})) for node in self.nodes
         )
 
     @cached_property

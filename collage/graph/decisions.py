@@ -53,8 +53,7 @@ def decides(graph: Graph, node: Node) -> bool:
 def as_written(graph: Graph, nodes: Iterable[Node]) -> bool:
     """Whether the arithmetic of these nodes has to be done as it is written, since the last bit matters."""
     return any(
-        rounds_by_sum(graph, node)
-        or ((node.op == "divide" or _goes_on(graph, node)) and decides(graph, node))
+        rounds_by_sum(graph, node) or ((node.op == "divide" or _goes_on(graph, node)) and decides(graph, node))
         for node in nodes
     )
 

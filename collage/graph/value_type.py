@@ -70,9 +70,7 @@ class ValueType:
             len(self.shape) == array.ndim
             and all(e in (None, found) for e, found in zip(self.shape, array.shape, strict=True))
         ):
-            raise MismatchError(
-                f"has shape {'x'.join(map(str, array.shape)) or 'scalar'}, the model takes {self}"
-            )
+            raise MismatchError(f"has shape {'x'.join(map(str, array.shape)) or 'scalar'}, the model takes {self}")
         return array
 
     def to_json(self) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def free_storages(graph: Graph, node: Node, storages: Sequence[Storage] = STORAG
     if is_view(graph, node):
         kinds = [graph.type_of(v) for v in (node.inputs[0], *node.outputs)]
         return tuple(
-            each
-            for each in storages
-            if each.format.in_order and not any(each.format.problem(kind) for kind in kinds)
+            each for each in storages if each.format.in_order and not any(each.format.problem(kind) for kind in kinds)
         )
     if node.op == "concat":
         whole, parts = node.outputs[0], node.inputs

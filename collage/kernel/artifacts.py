@@ -161,9 +161,7 @@ def _bytes_of(array: Array) -> _Bytes:
     return as_bytes(np.ascontiguousarray(array))
 
 
-def _cut(
-    artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
-) -> Iterable[tuple[int, int, int | None]]:
+def _cut(artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]) -> Iterable[tuple[int, int, int | None]]:
     """Pieces of the artifact in order: where each begins and ends, and which constant it is, or None."""
     marked = _arrays(artifact, data) or _places(artifact, data, constants)
     at = 0
@@ -188,9 +186,7 @@ def _arrays(artifact: bytes, data: _Bytes) -> list[tuple[int, int, int | None]]:
     return [(at, at + a.nbytes, None) for at, a in zip(starts, arrays, strict=True) if a.nbytes >= _LARGE]
 
 
-def _places(
-    artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
-) -> list[tuple[int, int, int | None]]:
+def _places(artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]) -> list[tuple[int, int, int | None]]:
     """Where the bytes of constants are. Engines' models have them in about the order of the constants."""
     found: list[tuple[int, int, int | None]] = []
     at = 0

@@ -18,9 +18,7 @@ class GivenAway:
     array, or a view of it, there is new memory; otherwise the same is filled again, which saves a copy and new pages.
     """
 
-    def __init__(
-        self, shape: Sequence[int], dtype: np.dtype[np.generic], attach: Callable[[Array], None]
-    ) -> None:
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[np.generic], attach: Callable[[Array], None]) -> None:
         """``attach`` may keep the array."""
         self._make: Callable[[], Array] = lambda: aligned_empty(shape, dtype)
         self._attach = attach

@@ -24,9 +24,7 @@ def model_artifact(model: Artifact) -> bytes | Framed:
     return parts_of(model) if is_framed(model) else bytes(model)
 
 
-def apart(
-    model: bytes, weights: Sequence[tuple[str, str, Sequence[int]]], arrays: Sequence[Buffer]
-) -> Framed:
+def apart(model: bytes, weights: Sequence[tuple[str, str, Sequence[int]]], arrays: Sequence[Buffer]) -> Framed:
     """An artifact of a model that refers to weights (name, dtype and shape) and of their arrays, in the same order."""
     head = head_of(KIND, {"weights": weights}, [model, *arrays])
     return Framed(head, (model, *arrays), mapped=True)

@@ -43,9 +43,7 @@ def read_transform(artifact: bytes, formats: Iterable[StorageFormat]) -> LayoutT
         raise MalformedError("it is nested too deeply") from None
     if not isinstance(source, str) or not isinstance(target, str):
         raise MalformedError("it does not name its storages")
-    return LayoutTransform(
-        read_type(shape, dtype), parse_storage(source, formats), parse_storage(target, formats)
-    )
+    return LayoutTransform(read_type(shape, dtype), parse_storage(source, formats), parse_storage(target, formats))
 
 
 class FormatKernel(Kernel):

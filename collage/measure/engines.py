@@ -62,9 +62,7 @@ class Engines:
         self._backends = backends
         self._threads = threads
         self._workers = workers
-        self._forms: dict[str, onnx.ModelProto | bytes] = {
-            WRITTEN: data if isinstance(data, bytes) else model
-        }
+        self._forms: dict[str, onnx.ModelProto | bytes] = {WRITTEN: data if isinstance(data, bytes) else model}
         self._limit_s = limit_s
         self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
@@ -163,8 +161,7 @@ class Engines:
         may decide otherwise for a few roundings.
         """
         arrays = [
-            each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
-            for each in self.inputs
+            each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0) for each in self.inputs
         ]
         finite_only = False
         rng = np.random.default_rng(0)
@@ -229,9 +226,7 @@ class Engines:
         if self._worker is None or not self._worker.alive:
             self._open = set()
             pickles = {name: pickle_backend(name, each) for name, each in self._backends.items()}
-            self._worker = self._workers.start(
-                InitWhole(str(self._folder.path), self.inputs, pickles, self._threads)
-            )
+            self._worker = self._workers.start(InitWhole(str(self._folder.path), self.inputs, pickles, self._threads))
         return self._worker
 
     def _write(self, form: str) -> None:
@@ -251,9 +246,7 @@ class Engines:
             return self._start().ask(Ask(method, args, limit_s), limit_s)
         except WorkerDiedError as died:
             self._open = set()
-            return Opened(
-                None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
-            )
+            return Opened(None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}")
 
 
 def _makes_infinite(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:

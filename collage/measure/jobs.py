@@ -133,9 +133,7 @@ class _Region:
         """Have the worker hold these kernels, and none but those it shall keep."""
         kept = [number for number in self._tried if number in {*keep, *numbers}]
         self._tried = {number: self._tried[number] for number in kept}
-        while missing := [
-            n for n in numbers if n not in self._tried and n in {*self._left, *self._incumbent}
-        ]:
+        while missing := [n for n in numbers if n not in self._tried and n in {*self._left, *self._incumbent}]:
             number, racer = missing[0], self._racers[missing[0]]
             options = racer.options
             if number in self._errors:  # it was held before, so it is not tuned again

@@ -145,9 +145,7 @@ class Measurer:
         if threads == self.settings.threads:
             return self
         if threads not in self._others:
-            self._others[threads] = Measurer(
-                self.session, self._database, self._progress, threads, self._crew
-            )
+            self._others[threads] = Measurer(self.session, self._database, self._progress, threads, self._crew)
         self._others[threads].network_us = self.network_us
         return self._others[threads]
 
@@ -166,20 +164,14 @@ class Measurer:
         """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._recorded(keys)
-        return {
-            request: self.measured.usable(request, found[key])
-            for request, key in keys.items()
-            if key in found
-        }
+        return {request: self.measured.usable(request, found[key]) for request, key in keys.items() if key in found}
 
     def _recorded(self, keys: Mapping[CandidateRequest, KernelKey]) -> dict[KernelKey, Outcome]:
         """The recorded outcomes that are not doubted, looked up in one query."""
         request_of = {key: request for request, key in keys.items()}
         return self._database.get(request_of, lambda key: self._limit_s(request_of[key]))
 
-    def race(
-        self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS
-    ) -> dict[CandidateRequest, Outcome]:
+    def race(self, requests: Sequence[CandidateRequest], rivals: Rivals = NO_RIVALS) -> dict[CandidateRequest, Outcome]:
         """An outcome for each request. Those of the same nodes race, in the order of the regions' first requests.
 
         What is known is looked up in one query; candidates of the same key are measured once. The best of a region are
@@ -220,8 +212,7 @@ class Measurer:
             times = [
                 (found.median_us, at, each)
                 for at, each in enumerate(region_of[nodes])
-                if each.variant.precision in allowed
-                and isinstance(found := outcomes.get(keys[each]), Measurement)
+                if each.variant.precision in allowed and isinstance(found := outcomes.get(keys[each]), Measurement)
             ]
             us, _, each = min(times, default=(math.inf, 0, None))
             return us, each
@@ -240,8 +231,7 @@ class Measurer:
                 missing.setdefault(key, request)
         key_of = {request: key for key, request in missing.items()}
         regions = [
-            self._losses.in_order(region, self.measured.subgraph(region[0].nodes))
-            for region in _regions(key_of)
+            self._losses.in_order(region, self.measured.subgraph(region[0].nodes)) for region in _regions(key_of)
         ]
         self._describe(regions)
         done = 0
@@ -258,9 +248,7 @@ class Measurer:
             done += request in key_of
             self._progress(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
         return {
-            request: self.measured.usable(request, outcomes[key])
-            for request, key in keys.items()
-            if key in outcomes
+            request: self.measured.usable(request, outcomes[key]) for request, key in keys.items() if key in outcomes
         }
 
     def _raced(
@@ -374,13 +362,9 @@ class Measurer:
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
         found = {transform: known.get(key) for transform, key in keys.items()}
-        return {
-            each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)
-        }
+        return {each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)}
 
-    def _transformed(
-        self, missing: Mapping[LayoutTransform, KernelKey]
-    ) -> Iterator[tuple[LayoutTransform, Outcome]]:
+    def _transformed(self, missing: Mapping[LayoutTransform, KernelKey]) -> Iterator[tuple[LayoutTransform, Outcome]]:
         """The outcomes of transforms that are not known."""
         settings, got = self.settings, set[LayoutTransform]()
         limit_s, sample_s = settings.limits.time_s, settings.effort.kernel_s

@@ -30,9 +30,7 @@ class PlanFailedError(Exception):
     ``by_itself`` tells that the kernel failed outside the plan, when it was built once more for the plan.
     """
 
-    def __init__(
-        self, plan: Plan, launch: int | None, rejection: Rejection, *, by_itself: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, launch: int | None, rejection: Rejection, *, by_itself: bool = False) -> None:
         super().__init__(rejection.message)
         self.plan = plan
         self.launch = launch
@@ -81,9 +79,7 @@ class Plans:
         If a plan fails in runs without notes, it is run again to ``search`` for the launch.
         """
         self.open(plan, search=search)
-        found: tuple[float, ...] = self._ask(
-            plan, "note", plan.name, seconds, more_s=2 * seconds, search=search
-        )
+        found: tuple[float, ...] = self._ask(plan, "note", plan.name, seconds, more_s=2 * seconds, search=search)
         return found
 
     def open(self, plan: Plan, *, search: bool = True) -> None:
@@ -96,9 +92,7 @@ class Plans:
         for name in [*self._opened][: max(0, len(self._opened) - _OPEN + 1)]:
             del self._opened[name]
         more_s = _LAUNCH_S * len(plan.kernels)
-        self._opened[plan.name] = self._ask(
-            plan, "open", plan, tuple(self._opened), more_s=more_s, search=search
-        )
+        self._opened[plan.name] = self._ask(plan, "open", plan, tuple(self._opened), more_s=more_s, search=search)
 
     def _make(self, plan: Plan) -> None:
         """Make the kernels that are missing."""

@@ -94,9 +94,7 @@ class Losses:
     def in_order(self, region: Sequence[CandidateRequest], subgraph: Subgraph) -> list[CandidateRequest]:
         """The candidates of a region, those first that are expected to lose the least."""
         about = class_of(subgraph)
-        return sorted(
-            region, key=lambda each: self.expected(about, (each.backend, variant_text(each.variant)))
-        )
+        return sorted(region, key=lambda each: self.expected(about, (each.backend, variant_text(each.variant))))
 
 
 def _keys(region: str, kind: Kind) -> Iterator[tuple[str, ...]]:
@@ -129,9 +127,7 @@ def losses_in(database: Database) -> Mapping[str, Sequence[Loss]]:
     operators: dict[str, str] = {}
     for key, description, us in database.times():
         if us > 0:
-            regions[_place(key.hardware, key.threads), key.digest].append(
-                ((key.backend, variant_in(key)), us)
-            )
+            regions[_place(key.hardware, key.threads), key.digest].append(((key.backend, variant_in(key)), us))
             operators[key.digest] = description.partition(" (")[0]
     classes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for name, text in database.facts_of(REGION.name):

@@ -53,11 +53,7 @@ def race_of(row: Row) -> Race | None:
     if row.table is NETWORKS:
         return str(row["graph"]), int(row["threads"]), str(row["hardware"]), str(row["versions"])
     found = _PLAN.match(row["key"]) if row.table is FACTS else None
-    return (
-        None
-        if found is None
-        else (found["graph"], int(found["threads"]), found["hardware"], found["versions"])
-    )
+    return None if found is None else (found["graph"], int(found["threads"]), found["hardware"], found["versions"])
 
 
 def race_certainty(rows: Sequence[Row]) -> tuple[Any, ...]:

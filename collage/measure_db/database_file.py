@@ -61,9 +61,7 @@ class DatabaseFile:
         self.path = Path(path) if path is not None else default_path()
         self._since = since
         if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise DatabaseError(
-                f"{self.path} is no file. Give a file with --db for the measurement database."
-            )
+            raise DatabaseError(f"{self.path} is no file. Give a file with --db for the measurement database.")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

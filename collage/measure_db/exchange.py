@@ -70,9 +70,7 @@ def merge(target: Database, source: Database, wanted: Filter = lambda _: "") -> 
     return Exchange(len(taken), same, len(offered) - len(taken) - same, dict(refused))
 
 
-def export(
-    database: Database, path: Path, wanted: Filter = lambda _: "", *, replace: bool = False
-) -> Exchange:
+def export(database: Database, path: Path, wanted: Filter = lambda _: "", *, replace: bool = False) -> Exchange:
     """Write the rows that are wanted to a database of one file, which appears whole or not at all.
 
     Raises DatabaseError where the file exists, unless it is to be replaced, and where it is in use; CollageError where
@@ -88,9 +86,7 @@ def export(
         with Database(copy) as made:
             found = merge(made, database, wanted)
             made.run("VACUUM")
-            made.run(
-                "PRAGMA journal_mode = DELETE"
-            )  # one file, which may be read where nothing can be written
+            made.run("PRAGMA journal_mode = DELETE")  # one file, which may be read where nothing can be written
         with new_file(path) as stream, copy.open("rb") as content:
             shutil.copyfileobj(content, stream)
     return found
@@ -99,9 +95,7 @@ def export(
 def _refuse_in_use(path: Path, database: Database) -> None:
     """Raises DatabaseError for the database itself, and for one whose journal SQLite would apply to the new file."""
     if path.exists() and path.samefile(database.path):
-        raise DatabaseError(
-            f"{path} cannot be exported over itself. `collage db prune` removes what is not needed."
-        )
+        raise DatabaseError(f"{path} cannot be exported over itself. `collage db prune` removes what is not needed.")
     journals = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
     if found := [each for each in journals if each.exists()]:
         raise DatabaseError(

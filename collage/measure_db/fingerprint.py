@@ -39,7 +39,5 @@ def model_digest(model: Model) -> str:
         hasher.update(f"{tensor.name}{tensor.dims}{tensor.data_type}".encode())
         if bytes_of(tensor) <= _SMALL_BYTES and tensor.data_location != onnx.TensorProto.EXTERNAL:
             hasher.update(tensor.SerializeToString(deterministic=True))
-    hasher.update(
-        f"{sorted(model.opaque)}{[(o.domain, o.version) for o in model.onnx.opset_import]}".encode()
-    )
+    hasher.update(f"{sorted(model.opaque)}{[(o.domain, o.version) for o in model.onnx.opset_import]}".encode())
     return hasher.hexdigest()

@@ -33,9 +33,7 @@ NOT_OURS = "that are no rows of Collage's"
 """What ``Row.problem`` finds something wrong with, in counts for people."""
 
 _INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate", "free_bytes"})
-_NUMBERS = frozenset(
-    {"median_us", "noise_us", "min_us", "p90_us", "max_error", "busy", "created", "rival_us"}
-)
+_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "busy", "created", "rival_us"})
 _MEASURED = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error"})
 _OPTIONAL = _MEASURED | {"rival_us", "rejection", "message", "clocks", "free_bytes"}
 """Columns of ``kernels`` that are empty in a rejection, and columns that are empty in a measurement, too."""
@@ -182,9 +180,7 @@ def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
             )
 
 
-def rows_of(
-    database: Database, tables: Sequence[Table] = TABLES, *, backwards: bool = False
-) -> Iterator[Row]:
+def rows_of(database: Database, tables: Sequence[Table] = TABLES, *, backwards: bool = False) -> Iterator[Row]:
     """All rows of the tables, in the order of their keys, or the other way round, unchecked.
 
     Raises DatabaseError where it comes to a page that cannot be read.

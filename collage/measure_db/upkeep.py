@@ -77,9 +77,7 @@ def _removed(database: Database, rule: PruneRule, *, dry_run: bool) -> dict[str,
     leaving = {race_of(row) for row, why in gone if row.table is NETWORKS and why != NOT_OURS}
     staying = {race_of(row) for row in kept if row.table is NETWORKS}
     gone += [
-        (row, "of plans that are removed")
-        for row in kept
-        if row.table is FACTS and race_of(row) in leaving - staying
+        (row, "of plans that are removed") for row in kept if row.table is FACTS and race_of(row) in leaving - staying
     ]
     for _, why in gone:
         removed[why] += 1
@@ -101,9 +99,7 @@ def verify(database: Database) -> Sequence[str]:
         try:
             for row in rows_of(database, (table,)):
                 if problem := row.problem():
-                    problems.append(
-                        f"{table.name}: {' '.join(str(each) for each in row.key)[:100]}: {problem}"
-                    )
+                    problems.append(f"{table.name}: {' '.join(str(each) for each in row.key)[:100]}: {problem}")
         except DatabaseError as error:
             problems.append(f"{table.name}: not all of it can be read: {error}")
     return problems

@@ -208,9 +208,7 @@ def _too_dense(text: bytes, packed: int) -> str:
     """What a manifest of so many packed bytes has too much of to be read. Empty for one that is read."""
     if len(text) > max(_ANY_TEXT, _DENSITY * packed):
         return f"{len(text)} bytes"
-    values = 1 + sum(
-        text.count(each) for each in (b"{", b"[", b",")
-    )  # there are fewer where texts have commas
+    values = 1 + sum(text.count(each) for each in (b"{", b"[", b","))  # there are fewer where texts have commas
     return f"{values} values" if values > max(_ANY_VALUES, _VALUES * packed) else ""
 
 

@@ -49,8 +49,7 @@ def load_file(
         if not found:
             raise ValueError("it holds no module")
         ports = {
-            tuple(p.name for p in (*parts.program.model_inputs, *parts.program.model_outputs))
-            for parts, _ in found
+            tuple(p.name for p in (*parts.program.model_inputs, *parts.program.model_outputs)) for parts, _ in found
         }
         if len(ports) > 1:
             raise ValueError("its modules have different inputs or outputs")
@@ -69,9 +68,7 @@ def load_file(
         return modules[0]
     program = modules[0].program
     fallback = (
-        None
-        if model is None or strict
-        else Fallback(model, program.model_inputs, program.model_outputs, threads)
+        None if model is None or strict else Fallback(model, program.model_inputs, program.model_outputs, threads)
     )
     with damage(path):
         return ShapedModule(modules, fallback)
@@ -89,9 +86,7 @@ def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | SuffixEx
         raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
 
 
-def refuse_other_machine(
-    path: Path, manifest: Mapping[str, Any], available: Mapping[str, Availability]
-) -> None:
+def refuse_other_machine(path: Path, manifest: Mapping[str, Any], available: Mapping[str, Availability]) -> None:
     """Raise ModuleFileError where a module of the file was compiled for other hardware, or for other libraries.
 
     ``available`` are the backends that are registered here, by name.

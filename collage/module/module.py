@@ -77,9 +77,7 @@ class CompiledModule:
         Raises InputError like a call.
         """
         outputs = self.executor.run(self._collected((), by_name(inputs, named)))
-        return {
-            port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
-        }
+        return {port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
@@ -126,9 +124,7 @@ class CompiledModule:
                 return self.executor.bind_engine(inputs or {}, outputs or {})
             if outputs:
                 what = "dynamic suffix" if self.parts.program.launches else "whole graph"
-                raise UsageError(
-                    f"{self._engine} runs the model's {what} and makes the outputs: give inputs only."
-                )
+                raise UsageError(f"{self._engine} runs the model's {what} and makes the outputs: give inputs only.")
             return self.executor.bind(inputs or {})
         return bind(self.executor, inputs or {}, outputs or {})
 

@@ -129,18 +129,14 @@ class ShapedModule:
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process. An existing file is replaced atomically."""
         modules = [(each.parts, each.report) for each in self.modules]
-        save_modules(
-            Path(path), modules, shaped=True, model=None if self.fallback is None else self.fallback.model
-        )
+        save_modules(Path(path), modules, shaped=True, model=None if self.fallback is None else self.fallback.model)
 
     def __repr__(self) -> str:
         placed = "; ".join(f"{shapes_text(each.program)}: {each.report.time_text}" for each in self.modules)
         return f"<collage module {self.modules[0].report.model} for {placed}>"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f"<h4>{escape(shapes_text(each.program))}</h4>{each._repr_html_()}" for each in self.modules
-        )
+        return "".join(f"<h4>{escape(shapes_text(each.program))}</h4>{each._repr_html_()}" for each in self.modules)
 
 
 def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:

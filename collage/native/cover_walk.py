@@ -22,16 +22,11 @@ OPTION = np.dtype(
     [
         ("weight", np.uint64, 2),
         *((name, np.int64) for name in ("mask", "reaches", "port")),
-        *(
-            (name, np.int32)
-            for name in ("mask_words", "reach_words", "reads", "writes", "has_ports", "unused")
-        ),
+        *((name, np.int32) for name in ("mask_words", "reach_words", "reads", "writes", "has_ports", "unused")),
     ]
 )
 PORT = np.dtype([("value", np.int32), ("storage", np.int32)])
-VALUE = np.dtype(
-    [("costs", np.int64), *((name, np.int32) for name in ("writer", "last", "storages", "is_output"))]
-)
+VALUE = np.dtype([("costs", np.int64), *((name, np.int32) for name in ("writer", "last", "storages", "is_output"))])
 NEVER = 1 << 120
 """The cost of a layout transform that cannot be made. Covers have to weigh less."""
 MOST_STORAGES = 63
@@ -86,9 +81,7 @@ def walk(cover: Cover, most_states: int, check: Callable[[], None]) -> tuple[lis
             raise MemoryError("there is not enough memory for the search")
         options = (ctypes.c_int64 * cover.positions)()
         exact, reached = ctypes.c_int(), ctypes.c_int64()
-        count = library.collage_walk_found(
-            handle, options, cover.positions, ctypes.byref(exact), ctypes.byref(reached)
-        )
+        count = library.collage_walk_found(handle, options, cover.positions, ctypes.byref(exact), ctypes.byref(reached))
     finally:
         if handle:
             library.collage_walk_end(handle)

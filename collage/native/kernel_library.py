@@ -85,9 +85,7 @@ def narrow_problem() -> str:
     """
     if problem := kernels_problem():
         return problem
-    return (
-        "" if has_avx512() else "this processor has no AVX-512, which data in fewer bits than float32 needs"
-    )
+    return "" if has_avx512() else "this processor has no AVX-512, which data in fewer bits than float32 needs"
 
 
 def amx_problem() -> str:

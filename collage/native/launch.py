@@ -91,9 +91,7 @@ class Events:
         self._counters.append(memory)
         start = -(-ctypes.addressof(memory) // _EVENT_BYTES) * _EVENT_BYTES
         await_, record = address_of(core().collage_await), address_of(core().collage_record)
-        waits = [
-            Task(await_, a=start, b=start + _EVENT_BYTES * (i + 1), keep=(memory,)) for i in range(waiters)
-        ]
+        waits = [Task(await_, a=start, b=start + _EVENT_BYTES * (i + 1), keep=(memory,)) for i in range(waiters)]
         return Task(record, a=start, keep=(memory,)), waits
 
     @classmethod

@@ -48,8 +48,7 @@ def from_artifact(artifact: Artifact) -> tuple[str, Packed]:
             )
         shapes = typed(dict[str, tuple[int, ...]], header["arrays"])
         arrays = {
-            name: framed.array(i).view(np.float32).reshape(shape)
-            for i, (name, shape) in enumerate(shapes.items())
+            name: framed.array(i).view(np.float32).reshape(shape) for i, (name, shape) in enumerate(shapes.items())
         }
         if not isinstance(header["numbers"], dict):
             raise MalformedError("its numbers have no names")

@@ -129,9 +129,7 @@ def are_all_ordinary(arrays: Sequence[Array]) -> bool:
     function = _callable_scan()
     if function is None:
         flag = new_flag()
-        _numpy_call(
-            [Scanned(np.ascontiguousarray(each)) for each in arrays if is_scanned(each.dtype.name)], flag
-        )()
+        _numpy_call([Scanned(np.ascontiguousarray(each)) for each in arrays if is_scanned(each.dtype.name)], flag)()
         return not flag[0]
     found = ctypes.c_int64(0)
     address = ctypes.byref(found)
@@ -163,9 +161,7 @@ def scan_function() -> int | None:
     return library_function("collage_scan_within")
 
 
-_PROTOTYPE = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p
-)
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p)
 
 
 class _NativeCall:

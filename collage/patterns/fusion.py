@@ -77,9 +77,7 @@ class TunedFusionRule(FusionRule):
         if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or _op(op) == "call_tir"):
             return f"{op.name} is opaque to TVM's fusion"
         if op.name in _SUMS and any("int" in kind.dtype for kind in op.input_types):
-            return (
-                f"ONNX Runtime does {op.name} of integers in float64 and saturates; TVM's kernels wrap around"
-            )
+            return f"ONNX Runtime does {op.name} of integers in float64 and saturates; TVM's kernels wrap around"
         return True
 
 

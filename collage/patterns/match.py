@@ -65,11 +65,7 @@ def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSou
     for source in sources:
         for found in _found_by(source, context, backend):
             reason = found.reason
-            if (
-                not reason
-                and found.nodes not in matches
-                and not is_convex(context.graph, found.nodes, context.reach)
-            ):
+            if not reason and found.nodes not in matches and not is_convex(context.graph, found.nodes, context.reach):
                 reason = "a path leaves the subgraph and comes back (not convex)"
             if reason:
                 rejected[found.nodes] = RejectedMatch(found.nodes, backend, found.pattern, reason)
@@ -101,6 +97,4 @@ def escaping_reason(context: MatchContext, nodes: tuple[int, ...], sink: int) ->
         return ""
     producer = graph.values[others[0]].producer
     assert producer is not None
-    return (
-        f"the result of {context.model.describe_node(producer)} is also used outside (escaping intermediate)"
-    )
+    return f"the result of {context.model.describe_node(producer)} is also used outside (escaping intermediate)"

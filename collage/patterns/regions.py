@@ -130,9 +130,7 @@ class WindowRule:
         return tuple(kept)
 
     @staticmethod
-    def _between_onnx_nodes(
-        context: MatchContext, order: tuple[int, ...], cuts: tuple[int, ...]
-    ) -> tuple[int, ...]:
+    def _between_onnx_nodes(context: MatchContext, order: tuple[int, ...], cuts: tuple[int, ...]) -> tuple[int, ...]:
         sources = [context.graph.nodes[n].source for n in order]
         last = {source: position for position, source in enumerate(sources)}
         first: dict[int, int] = {}

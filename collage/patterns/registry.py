@@ -21,9 +21,7 @@ class PatternRegistry:
 
     _sources: dict[str, list[MatchSource]] = field(default_factory=dict)
 
-    def add_pattern(
-        self, backend: str, pattern: Any, name: str | None = None, check: Check | None = None
-    ) -> None:
+    def add_pattern(self, backend: str, pattern: Any, name: str | None = None, check: Check | None = None) -> None:
         """Add an explicit pattern (Listing 1, method 1).
 
         Raises RegistrationError for what is no pattern, and for operators with more arguments than they have.
@@ -34,9 +32,7 @@ class PatternRegistry:
                 f"(is_op, wildcard, ...), got {type(pattern).__name__}."
             )
         check_arguments(pattern)
-        self._add(
-            backend, BackendPattern(pattern, name or f"pattern {len(self.sources(backend)) + 1}", check)
-        )
+        self._add(backend, BackendPattern(pattern, name or f"pattern {len(self.sources(backend)) + 1}", check))
 
     def add_rule(self, backend: str, rule: MatchSource) -> None:
         """Add a pattern rule (Listing 1, method 2), or anything with a ``find`` like a rule's.
@@ -44,9 +40,7 @@ class PatternRegistry:
         Raises RegistrationError for a class instead of an instance and for what has no ``find``.
         """
         if isinstance(rule, type):
-            raise RegistrationError(
-                f"give an instance of the rule for backend {backend!r}: {rule.__name__}()."
-            )
+            raise RegistrationError(f"give an instance of the rule for backend {backend!r}: {rule.__name__}().")
         if not isinstance(rule, BasePatternRule) and not callable(getattr(rule, "find", None)):
             raise RegistrationError(
                 f"a pattern rule for backend {backend!r} must derive from BasePatternRule, got {type(rule).__name__}."

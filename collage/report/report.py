@@ -98,8 +98,7 @@ class ErrorReport:
 def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
     """The timings of finalists by label, in microseconds, in the form of a report."""
     return {
-        label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
-        for label, t in timings.items()
+        label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us} for label, t in timings.items()
     }
 
 

@@ -123,9 +123,7 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     found = [("model", report.model), ("target", report.target)]
     found += _measured(report, program)
     if program.ordered.schedule.count:
-        found.append(
-            ("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}")
-        )
+        found.append(("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}"))
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     if report.errors is not None:
@@ -150,9 +148,7 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("measuring", ", ".join(f"{s:.1f} s {what}" for what, s in report.spent_s.items())))
     found.append(("search", f"{report.search_s:.2f} s of {report.compile_s:.1f} s in all"))
     if report.versions:
-        found.append(
-            ("libraries", ", ".join(f"{name} {text}".strip() for name, text in report.versions.items()))
-        )
+        found.append(("libraries", ", ".join(f"{name} {text}".strip() for name, text in report.versions.items())))
     opaque = list(report.opaque.items())
     found += [("not converted", f"{name}: {reason}") for name, reason in opaque[:_MOST_OPAQUE]]
     if len(opaque) > _MOST_OPAQUE:
@@ -213,9 +209,7 @@ def _assumed(program: Program) -> str:
 def _arena(report: Report) -> str:
     text, bound, values = size(report.arena_bytes), report.arena_lower_bound_bytes, report.value_bytes
     if bound:
-        text += (
-            f", {report.arena_bytes / bound:.2f}x the lower bound of {size(bound)} (the most alive at once)"
-        )
+        text += f", {report.arena_bytes / bound:.2f}x the lower bound of {size(bound)} (the most alive at once)"
     return f"{text}; all values take {size(values)}" if values else text
 
 
@@ -232,11 +226,7 @@ def _concurrency(program: Program) -> str:
 
 
 def _graph_level(found: GraphLevelReport) -> str:
-    best = (
-        f"{1 / found.times:.3f}x as fast as the op level"
-        if found.times < 1
-        else "nothing faster than the op level"
-    )
+    best = f"{1 / found.times:.3f}x as fast as the op level" if found.times < 1 else "nothing faster than the op level"
     return (
         f"{best}, after {found.trials} placements of {found.genes} genes in {found.seconds:.0f} s "
         f"({found.generations} generations; {found.ended})"

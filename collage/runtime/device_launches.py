@@ -42,9 +42,7 @@ class DeviceLaunches:
         self._flag = flag
         self._segments = [
             _Segment(self._driver, list(group), replayed=not with_host)
-            for (with_host, _), group in groupby(
-                launches, lambda each: (each.call.with_host, each.stream == TEAM)
-            )
+            for (with_host, _), group in groupby(launches, lambda each: (each.call.with_host, each.stream == TEAM))
         ]
 
     def __call__(self) -> None:

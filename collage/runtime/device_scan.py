@@ -88,9 +88,7 @@ def scan_on_device(scan: Scanned, flag: DeviceFlag) -> DeviceCall:
     blocks = max(1, min(_MOST_BLOCKS, -(-flat.size // _THREADS)))
     arguments = tuple(int(each.ctypes.data) for each in (flat, limits, flag.array))
     function = code.function(f"scan_{8 * size}")
-    return StreamLaunches(
-        [Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)], (scan, limits, flag)
-    )
+    return StreamLaunches([Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)], (scan, limits, flag))
 
 
 def _limits(dtype: np.dtype[np.generic], limit: float) -> tuple[int, int, int]:

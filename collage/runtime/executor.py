@@ -92,9 +92,7 @@ class Executor:
         """Runs are in turn."""
         _made.add(self)
 
-    def clone(
-        self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None, arena: Array | None = None
-    ) -> Executor:
+    def clone(self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None, arena: Array | None = None) -> Executor:
         """Another executor on the same kernels and so the same weights, with ``arena`` or an arena of its own."""
         return Executor(self.program, self._kernels, self._constants, given, self.careful, arena)
 

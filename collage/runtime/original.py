@@ -216,9 +216,7 @@ class Fallback:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
-            shapes = ", ".join(
-                f"{name}: {each.shape}" for name, each in arrays.items() if isinstance(each, np.ndarray)
-            )
+            shapes = ", ".join(f"{name}: {each.shape}" for name, each in arrays.items() if isinstance(each, np.ndarray))
             raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from error
         return dict(zip([port.name for port in self._outputs], values, strict=True))
 

@@ -33,9 +33,7 @@ class SuffixExecutor:
     There is one run at a time, and callers take turns.
     """
 
-    def __init__(
-        self, prefix: Executor, suffix: Suffix, session: Session, careful: Careful | None = None
-    ) -> None:
+    def __init__(self, prefix: Executor, suffix: Suffix, session: Session, careful: Careful | None = None) -> None:
         """``prefix`` must not be used elsewhere afterwards. ``careful`` answers calls with unusual numbers."""
         self._prefix = prefix
         self.suffix = suffix
@@ -55,8 +53,7 @@ class SuffixExecutor:
         values.update(zip([port.name for port in program.outputs], made, strict=True))
         outputs = self._finish(values)
         return [
-            outputs[port.name] if port.name in outputs else values[port.name].copy()
-            for port in self.suffix.outputs
+            outputs[port.name] if port.name in outputs else values[port.name].copy() for port in self.suffix.outputs
         ]
 
     def bind(self, inputs: Mapping[str, Array]) -> BoundSuffix:
@@ -143,9 +140,7 @@ def _bound(port: ValuePort, inputs: Mapping[str, Any]) -> Any:
             raise InputError(f"input {port.name} {error}.") from error
     shape = port.type.shape
     if port.type.kind != TENSOR or port.type.dtype == STRING or shape is None or None in shape:
-        raise InputError(
-            f"input {port.name} is {port.type}, of which there is no array to be made: give one."
-        )
+        raise InputError(f"input {port.name} is {port.type}, of which there is no array to be made: give one.")
     return np.zeros([extent or 0 for extent in shape], np_dtype(port.type.dtype))
 
 
@@ -162,9 +157,7 @@ def _in_place(kind: ValueType, given: Any) -> Any:
         return given if same else elements
     if kind.kind == TENSOR and found is not given:
         if kind.dtype == STRING:
-            raise MismatchError(
-                "is no numpy array of str (dtype object): a bound call reads its inputs in place"
-            )
+            raise MismatchError("is no numpy array of str (dtype object): a bound call reads its inputs in place")
         if not hasattr(given, "__dlpack__"):
             raise MismatchError(f"is no array of {kind.dtype}: a bound call reads its inputs in place")
     return found

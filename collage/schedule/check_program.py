@@ -47,9 +47,7 @@ def check_regions(
         there.update(region.outputs)
 
 
-def _check_region(
-    number: int, region: Region, types: Mapping[int, TensorType], there: Collection[int]
-) -> None:
+def _check_region(number: int, region: Region, types: Mapping[int, TensorType], there: Collection[int]) -> None:
     if missing := {*region.inputs} - {*there}:
         raise MalformedError(f"region {number} reads value {min(missing)}, which nobody has made")
     if twice := {*region.outputs} & {*there}:

@@ -21,9 +21,7 @@ _LAUNCHES_TRIED, _LEAST_TRIES = 100_000, 100
 """How much is tried in large networks: some 10 us a launch, so about a second."""
 
 
-def schedule_inter_op(
-    dag: Dag, costs: Costs, threads: int, algorithm: Algorithm = list_schedule
-) -> TimedSchedule:
+def schedule_inter_op(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm = list_schedule) -> TimedSchedule:
     """The best schedule found for a team of ``threads`` threads; the sequential one where no other is shorter."""
     count = len(dag)
     best = TimedSchedule(Schedule.sequential(count), sum(costs.team_us))

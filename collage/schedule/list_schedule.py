@@ -27,9 +27,7 @@ def list_schedule(dag: Dag, costs: Costs, threads: int, single_threaded: frozens
     return line.finish()
 
 
-def _next(
-    line: Timeline, ready: Sequence[int], single_threaded: frozenset[int], urgency: Sequence[float]
-) -> int:
+def _next(line: Timeline, ready: Sequence[int], single_threaded: frozenset[int], urgency: Sequence[float]) -> int:
     singles = [v for v in ready if v in single_threaded]
     if len(singles) < len(ready):
         whole = max((v for v in ready if v not in single_threaded), key=lambda v: (urgency[v], -v))

@@ -139,9 +139,7 @@ class Program:
         Memory plans are made again on loading.
         """
         return {
-            "regions": [
-                r.to_json() for r in self.regions if self.suffix is None or r is not self.suffix.region
-            ],
+            "regions": [r.to_json() for r in self.regions if self.suffix is None or r is not self.suffix.region],
             "inputs": [[p.name, p.value, p.rows] for p in self.inputs],
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
@@ -175,9 +173,7 @@ def make_program(
     launches = tuple(r for r in regions if not sharing.view(r))
     ordered = Ordered(_dag(launches, sharing), _schedule(launches, threads, devices))
     overwrite_in_place(sharing, launches, ordered.before, [p.value for p in (*inputs, *outputs)])
-    steps: list[Step] = [
-        ([sharing.base(v) for v in r.inputs], [sharing.base(v) for v in r.outputs]) for r in launches
-    ]
+    steps: list[Step] = [([sharing.base(v) for v in r.inputs], [sharing.base(v) for v in r.outputs]) for r in launches]
     given, ends = ([sharing.base(p.value) for p in ports] for ports in (inputs, outputs))
     sizes = {value: kind.nbytes for value, kind in types.items()}
     lives = lifetimes(steps, sizes, given, ends)
@@ -189,10 +185,7 @@ def make_program(
         tuple(outputs),
         dict(types),
         sharing.buffer_views(),
-        {
-            each: _plan_of(each, sharing, lives, meet)
-            for each in (HOST, *sorted({*devices.values()} - {HOST}))
-        },
+        {each: _plan_of(each, sharing, lives, meet) for each in (HOST, *sorted({*devices.values()} - {HOST}))},
         launches,
         ordered,
         threads,

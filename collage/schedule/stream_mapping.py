@@ -32,16 +32,12 @@ class MappedStreams:
     streams: Sequence[int]
     rank: Sequence[float]
 
-    def __call__(
-        self, dag: Dag, costs: Costs, threads: int, single_threaded: frozenset[int]
-    ) -> TimedSchedule:
+    def __call__(self, dag: Dag, costs: Costs, threads: int, single_threaded: frozenset[int]) -> TimedSchedule:
         """Schedule launches, those in ``single_threaded`` by their streams; see ``timeline.Algorithm``."""
         line = Timeline(dag, costs, threads, single_threaded)
         ready = [(v not in single_threaded, self.rank[v], v) for v in line.ready()]
         heapq.heapify(ready)
-        last: list[int | None] = [
-            None
-        ] * threads  # the stream that each thread ran last, since the last barrier
+        last: list[int | None] = [None] * threads  # the stream that each thread ran last, since the last barrier
         while ready:
             on_team, _, v = heapq.heappop(ready)
             stream = self.streams[v]
@@ -85,6 +81,5 @@ def opara(dag: Dag, costs: Costs, moved_bytes: Sequence[float]) -> MappedStreams
 
 def _one_thread_us(costs: Costs) -> list[float]:
     return [
-        team if single is None else single
-        for team, single in zip(costs.team_us, costs.single_threaded_us, strict=True)
+        team if single is None else single for team, single in zip(costs.team_us, costs.single_threaded_us, strict=True)
     ]

@@ -40,8 +40,6 @@ class Candidate:
         if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):
             raise ValueError(f"nodes of a candidate must be ascending ids, at least one: {self.nodes}")
         if not (0 <= self.cost_us < math.inf and 0 <= self.noise_us < math.inf):
-            raise ValueError(
-                f"cost and noise must be finite and not negative: {self.cost_us} us, {self.noise_us} us"
-            )
+            raise ValueError(f"cost and noise must be finite and not negative: {self.cost_us} us, {self.noise_us} us")
         if not 0 <= self.error < math.inf:
             raise ValueError(f"the error must be finite and not negative: {self.error}")

@@ -63,9 +63,7 @@ def offers_of(
             variants, reason = (), str(error)
         except Exception as error:  # a third party's code
             variants, reason = (), f"{type(error).__name__}: {error}"
-        found += [
-            Offer(CandidateRequest(match.nodes, match.backend, each), match.pattern) for each in variants
-        ]
+        found += [Offer(CandidateRequest(match.nodes, match.backend, each), match.pattern) for each in variants]
         if not variants:
             refused.append(RejectedMatch(match.nodes, match.backend, match.pattern, reason))
     views = [match.nodes for match in matches if match.backend == VIEW]
@@ -99,9 +97,7 @@ def candidates_of(
             request = CandidateRequest(view.nodes, view.backend, variant)
             reads, writes = ports_of(model, request)
             candidates.append(
-                Candidate(
-                    view.nodes, view.backend, 0.0, switches=0, variant=variant, reads=reads, writes=writes
-                )
+                Candidate(view.nodes, view.backend, 0.0, switches=0, variant=variant, reads=reads, writes=writes)
             )
     for offer in offers:
         request, outcome = offer.request, outcomes.get(offer.request)

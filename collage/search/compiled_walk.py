@@ -75,9 +75,7 @@ def _cover(options: Sequence[Sequence[Option]], rules: StorageRules) -> Cover:
         _numbers(words),
         np.array(ports, PORT),
         np.array(about, VALUE),
-        _numbers(
-            min(cost, NEVER).to_bytes(_WEIGHT, "little") for table in tables for row in table for cost in row
-        ),
+        _numbers(min(cost, NEVER).to_bytes(_WEIGHT, "little") for table in tables for row in table for cost in row),
     )
 
 

@@ -63,9 +63,7 @@ def _ends_by_request(
             edges[request.nodes] = subgraph.inputs, subgraph.outputs, multiplies
         inputs, outputs, multiplies = edges[request.nodes]
         reads, writes = (
-            frozenset(
-                (same.get(v, v), s) for v, s in zip(values, storages, strict=bool(storages)) if is_narrow(s)
-            )
+            frozenset((same.get(v, v), s) for v, s in zip(values, storages, strict=bool(storages)) if is_narrow(s))
             for values, storages in ((inputs, variant.inputs), (outputs, variant.outputs))
         )
         found[request] = _Ends(reads, writes, multiplies)

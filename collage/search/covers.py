@@ -74,9 +74,7 @@ Choices: TypeAlias = "list[list[list[Choice]]]"
 """For each position in the order, the sets of nodes that begin there, and for each of them its candidates."""
 
 
-def choices_of(
-    graph: Graph, order: Sequence[int], usable: Sequence[Candidate], rules: StorageRules
-) -> Choices:
+def choices_of(graph: Graph, order: Sequence[int], usable: Sequence[Candidate], rules: StorageRules) -> Choices:
     """The candidates by positions and nodes. They are the same at any price, so that several searches share them."""
     position = [0] * len(order)
     for at, node in enumerate(order):

@@ -131,9 +131,7 @@ def walked_in_python(
         ways = _undominated(states, rules)
         if len(ways) > max_states:
             exact = False
-            ways = heapq.nsmallest(
-                max_states, ways, key=lambda item: item[1].weight - bound.covered(at, item[0][0])
-            )
+            ways = heapq.nsmallest(max_states, ways, key=lambda item: item[1].weight - bound.covered(at, item[0][0]))
         here = options[at]
         for (covered, loose, held), way in ways:
             for option in here:

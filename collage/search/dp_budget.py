@@ -166,8 +166,7 @@ class _Problem:
     def without_errors(self) -> Placement:
         """The cheapest placement without any error. Raises NoPlacementError."""
         exact = [
-            [[choice for choice in alike if choice.candidate.error == 0] for alike in here]
-            for here in self.choices
+            [[choice for choice in alike if choice.candidate.error == 0] for alike in here] for here in self.choices
         ]
         return self._cheapest(options_of(exact, self.costs.charge_us, self.rules, errors=False))
 

@@ -255,9 +255,7 @@ class _Search:
         self.show(self.state)
 
     def _count(self, trial: Trial) -> None:
-        self.state = replace(
-            self.state, seconds=self.state.seconds + trial.seconds, trials=self.state.trials + 1
-        )
+        self.state = replace(self.state, seconds=self.state.seconds + trial.seconds, trials=self.state.trials + 1)
 
     def _anyone(self) -> Genome:
         return tuple(self.rng.choice(gene.choices) for gene in self.genes)

@@ -22,9 +22,7 @@ _FEW_US, _OTHER_US = 1.0, 1e3
 """Made-up costs: of a kernel that is measured anyway, or of a layout transform, and of each node of another kernel."""
 
 
-def filling(
-    model: Model, offers: Sequence[Offer], few: Sequence[Offer], views: Sequence[Match]
-) -> list[Offer]:
+def filling(model: Model, offers: Sequence[Offer], few: Sequence[Offer], views: Sequence[Match]) -> list[Offer]:
     """The offers that a placement needs beside the ``few``, on as few nodes as possible, by all of their backends.
 
     There are none where the few suffice, or where no placement exists at all. All are in the plain format and in the

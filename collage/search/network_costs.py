@@ -50,9 +50,7 @@ class NetworkCosts:
         A kernel that ran there has its own time. Another one of the same nodes takes longer in the network by the same
         factor, and all others by what is typical of launches.
         """
-        known_us = {
-            request: timed.expected_us for request, timed in self.kernels.items() if request in outcomes
-        }
+        known_us = {request: timed.expected_us for request, timed in self.kernels.items() if request in outcomes}
         corrected = _with_times(outcomes, known_us)
         factors = {
             request.nodes: timed.expected_us / timed.alone_us
@@ -74,9 +72,7 @@ class NetworkCosts:
     def expected_transforms(self, alone_us: Mapping[ValueTransform, float]) -> dict[ValueTransform, float]:
         """The times of layout transforms that are expected inside the network, in microseconds."""
         return {
-            each: self.transforms[each].expected_us
-            if each in self.transforms
-            else self.effect.in_network_us(us)
+            each: self.transforms[each].expected_us if each in self.transforms else self.effect.in_network_us(us)
             for each, us in alone_us.items()
         }
 
@@ -130,9 +126,7 @@ class NetworkCosts:
         log.info("%d launches take %.2f of their time alone and %.2f us in the network", *about)
         return NetworkCosts(kernels, transforms, effect)
 
-    def _alone_us(
-        self, outcomes: Mapping[CandidateRequest, Outcome], launch: Candidate | PlacedTransform
-    ) -> float:
+    def _alone_us(self, outcomes: Mapping[CandidateRequest, Outcome], launch: Candidate | PlacedTransform) -> float:
         if isinstance(launch, PlacedTransform):
             known = self.transforms.get((launch.value, launch.transform))
             return self.effect.alone_us(launch.cost_us) if known is None else known.alone_us

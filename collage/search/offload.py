@@ -91,9 +91,7 @@ class Encoding:
                 for index, part in enumerate(self.parts)
                 if part.nodes in alone_us and alone_us[part.nodes] <= _ABOUT_AS_FAST * part.cost_us
             }
-            seeds.append(
-                tuple(digit if digit in g.choices and near.issuperset(g.parts) else 0 for g in self.genes)
-            )
+            seeds.append(tuple(digit if digit in g.choices and near.issuperset(g.parts) else 0 for g in self.genes))
         return list(dict.fromkeys(seeds))
 
     def decode(self, genome: Genome) -> Offloaded:
@@ -186,9 +184,7 @@ def encode(
     (``Subgraph.digest``), and ``free`` are the backends that run nothing. There are at most ``most_genes`` genes.
     """
     parts, engines = placement.candidates, tuple(able)
-    movable = [
-        index for index, part in enumerate(parts) if part.backend not in able and part.backend not in free
-    ]
+    movable = [index for index, part in enumerate(parts) if part.backend not in able and part.backend not in free]
     if len(movable) > most_genes:
         blocks = _blocks(graph, parts, most_genes)
     else:
@@ -198,9 +194,7 @@ def encode(
     for block in blocks:
         inside = [index for index in block if index in can_move]
         nodes = [node for index in inside for node in parts[index].nodes]
-        digits = [
-            d for d, engine in enumerate(engines, start=1) if able[engine] and set(nodes) <= set(able[engine])
-        ]
+        digits = [d for d, engine in enumerate(engines, start=1) if able[engine] and set(nodes) <= set(able[engine])]
         if inside and digits:
             kind = "+".join(kind_of(parts[index]) for index in inside)
             genes.append(Gene(tuple(inside), (0, *digits), kind))

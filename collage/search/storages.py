@@ -136,9 +136,7 @@ class StorageRules:
                     total += max(0, costs[third] - other_costs[third])
         return total
 
-    def transition(
-        self, held: Held, ports: Ports, at: int, covered: int, then: int
-    ) -> tuple[Held, int] | None:
+    def transition(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
         """What a state holds after a candidate, and the weight of the layout transforms that this needs.
 
         ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate. ``then`` is the position

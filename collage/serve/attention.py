@@ -285,9 +285,7 @@ class Merge:
     def __init__(self, heads: Heads, partials: Array, out: Rows, threads: int) -> None:
         self._partials = partials
         sinks = np.array(heads.sinks, np.float32)
-        self._struct = _Partials(
-            count=len(partials), apart=partials[0].size, out=out.address, sinks=_address(sinks)
-        )
+        self._struct = _Partials(count=len(partials), apart=partials[0].size, out=out.address, sinks=_address(sinks))
         self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, out.distance), threads))
         keep = (self._struct, self._shape, partials, out, sinks)
         function = _function("collage_attention_combine")

@@ -156,9 +156,7 @@ class Core:
         most = self._runner.max_tokens
         return [slices] if plan.tokens <= most else split_steps(slices, most), events
 
-    def run(
-        self, steps: list[list[Slice]], between: Callable[[], None] = lambda: None
-    ) -> NDArray[np.float32]:
+    def run(self, steps: list[list[Slice]], between: Callable[[], None] = lambda: None) -> NDArray[np.float32]:
         """Run the steps, and call ``between`` after each but the last one.
 
         It reads nothing of this state, so other threads may use it meanwhile.
@@ -181,9 +179,7 @@ class Core:
             elif sequence.cancelled:
                 events.append(self._end(sequence, Finish.CANCELLED))
         if len(logits) != len(wanted):
-            raise ValueError(
-                f"the runner returned {len(logits)} rows of logits; {len(wanted)} were asked for."
-            )
+            raise ValueError(f"the runner returned {len(logits)} rows of logits; {len(wanted)} were asked for.")
         if not wanted:
             return events
         answers = [self._answers[each.id] for each in wanted]

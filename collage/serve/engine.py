@@ -128,9 +128,7 @@ class Engine:
         those of ``submit``.
         """
         if not 1 <= n <= self._loop.most_open:
-            raise InputError(
-                f"n is {n}; it must be from 1 to {self._loop.most_open}, as many as this engine takes."
-            )
+            raise InputError(f"n is {n}; it must be from 1 to {self._loop.most_open}, as many as this engine takes.")
         first = self._request(prompt, sampling, priority, timeout_s, cache_salt)
         return self._submit(*answers_to(first, n, lambda: next(self._ids)))
 
@@ -176,9 +174,7 @@ class Engine:
                 for each in streams:
                     del self._streams[each.id]
             if isinstance(error, RefusedError):
-                raise BusyError(
-                    "the engine has as many requests as it may have; wait until some end."
-                ) from error
+                raise BusyError("the engine has as many requests as it may have; wait until some end.") from error
             if isinstance(error, ClosedError):
                 raise CollageError("the engine is closed; make a new one.") from error
             raise

@@ -178,9 +178,7 @@ class Loop:
             raise  # all requests have lost what the cache held of them
         except Exception as error:  # the runner's code is not ours
             logger.exception("an iteration has failed")
-            return self._core.fail(
-                plan, f"the model has failed: {type(error).__name__}: {library_text(error)}"
-            )
+            return self._core.fail(plan, f"the model has failed: {type(error).__name__}: {library_text(error)}")
         end = time.monotonic()
         self._busy_s += end - start
         events = self._core.finish(plan, logits)

@@ -37,9 +37,7 @@ def open_runner(
         if cache != "float32":
             raise CollageError(f"the reference decoder in {model} has no cache in {cache}.")
         if parallelism is not None:
-            raise CollageError(
-                f"{model} is the tiny decoder to try clients out; it runs in one process only."
-            )
+            raise CollageError(f"{model} is the tiny decoder to try clients out; it runs in one process only.")
         return open_reference(model, block_count)
     file = _decoder_file(model)
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it

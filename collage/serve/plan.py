@@ -100,9 +100,7 @@ class BucketCosts:
     def _with_streams(self) -> tuple[BucketCosts, ...]:
         """The costs beside streams that fill each of the buckets. An iteration with prompts would take 4 us for one."""
         more = (max(ms - body_ms, 0.0) for ms, body_ms in zip(self.ms, self.body_ms, strict=True))
-        return tuple(
-            BucketCosts(self.buckets, tuple(body_ms + ms for body_ms in self.body_ms)) for ms in more
-        )
+        return tuple(BucketCosts(self.buckets, tuple(body_ms + ms for body_ms in self.body_ms)) for ms in more)
 
     def of(self, tokens: int) -> float:
         """The milliseconds of an iteration with this many tokens. More than the largest bucket take several."""

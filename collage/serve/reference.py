@@ -123,9 +123,7 @@ class ReferenceRunner:
         for each in slices:
             self._check(each)
         ids = np.array([token for each in slices for token in each.token_ids])
-        positions = np.concatenate(
-            [np.arange(each.start, each.start + len(each.token_ids)) for each in slices]
-        )
+        positions = np.concatenate([np.arange(each.start, each.start + len(each.token_ids)) for each in slices])
         slots = [self._slots(each) for each in slices]
         x = self._embedding[ids] + self._positions[positions]
         for layer in range(self.config.layers):
@@ -150,9 +148,7 @@ class ReferenceRunner:
         base = np.array(each.blocks)[:, None] * self.block_tokens + np.arange(self.block_tokens)
         return base.reshape(-1)[: each.start + len(each.token_ids)]
 
-    def _layer(
-        self, layer: int, x: Array, slices: Sequence[Slice], slots: Sequence[NDArray[np.intp]]
-    ) -> Array:
+    def _layer(self, layer: int, x: Array, slices: Sequence[Slice], slots: Sequence[NDArray[np.intp]]) -> Array:
         config, head = self.config, self._head
         qkv, out, up, down = self._layers[layer]
         projected = _normal(x) @ qkv

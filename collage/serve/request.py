@@ -130,9 +130,7 @@ def check_request(request: Request, runner: Sizes) -> None:
     for field, tokens in named.items():
         for token in tokens:
             if not 0 <= token < runner.vocabulary:
-                raise InputError(
-                    f"{field}: there is no token {token}; the vocabulary is 0 to {runner.vocabulary - 1}."
-                )
+                raise InputError(f"{field}: there is no token {token}; the vocabulary is 0 to {runner.vocabulary - 1}.")
     length = len(prompt) + sampling.max_tokens
     if length > runner.max_length:
         raise InputError(
@@ -146,8 +144,6 @@ def check_request(request: Request, runner: Sizes) -> None:
             f"cache has room for {slots}. Give the server more blocks, or ask for less."
         )
     if abs(request.priority) > MAX_PRIORITY:
-        raise InputError(
-            f"priority is {request.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}."
-        )
+        raise InputError(f"priority is {request.priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
     if request.timeout_s is not None and not request.timeout_s > 0:
         raise InputError(f"the timeout is {request.timeout_s} s; it must be above 0.")

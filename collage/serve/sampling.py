@@ -180,9 +180,7 @@ class Sampler:
         self._repeated = set(prompt) if repeats else None
         self._banned = list(ends)
         self._left = sampling.min_tokens if self._banned else 0
-        self.plain = not (self._counted or repeats or self._left or sampling.logit_bias) and (
-            sampling.logprobs is None
-        )
+        self.plain = not (self._counted or repeats or self._left or sampling.logit_bias) and (sampling.logprobs is None)
         """Whether logits are taken as they are, and nothing is told of them."""
 
     def how(self) -> bytes:
@@ -234,9 +232,7 @@ def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> Lo
     top = float(logits.max())
     shift = top + float(np.log(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
     best: Iterable[int] = _likeliest(logits, min(count, len(logits))) if count else ()
-    return Logprobs(
-        float(logits[token]) - shift, tuple((int(each), float(logits[each]) - shift) for each in best)
-    )
+    return Logprobs(float(logits[token]) - shift, tuple((int(each), float(logits[each]) - shift) for each in best))
 
 
 def choose_all(
@@ -253,9 +249,7 @@ def choose_all(
     for at, row in zip(others, adjusted, strict=True):
         rows[at] = row.ctypes.data
     tokens = chooser.choose(rows, b"".join([each.fixed or each.how() for each in samplers]))
-    found: list[tuple[int, Logprobs | None] | None] = [
-        (token, None) if token >= 0 else None for token in tokens
-    ]
+    found: list[tuple[int, Logprobs | None] | None] = [(token, None) if token >= 0 else None for token in tokens]
     for at in others:
         if tokens[at] >= 0:
             found[at] = _told(samplers[at], tokens[at], logits[at])

@@ -189,9 +189,7 @@ def end_tokens_in(folder: Path) -> tuple[int, ...]:
         if found is None:
             continue
         if not all(isinstance(each, int) for each in ids):
-            raise CollageError(
-                f"{folder / name} says that eos_token_id is {shown(found)}: correct that, or remove it."
-            )
+            raise CollageError(f"{folder / name} says that eos_token_id is {shown(found)}: correct that, or remove it.")
         return tuple(ids)
     return ()
 

@@ -181,10 +181,7 @@ def check_kept(before: Rows, after: Rows, *, killed: bool = False) -> int:
     again = [
         key
         for key, row in before.items()
-        if key in after
-        and after[key].created != row.created
-        and key[:2] not in _IMPROVED
-        and not (killed and row.lost)
+        if key in after and after[key].created != row.created and key[:2] not in _IMPROVED and not (killed and row.lost)
     ]
     if lost or again:
         raise CrashError(f"{len(lost)} lost, {len(again)} measured again: {[*lost, *again][:3]}")
@@ -242,9 +239,7 @@ def main() -> int:
                     shutil.rmtree(job.home)
                     continue
                 kills += 1
-                records = (
-                    f"after {found.killed_after_s:5.1f} s: {found.made} new records, {found.known} in all"
-                )
+                records = f"after {found.killed_after_s:5.1f} s: {found.made} new records, {found.known} in all"
                 print(f"kill {kills:2} ({number.name}) {records}", flush=True)
             before = recorded(job.database)
             seconds = job.finish()

@@ -133,9 +133,7 @@ class Study:
             return 2 * _median_ms(runner, flights, 2 * self.rounds)
 
 
-def alone(
-    compiled: CompiledDecoder, batch: int, cached: int, rounds: int
-) -> tuple[float, NDArray[np.float32]]:
+def alone(compiled: CompiledDecoder, batch: int, cached: int, rounds: int) -> tuple[float, NDArray[np.float32]]:
     """The milliseconds of an iteration on one process, and the logits."""
     with closing(DecoderRunner(compiled, default_registry(), _blocks(batch, cached))) as runner:
         fill_caches(runner.caches, 0, Held())

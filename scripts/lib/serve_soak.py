@@ -188,9 +188,7 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
         await asyncio.sleep(draw.expovariate(sent))
     await asyncio.gather(*tasks)
     print(f"  answers: {dict(sorted(statuses.items()))}, memory in MiB: {[each >> 20 for each in rss]}")
-    findings.check(
-        set(statuses) <= {200, 429} and statuses[429] > 0, "each request is answered or refused with 429"
-    )
+    findings.check(set(statuses) <= {200, 429} and statuses[429] > 0, "each request is answered or refused with 429")
     findings.check(not broken, f"{broken} streams that began did not end")
     if len(rss) > 1:
         findings.check(rss[-1] - rss[0] < _FLAT_BYTES, "the memory is flat")
@@ -221,9 +219,7 @@ async def fuzz(server: Server, options: argparse.Namespace, findings: Findings) 
 async def kill(server: Server, options: argparse.Namespace, findings: Findings) -> None:
     """Kill the engine's process, or one that shares its work, several times while requests are open."""
     for number in range(3):
-        asked = [
-            asyncio.create_task(server.ask("POST", "/v1/completions", _body([1], 400))) for _ in range(20)
-        ]
+        asked = [asyncio.create_task(server.ask("POST", "/v1/completions", _body([1], 400))) for _ in range(20)]
         await asyncio.sleep(0.2)
         workers = server.workers()
         os.kill(workers[number % len(workers)], signal.SIGKILL)

@@ -70,9 +70,7 @@ def imports() -> list[tuple[str, str]]:
     """Modules, and what each imports. It parses all files, so it is no constant: each process of pytest's, which
     imports all tests, would make that.
     """
-    return [
-        (name, other) for name, path in sorted(MODULES.items()) for other in imported(path) if other != name
-    ]
+    return [(name, other) for name, path in sorted(MODULES.items()) for other in imported(path) if other != name]
 
 
 def layer(module: str) -> str:
@@ -110,9 +108,7 @@ def test_public_names() -> None:
     assert {name for name in collage.__all__ if getattr(collage, name) is None} == set()
     assert set(collage.__all__) == {*collage._HOME_OF, "CollageError", "__version__"}
     for name, home in collage._HOME_OF.items():
-        assert getattr(collage, name).__module__ in (home, "collage.kernel.kernel") or callable(
-            getattr(collage, name)
-        )
+        assert getattr(collage, name).__module__ in (home, "collage.kernel.kernel") or callable(getattr(collage, name))
 
 
 @pytest.fixture(scope="module")

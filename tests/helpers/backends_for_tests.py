@@ -33,9 +33,7 @@ _OPS: Mapping[str, Callable[..., Any]] = {
 class NumpyKernel(Kernel):
     """Interprets a list of (operator, input ids, output id)."""
 
-    def __init__(
-        self, steps: Sequence[Any], inputs: Sequence[int], outputs: Sequence[int], weights: Any
-    ) -> None:
+    def __init__(self, steps: Sequence[Any], inputs: Sequence[int], outputs: Sequence[int], weights: Any) -> None:
         self.steps, self.inputs, self.outputs, self.weights = steps, inputs, outputs, weights
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:

@@ -12,9 +12,7 @@ import pytest
 class Driver:
     """libcuda with so many GPUs, which are all alike. ``problem`` is what ``cuInit`` answers."""
 
-    def __init__(
-        self, gpus: int, problem: int = 0, version: int = 13000, capability: tuple[int, int] = (9, 0)
-    ) -> None:
+    def __init__(self, gpus: int, problem: int = 0, version: int = 13000, capability: tuple[int, int] = (9, 0)) -> None:
         self.gpus, self.problem, self.version, self.capability = gpus, problem, version, capability
 
     def cuInit(self, flags: int) -> int:  # noqa: N802

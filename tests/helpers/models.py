@@ -22,10 +22,7 @@ def make_model(
     kinds = dict(types or {})
 
     def infos(ports: Mapping[str, Sequence[int | str]]) -> list[onnx.ValueInfoProto]:
-        return [
-            helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), list(s))
-            for n, s in ports.items()
-        ]
+        return [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), list(s)) for n, s in ports.items()]
 
     initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), "test", infos(inputs), infos(outputs), initializers)
@@ -105,9 +102,7 @@ def detector() -> onnx.ModelProto:
         helper.make_node("Reshape", ["m", "move_shape"], ["moves"], "move_rows"),
         helper.make_node("Mul", ["moves", "tenth"], ["small"], "little"),
         helper.make_node("Add", ["small", "prior"], ["boxes"], "move"),
-        helper.make_node(
-            "NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["kept"], "suppress"
-        ),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["kept"], "suppress"),
         helper.make_node("Gather", ["kept", "column"], ["which"], "which", axis=1),
         helper.make_node("Gather", ["prior", "which"], ["y"], "pick", axis=1),
     ]

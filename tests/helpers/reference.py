@@ -38,12 +38,9 @@ def _pads(attrs: Mapping[str, Any], rank: int) -> tuple[Sequence[int], Sequence[
     return padding[:rank], padding[rank:]
 
 
-def _window(
-    offset: Sequence[int], dilation: Sequence[int], strides: Sequence[int], out: Sequence[int]
-) -> Any:
+def _window(offset: Sequence[int], dilation: Sequence[int], strides: Sequence[int], out: Sequence[int]) -> Any:
     return tuple(
-        slice(o * d, o * d + (n - 1) * s + 1, s)
-        for o, d, s, n in zip(offset, dilation, strides, out, strict=True)
+        slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, s, n in zip(offset, dilation, strides, out, strict=True)
     )
 
 

@@ -60,9 +60,7 @@ collage.builtin_registry()
 import openvino
 """
 
-_MAKE = (
-    "openat|open|creat|mkdir|mkdirat|rename|renameat|renameat2|link|linkat|symlink|symlinkat|mknod|mknodat"
-)
+_MAKE = "openat|open|creat|mkdir|mkdirat|rename|renameat|renameat2|link|linkat|symlink|symlinkat|mknod|mknodat"
 _CALL = re.compile(rf"\b(?:({_MAKE})|connect|sendto)\((.*)")
 
 
@@ -217,9 +215,7 @@ def test_a_user_without_a_home(sandbox: Sandbox, tmp_path: Path, nobody: Sequenc
     assert (cache / "collage" / "measurements.sqlite").stat().st_size
 
 
-def test_a_folder_that_others_may_write_to_is_no_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_may_write_to_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first = temporary_cache()
     assert first == temporary_cache()

@@ -135,18 +135,14 @@ def read_functions(subgraph: Subgraph) -> Chain:
     raise UnsupportedError(reason)
 
 
-def _read(
-    subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE
-) -> Chain:
+def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE) -> Chain:
     chain = read_part(subgraph, root, base, left, dtypes)
     if subgraph.outputs != (chain.output,):
         raise UnsupportedError("a result inside the chain is used outside")
     return chain
 
 
-def read_part(
-    subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE
-) -> Chain:
+def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE) -> Chain:
     """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the other nodes do.
 
     All values have one of the ``dtypes``, which is the base's. Raises UnsupportedError when they are not that.
@@ -181,9 +177,7 @@ class _Step:
     result: int
 
 
-def _step(
-    graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...], own: list[Floats]
-) -> _Step:
+def _step(graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...], own: list[Floats]) -> _Step:
     """The next functions: what the nodes that read ``value`` do. Constants that they need are added to ``own``."""
     users = [node for node in graph.users[value] if node in left]
     if len(users) == 1:
@@ -207,9 +201,7 @@ def _step(
     if (match := recognise(graph, left, value)) is not None:
         return _Step(match.nodes, match.functions, match.result)
     names = sorted({left[user].op for user in users})
-    raise UnsupportedError(
-        f"{' and '.join(names) or 'nothing'} after {_producer(graph, value)} is no post-op"
-    )
+    raise UnsupportedError(f"{' and '.join(names) or 'nothing'} after {_producer(graph, value)} is no post-op")
 
 
 def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[EpilogueOp, ...] | None:
@@ -231,9 +223,7 @@ def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tupl
     return tuple(Combine(each, -len(own) + 1 - i, shape) for i, each in enumerate(algorithms))
 
 
-def _operand_shape(
-    operand: tuple[int, ...], current: tuple[int, ...], root: tuple[int, ...]
-) -> tuple[int, ...]:
+def _operand_shape(operand: tuple[int, ...], current: tuple[int, ...], root: tuple[int, ...]) -> tuple[int, ...]:
     """The operand's shape when the result is seen in the root's shape, not in its current one."""
     padded = (*[1] * (len(current) - len(operand)), *operand)
     if current == root:

@@ -61,9 +61,7 @@ class ProductRule(ABC):
                 if before:
                     yield from self._found(context, tuple(sorted({*before, *nodes})))
 
-    def _found(
-        self, context: MatchContext, nodes: tuple[int, ...], *, alone: bool = False
-    ) -> Iterator[Found]:
+    def _found(self, context: MatchContext, nodes: tuple[int, ...], *, alone: bool = False) -> Iterator[Found]:
         name = f"{type(self).__name__}: {text_of(context, nodes)}"
         try:
             self.take(Subgraph(context.model, nodes))

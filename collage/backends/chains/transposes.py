@@ -104,8 +104,7 @@ def _read(subgraph: Subgraph, dtypes: Sequence[str]) -> ProductChain:
         if any(isinstance(each, Combine) for each in chain.epilogue):
             raise UnsupportedError("a result that is combined with others is not transposed")
     operands = {
-        graph.nodes[n].outputs[0]: Transposed(graph.nodes[n].inputs[0], _axes(graph, graph.nodes[n]))
-        for n in before
+        graph.nodes[n].outputs[0]: Transposed(graph.nodes[n].inputs[0], _axes(graph, graph.nodes[n])) for n in before
     }
     same = (chain.graph, chain.operators, chain.inputs, root, chain.base, chain.epilogue)
     return ProductChain(*same, output, chain.own, operands, axes)

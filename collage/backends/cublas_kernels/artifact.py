@@ -68,10 +68,7 @@ def unpack(data: Artifact) -> CublasArtifact:
     if problem := description.problem():
         raise MalformedError(problem)
     dtype = np_dtype(description.dtype)
-    arrays = {
-        name: framed.array(number).view(dtype)
-        for number, name in enumerate(typed(list[str], header["arrays"]))
-    }
+    arrays = {name: framed.array(number).view(dtype) for number, name in enumerate(typed(list[str], header["arrays"]))}
     found = CublasArtifact(
         typed(str, header["architecture"]),
         description,
@@ -95,9 +92,7 @@ def _check(found: CublasArtifact) -> None:
     if (found.weights is None) == (operands.right is None):
         raise MalformedError("a right operand that is missing, or there twice")
     if found.weights is not None and found.weights.size < description.needs()[0]:
-        raise MalformedError(
-            f"{found.weights.size} weights for a product that reads {description.needs()[0]}"
-        )
+        raise MalformedError(f"{found.weights.size} weights for a product that reads {description.needs()[0]}")
     if found.bias is not None and found.bias.size != description.d.rows:
         raise MalformedError(f"a bias of {found.bias.size} elements for {description.d.rows} columns")
     if len(found.algorithm) != ALGORITHM_BYTES or not 0 <= found.workspace_bytes < 1 << 32:

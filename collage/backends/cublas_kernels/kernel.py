@@ -46,9 +46,7 @@ class CublasKernel(Kernel):
         operands = right, inputs[places.left], residual, outputs[0]
         for array, needed in zip(operands, (*needs[:2], needs[2], needs[2]), strict=True):
             if array.dtype != dtype or array.size < needed or not on_device(array):
-                raise ValueError(
-                    f"an operand is {array.dtype} of {array.size} elements, not {needed} on the GPU"
-                )
+                raise ValueError(f"an operand is {array.dtype} of {array.size} elements, not {needed} on the GPU")
         return _Product(self, operands)
 
 

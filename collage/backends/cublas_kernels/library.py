@@ -150,13 +150,9 @@ class Handles:
         lt = library()
         preference = _created("cublasLtMatmulPreference")
         try:
-            _set_attribute(
-                "cublasLtMatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES)
-            )
+            _set_attribute("cublasLtMatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
             if self.description.dtype != "float32":
-                _set_attribute(
-                    "cublasLtMatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_WIDE_SUMS)
-                )
+                _set_attribute("cublasLtMatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_WIDE_SUMS))
             for attribute, alignment in zip(_ALIGNMENTS, self._alignments(), strict=True):
                 _set_attribute("cublasLtMatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
             results, count = (_Result * most)(), ctypes.c_int()
@@ -178,8 +174,7 @@ class Handles:
         """What A, B, C and D are aligned to in every call, in bytes."""
         size = 4 if self.description.dtype == "float32" else 2
         a, b, d = (
-            math.gcd(_ALIGNMENT, *(size * starts[place] for starts in self.description.starts))
-            for place in range(3)
+            math.gcd(_ALIGNMENT, *(size * starts[place] for starts in self.description.starts)) for place in range(3)
         )
         return a, b, d, d
 

@@ -59,9 +59,7 @@ def in_precision(task: CublasTask, precision: str) -> CublasTask:
     dtype = dtype_of(precision)
     described = replace(task.description, dtype=dtype, tf32=precision == TF32)
     with np.errstate(over="ignore"):
-        weights, bias = (
-            None if each is None else each.astype(np_dtype(dtype)) for each in (task.weights, task.bias)
-        )
+        weights, bias = (None if each is None else each.astype(np_dtype(dtype)) for each in (task.weights, task.bias))
     return replace(task, description=described, weights=weights, bias=bias)
 
 

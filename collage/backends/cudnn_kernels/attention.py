@@ -194,9 +194,7 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
         raise UnsupportedError("there is more than attention, or something inside is used outside")
     kinds = {graph.type_of(value).dtype for node in subgraph.operators for value in node.inputs}
     if len(kinds) > 1 or not kinds <= {*FLOATS}:
-        raise UnsupportedError(
-            f"attention of {' and '.join(sorted(kinds))}: libraries get one dtype at a time"
-        )
+        raise UnsupportedError(f"attention of {' and '.join(sorted(kinds))}: libraries get one dtype at a time")
     (dtype,) = kinds
     mask: AttentionOperand | None = None
     known: Floats | None = None

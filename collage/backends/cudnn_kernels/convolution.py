@@ -94,8 +94,6 @@ def _filter(conv: Conv) -> Floats:
 
 def _windows(conv: Conv) -> Windows:
     extra = [0] if len(conv.strides) == 1 else []
-    end = [
-        end_padding(conv.strides[at], conv.pad_begin[at], conv.pad_end[at]) for at in range(len(conv.strides))
-    ]
+    end = [end_padding(conv.strides[at], conv.pad_begin[at], conv.pad_end[at]) for at in range(len(conv.strides))]
     ones = [1 for _ in extra]
     return Windows((*extra, *conv.pad_begin), (*extra, *end), (*ones, *conv.strides), (*ones, *conv.dilation))

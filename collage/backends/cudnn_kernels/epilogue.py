@@ -30,9 +30,7 @@ class EpilogueStep:
     numbers: tuple[float, ...] = ()
 
 
-def steps_of(
-    lowering: Lowering, epilogue: Epilogue, bias: int | None, residual: int | None
-) -> Iterator[EpilogueStep]:
+def steps_of(lowering: Lowering, epilogue: Epilogue, bias: int | None, residual: int | None) -> Iterator[EpilogueStep]:
     """The steps of an epilogue.
 
     A residual that is added before the activation comes before the bias, as in the library's fixed patterns.

@@ -45,10 +45,7 @@ class PoolingTask(CudnnTask):
         pool, lowering = self.pool, Lowering(format, precision)
         source = lowering.input(lifted(pool.src), 0)
         output = lowering.output(lifted(pool.dst))
-        end = [
-            end_padding(pool.strides[at], pool.pad_begin[at], pool.pad_end[at])
-            for at in range(len(pool.kernel))
-        ]
+        end = [end_padding(pool.strides[at], pool.pad_begin[at], pool.pad_end[at]) for at in range(len(pool.kernel))]
         one = (1,) if len(pool.kernel) == 1 else ()
         none = tuple(0 for _ in one)
         about = Windows(

@@ -9,9 +9,7 @@ import onnx
 from collage.frontend.read.scopes import all_nodes, reads
 
 _SIZES: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys(
-        ("AffineGrid", "CenterCropPad", "Expand", "Reshape", "Split", "SplitToSequence", "Tile"), (1,)
-    ),
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "Expand", "Reshape", "Split", "SplitToSequence", "Tile"), (1,)),
     **dict.fromkeys(("CumProd", "CumSum", "Squeeze", "Trilu", "Unsqueeze", "Upsample"), (1,)),
     "Col2Im": (1, 2),
     "MaxUnpool": (1, 2),
@@ -54,9 +52,7 @@ def free_size(model: onnx.ModelProto) -> str:
         if free.intersection(node.input[p] for p in _SIZES.get(node.op_type, ()) if p < len(node.input)):
             return f"{node.op_type} {node.name}".strip()
         if node.op_type not in _EXTENTS and free.intersection(reads(node)):
-            free.update(
-                filter(None, node.output)
-            )  # an omitted operand has no name, as an omitted output has none
+            free.update(filter(None, node.output))  # an omitted operand has no name, as an omitted output has none
             for attribute in node.attribute:  # the inputs of the bodies of loops
                 free.update(info.name for info in attribute.g.input)
     return ""

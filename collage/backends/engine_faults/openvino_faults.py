@@ -86,9 +86,7 @@ def _title(node: onnx.NodeProto) -> str:
     return f"{node.op_type} ({node.name})" if node.name else node.op_type
 
 
-def _is_inexact_quotient(
-    node: onnx.NodeProto, types: Types, constants: Mapping[str, onnx.TensorProto]
-) -> bool:
+def _is_inexact_quotient(node: onnx.NodeProto, types: Types, constants: Mapping[str, onnx.TensorProto]) -> bool:
     """Whether the node divides floats by constants whose reciprocals are rounded."""
     if node.op_type != "Div" or node.input[1] not in constants or types.is_integer(node.output[0]):
         return False

@@ -55,9 +55,7 @@ class MklProduct:
         if min(sides) < 1 or max(numbers) > _MOST or not apart or self.first_column < 0:
             raise MalformedError(f"a product of {self.rows}x{self.depth} with {self.depth}x{self.columns}")
         if not 0 < len(self.dst) == len(self.left) == len(self.right):
-            raise MalformedError(
-                f"{len(self.left)} matrices times {len(self.right)} others make {len(self.dst)}"
-            )
+            raise MalformedError(f"{len(self.left)} matrices times {len(self.right)} others make {len(self.dst)}")
 
     def check(
         self,
@@ -100,9 +98,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[MklProduct]]:
         typed(bool, numbers["finish"]),
     )
     typed(float, factor)
-    if (weights is None) == (numbers["right"] is None) or (
-        is_packed and (weights is None or weights.ndim != 2)
-    ):
+    if (weights is None) == (numbers["right"] is None) or (is_packed and (weights is None or weights.ndim != 2)):
         raise MalformedError("a right operand that is missing, or there twice")
     for calls in shares:
         for call in calls:

@@ -53,9 +53,7 @@ def availability() -> Availability:
     if problem := core_problem():
         return Availability(reason=problem)
     found = _find()
-    return (
-        Availability(version=found.version) if isinstance(found, MklLibrary) else Availability(reason=found)
-    )
+    return Availability(version=found.version) if isinstance(found, MklLibrary) else Availability(reason=found)
 
 
 def library() -> MklLibrary:
@@ -71,9 +69,7 @@ def _find() -> MklLibrary | str:
     given = os.environ.get(PATH_VARIABLE)
     if given:
         found = _open(given)
-        return (
-            found if isinstance(found, MklLibrary) else f"{PATH_VARIABLE}={given}: {found or 'no such file'}"
-        )
+        return found if isinstance(found, MklLibrary) else f"{PATH_VARIABLE}={given}: {found or 'no such file'}"
     reason = f"not installed: {_INSTALL}"
     for name in (*_NAMES, *(str(Path(sys.prefix) / "lib" / name) for name in _NAMES)):
         if not isinstance(found := _open(name), str):
@@ -99,9 +95,7 @@ def _open(path: str) -> MklLibrary | str:
         _SEQUENTIAL,
         _LP64,
     ):
-        return (
-            f"{path} has been set up for other integers or threads than Collage's: unset MKL_INTERFACE_LAYER"
-        )
+        return f"{path} has been set up for other integers or threads than Collage's: unset MKL_INTERFACE_LAYER"
     return MklLibrary(c, _version(c), _blas(c, sequential=not before))
 
 

@@ -59,9 +59,7 @@ class DirectConv(ChainAlgorithm):
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
-    kernel = CKernel(
-        *("collage_direct_conv", _Shape, direct_limits, ("weights", "bias")), lists=("begin", "sources")
-    )
+    kernel = CKernel(*("collage_direct_conv", _Shape, direct_limits, ("weights", "bias")), lists=("begin", "sources"))
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
@@ -163,9 +161,7 @@ def _split(conv: Conv, build: BuildOptions) -> str:
     if conv.weights.nbytes >= _MANY_WEIGHTS:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
-    return min(
-        (ROWS, CHANNELS), key=lambda split: _longest(rows if split == ROWS else vectors, build.threads)
-    )
+    return min((ROWS, CHANNELS), key=lambda split: _longest(rows if split == ROWS else vectors, build.threads))
 
 
 def _longest(units: int, threads: int) -> float:

@@ -134,11 +134,7 @@ def _check_scan(node: onnx.NodeProto) -> None:
     gather, product = steps["Gather"], steps["MatMul"]
     if any(each.name != "axis" or each.i not in (0, -3) for each in gather.attribute):
         raise UnsupportedError("the body of the Scan gathers along another axis than the first one")
-    if (
-        body.initializer
-        or body.sparse_initializer
-        or len({row, chosen, gather.input[0], gather.output[0]}) != 4
-    ):
+    if body.initializer or body.sparse_initializer or len({row, chosen, gather.input[0], gather.output[0]}) != 4:
         raise UnsupportedError("the experts' matrices are inside the Scan")
     wired = gather.input[1] == chosen and [*product.input] == [row, gather.output[0]]
     if not wired or body.output[0].name != product.output[0]:

@@ -51,9 +51,7 @@ class Gemm(ChainAlgorithm):
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants, with each split and each order of reading the weights."""
         orders = orders_of(task.product.rows)
-        return [
-            Variant(split=words(split, order)) for split in splits_of(task.product, build) for order in orders
-        ]
+        return [Variant(split=words(split, order)) for split in splits_of(task.product, build) for order in orders]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""

@@ -42,8 +42,7 @@ def shape_struct(*fields: str | tuple[str, int], clamps: bool = True) -> type[ct
     A pair is an array: its name and length.
     """
     integers = [
-        (field, ctypes.c_int64) if isinstance(field, str) else (field[0], ctypes.c_int64 * field[1])
-        for field in fields
+        (field, ctypes.c_int64) if isinstance(field, str) else (field[0], ctypes.c_int64 * field[1]) for field in fields
     ]
     bounds = [("low", ctypes.c_float), ("high", ctypes.c_float)] if clamps else []
     return type("Shape", (ctypes.Structure,), {"_fields_": (*integers, *bounds)})

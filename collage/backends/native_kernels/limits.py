@@ -103,10 +103,7 @@ def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
     tile = {6: 4, 4: 2, 5: 4, 3: 2}[n["points"]]
     rows, columns = (_Axis.read(name, n[name]) for name in ("rows", "columns"))
     _check_work(n, n["batch"], rows.tiles(tile), columns.tiles(tile), n["out_depth"], n["out_blocks"])
-    if (
-        n["chunk_tiles"] > max(1, rows.tiles(tile) * columns.tiles(tile))
-        or n["chunk_depths"] > n["out_depth"]
-    ):
+    if n["chunk_tiles"] > max(1, rows.tiles(tile) * columns.tiles(tile)) or n["chunk_depths"] > n["out_depth"]:
         raise MalformedError(f"chunks of {n['chunk_tiles']} tiles and {n['chunk_depths']} planes")
     per_point = n["in_blocks"] * n["out_blocks"] * n["depth_taps"] * BLOCK * BLOCK
     check_floats("weights", arrays["weights"], rows.phases * columns.phases * n["points"] ** 2 * per_point)
@@ -139,12 +136,7 @@ class _Axis:
     def read(name: str, numbers: Sequence[int]) -> _Axis:
         inputs, _, phases = numbers[:3]
         begin, count = numbers[3:5], numbers[5:7]
-        if (
-            inputs < 1
-            or phases not in (1, 2)
-            or min(*begin, *count) < 0
-            or abs(max(numbers, key=abs)) >= 1 << 40
-        ):
+        if inputs < 1 or phases not in (1, 2) or min(*begin, *count) < 0 or abs(max(numbers, key=abs)) >= 1 << 40:
             raise MalformedError(f"{name} are {list(numbers)}")
         there = range(phases)
         reached = max(begin[i] + (count[i] - 1) * phases + 1 for i in there)
@@ -157,9 +149,7 @@ class _Axis:
 
 def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
     """The limits of the kernel in `shallow_conv.h`."""
-    at_least(
-        1, n, "batch", "channels", "out_blocks", "in", "out", "rows", "columns", "stride", "seen", "points"
-    )
+    at_least(1, n, "batch", "channels", "out_blocks", "in", "out", "rows", "columns", "stride", "seen", "points")
     at_least(1, n, "row_chunk", "planes")
     at_least(0, n, "pad")
     _check_work(n, n["batch"], *n["out"], n["out_blocks"])
@@ -217,9 +207,7 @@ def experts_limits(n: Numbers, arrays: Arrays, together: int, *, scaled: bool) -
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
 
 
-def reduced_gemm_limits(
-    n: Numbers, arrays: Arrays, names: Sequence[str], together: int, most_depth: int
-) -> Needs:
+def reduced_gemm_limits(n: Numbers, arrays: Arrays, names: Sequence[str], together: int, most_depth: int) -> Needs:
     """The limits of the kernels in `bf16_gemm.h`, `amx_gemm.h` and `int8_gemm.h`.
 
     So many weights lie ``together`` in 4 bytes. The other arrays of ``names`` have a number for each column. A number

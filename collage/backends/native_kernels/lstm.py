@@ -95,9 +95,7 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
     directions = _DIRECTIONS.get(attributes.get("direction", b"forward"), 0)
     odd = sorted(attributes.keys() - _KNOWN)
     if odd or not directions or attributes.get("layout", 0) or attributes.get("input_forget", 0):
-        raise UnsupportedError(
-            f"an LSTM with {', '.join(odd) or 'another layout, direction or coupled gates'}"
-        )
+        raise UnsupportedError(f"an LSTM with {', '.join(odd) or 'another layout, direction or coupled gates'}")
     if attributes.get("activations", _ACTIVATIONS * directions) != _ACTIVATIONS * directions:
         raise UnsupportedError("an LSTM with other activations than the usual ones")
     values = iter(node.inputs)
@@ -141,10 +139,7 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
         subgraph.inputs.index(data),
         None if before_h is None else subgraph.inputs.index(before_h),
         None if before_c is None else subgraph.inputs.index(before_c),
-        {
-            name: subgraph.outputs.index(value) if value in subgraph.outputs else None
-            for name, value in outputs.items()
-        },
+        {name: subgraph.outputs.index(value) if value in subgraph.outputs else None for name, value in outputs.items()},
         len(subgraph.inputs),
         len(subgraph.outputs),
     )
@@ -257,9 +252,7 @@ class _LstmKernel(NativeKernel):
         state = n["directions"] * n["batch"] * n["hidden"]
         data = picked("input", inputs, n["data"])
         sums = self._scratch(n["steps"] * n["batch"] * self._columns)
-        before = [
-            None if n[key] is None else picked("input", inputs, n[key]) for key in ("before_h", "before_c")
-        ]
+        before = [None if n[key] is None else picked("input", inputs, n[key]) for key in ("before_h", "before_c")]
         made = {key: None if n[key] is None else picked("output", outputs, n[key]) for key in _OUTPUTS}
         y = made["y"] if made["y"] is not None else self._scratch(n["steps"] * state)
         c = made["last_c"] if made["last_c"] is not None else self._scratch(state)

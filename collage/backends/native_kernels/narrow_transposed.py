@@ -99,12 +99,7 @@ def _checked(task: NativeTask) -> tuple[Conv, Epilogue]:
     """The convolution and what follows its linear part. Raises UnsupportedError when the kernel does not take them."""
     chain, conv = task.chain, task.conv
     assert conv is not None
-    if (
-        conv.groups > 1
-        or conv.weights.shape[2:] != (4, 4)
-        or conv.strides != (2, 2)
-        or conv.dilation != (1, 1)
-    ):
+    if conv.groups > 1 or conv.weights.shape[2:] != (4, 4) or conv.strides != (2, 2) or conv.dilation != (1, 1):
         raise UnsupportedError(
             f"the window is {conv.weights.shape[2:]} at distances of {conv.strides}, or it is grouped or dilated"
         )

@@ -320,9 +320,7 @@ def _product_of(task: NativeTask) -> tuple[NativeProduct, Storage]:
     rows = conv.dst[0] * math.prod(conv.dst[2:])
     matrix = conv.weights.reshape(conv.weights.shape[:2]).T
     epilogue = read_epilogue(chain, folded.epilogue, conv.dst)
-    return NativeProduct(
-        chain.root.inputs[0], rows, matrix, folded.scale, folded.bias, epilogue
-    ), CHANNELS_LAST
+    return NativeProduct(chain.root.inputs[0], rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
 
 
 def _missing(numbers: Mapping[str, Any], has_dots: bool, instructions: str) -> str:

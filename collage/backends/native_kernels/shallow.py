@@ -128,9 +128,7 @@ def packed_weights(weights: Floats, found: Transforms) -> Floats:
     outputs, inputs = weights.shape[:2]
     window = weights.reshape(outputs, inputs, *three(weights.shape[2:])).astype(np.float64)
     points = np.einsum("pd,oidrc->pirco", found.weights, window)
-    panels = [
-        points[..., begin : begin + _PANEL].reshape(len(points), -1) for begin in range(0, outputs, _PANEL)
-    ]
+    panels = [points[..., begin : begin + _PANEL].reshape(len(points), -1) for begin in range(0, outputs, _PANEL)]
     return np.concatenate(panels, 1).astype(np.float32)
 
 

@@ -64,9 +64,7 @@ def read_choice(subgraph: Subgraph) -> TopKTask:
         raise UnsupportedError("there are no numbers")
     chosen = typed(int, attributes["k"])
     if not 0 < chosen <= min(MOST, kind.shape[-1]):
-        raise UnsupportedError(
-            f"the {chosen} largest of {kind.shape[-1]}; there is a kernel for {MOST} at most"
-        )
+        raise UnsupportedError(f"the {chosen} largest of {kind.shape[-1]}; there is a kernel for {MOST} at most")
     names = _MADE[str(attributes["ret_type"])]
     made = dict(zip(names, node.outputs, strict=True))
     found = {
@@ -127,9 +125,7 @@ class _TopKKernel(NativeKernel):
         n = self._numbers
         data = picked("input", inputs, 0)
         check_floats("the data", data, n["rows"] * n["columns"])
-        values, places = (
-            None if n[key] is None else picked("output", outputs, n[key]) for key in ("values", "places")
-        )
+        values, places = (None if n[key] is None else picked("output", outputs, n[key]) for key in ("values", "places"))
         made = n["rows"] * n["chosen"]
         if values is not None:
             check_floats("the values", values, made)

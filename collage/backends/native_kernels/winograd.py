@@ -41,9 +41,7 @@ def transforms(points: Sequence[float], outputs: int, taps: int) -> Transforms:
     assert len(points) == outputs + taps - 2
     at = np.array(points, np.float64)
     others = [np.delete(at, i) for i in range(len(at))]
-    weights = [
-        point ** np.arange(taps) / np.prod(point - rest) for point, rest in zip(at, others, strict=True)
-    ]
+    weights = [point ** np.arange(taps) / np.prod(point - rest) for point, rest in zip(at, others, strict=True)]
     before = [[*np.poly(rest)[::-1], 0.0] for rest in others]
     last = np.arange(outputs) == outputs - 1
     return Transforms(
@@ -116,9 +114,7 @@ class Planes:
     def products(self) -> int:
         """The number of taps that see a plane, summed over the planes of the result."""
         return sum(
-            0 <= plane + tap - self.pad < self.inputs
-            for plane in range(self.outputs)
-            for tap in range(self.taps)
+            0 <= plane + tap - self.pad < self.inputs for plane in range(self.outputs) for tap in range(self.taps)
         )
 
 
@@ -207,9 +203,7 @@ def _scratch_bytes(numbers: Mapping[str, Any]) -> int:
 
 
 class _AnyWinograd(ChainAlgorithm):
-    kernel = CKernel(
-        "collage_winograd", _Shape, winograd_limits, ("weights", "bias"), scratch_bytes=_scratch_bytes
-    )
+    kernel = CKernel("collage_winograd", _Shape, winograd_limits, ("weights", "bias"), scratch_bytes=_scratch_bytes)
 
     @abstractmethod
     def plan(self, conv: Conv) -> WinogradPlan:
@@ -253,8 +247,7 @@ class Winograd(_AnyWinograd):
         if planes.products == 0:
             raise UnsupportedError("the windows see nothing but padding")
         rows, columns = (
-            WinogradAxis(conv.src[i], conv.dst[i], (0,), (conv.dst[i],), (conv.pad_begin[i],))
-            for i in (-2, -1)
+            WinogradAxis(conv.src[i], conv.dst[i], (0,), (conv.dst[i],), (conv.pad_begin[i],)) for i in (-2, -1)
         )
         weights = conv.weights.reshape(1, 1, *conv.weights.shape[:2], -1, 3, 3)
         weights = weights[:, :, :, :, planes.first : planes.first + planes.taps]
@@ -312,9 +305,7 @@ def _ways(plan: WinogradPlan, build: BuildOptions) -> Iterator[Way]:
         groups.append([WHOLE])
     for splits in groups:
         costs = {
-            way: _milliseconds(plan, way, build.threads)
-            for tile in (4, 2)
-            for way in (Way(tile, s) for s in splits)
+            way: _milliseconds(plan, way, build.threads) for tile in (4, 2) for way in (Way(tile, s) for s in splits)
         }
         yield from (way for way, cost in costs.items() if cost <= _SLOWER * min(costs.values()))
 

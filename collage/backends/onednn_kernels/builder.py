@@ -74,9 +74,7 @@ class StepBuilder:
         self.arrays.append(array)
         return Weight(len(self.arrays) - 1)
 
-    def add(
-        self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: AxisRange | None
-    ) -> None:
+    def add(self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: AxisRange | None) -> None:
         """Add a share that computes ``where`` of the result, or all of it, with the chain's post-ops."""
         post_ops, operands = self._post_ops(where)
         numbered = tuple(Argument(number, buffer) for number, buffer in arguments)
@@ -96,9 +94,7 @@ class StepBuilder:
         """The layout of the result."""
         return self.variant.outputs[0] if self.variant.outputs else PLAIN
 
-    def input_part(
-        self, value: int, dims: tuple[int, ...], where: AxisRange | None
-    ) -> tuple[Description, Input]:
+    def input_part(self, value: int, dims: tuple[int, ...], where: AxisRange | None) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
         description, offset = self._part(dims, self.input_layout(value), where)
         return description, Input(self.chain.inputs.index(value), offset)
@@ -148,9 +144,7 @@ class StepBuilder:
             return layout
         return PLAIN
 
-    def _constant_operand(
-        self, array: Floats, layout: Storage, where: AxisRange | None
-    ) -> tuple[Description, Buffer]:
+    def _constant_operand(self, array: Floats, layout: Storage, where: AxisRange | None) -> tuple[Description, Buffer]:
         description, _ = self._part(array.shape, layout, where)
         if self.flat:
             stored = to_layout(array, layout).reshape(-1)
@@ -160,9 +154,7 @@ class StepBuilder:
             description = laid_out(array.shape, layout)
         return description, self.constant(to_layout(array, layout))
 
-    def _part(
-        self, dims: tuple[int, ...], layout: Storage, where: AxisRange | None
-    ) -> tuple[Description, int]:
+    def _part(self, dims: tuple[int, ...], layout: Storage, where: AxisRange | None) -> tuple[Description, int]:
         if where is None:
             return laid_out(dims, layout), 0
         if self.flat:

@@ -66,9 +66,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
         index = chain.inputs.index(value)
         by_rows = rows >= parts
         for a, b in cut(rows, parts) if by_rows else cut(columns, parts, _LINE):
-            (row, height), (column, extent) = (
-                ((a, b - a), (0, columns)) if by_rows else ((0, rows), (a, b - a))
-            )
+            (row, height), (column, extent) = ((a, b - a), (0, columns)) if by_rows else ((0, rows), (a, b - a))
             src, dst = (Strided((height, extent), (step, 1)) for step in (columns, width))
             at = FLOAT_BYTES * (row * width + begin + column)
             source = Input(index, FLOAT_BYTES * (row * columns + column))

@@ -74,16 +74,14 @@ def variants(task: ConvTask, threads: int) -> list[Variant]:
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
         if target == PLAIN and conv.groups > 1:
             continue  # plain, it is one small product a group, and 10 to 30 times slower
-        if any(
-            isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.epilogue
-        ) and (source != target):
+        if any(isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.epilogue) and (
+            source != target
+        ):
             continue
         splits = [_best_split(conv, source, target)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP or splits == [WHOLE]:
             splits.append(WHOLE)
-        found += [
-            variant_of(chain, chain.root.inputs[:1], source, target, split) for split in dict.fromkeys(splits)
-        ]
+        found += [variant_of(chain, chain.root.inputs[:1], source, target, split) for split in dict.fromkeys(splits)]
     return found
 
 

@@ -61,16 +61,15 @@ def outermost(dims: Sequence[int], layout: Storage) -> int:
     return order[-1]
 
 
-def part(
-    dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int
-) -> tuple[Strided | Blocked, int]:
+def part(dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int) -> tuple[Strided | Blocked, int]:
     """Elements ``start`` to ``stop`` of the axis, as a dense tensor, and where it begins in bytes.
 
     Raises ValueError when they do not lie together: something with more than one element lies further out.
     """
-    if axis_order(len(dims), layout).index(axis) > axis_order(len(dims), layout).index(
-        outermost(dims, layout)
-    ) and (start, stop) != (0, dims[axis]):
+    if axis_order(len(dims), layout).index(axis) > axis_order(len(dims), layout).index(outermost(dims, layout)) and (
+        start,
+        stop,
+    ) != (0, dims[axis]):
         raise ValueError(f"part of axis {axis} of {tuple(dims)} {layout} is not contiguous")
     smaller = [*dims]
     smaller[axis] = stop - start
@@ -88,9 +87,7 @@ def part(
     return laid_out(smaller, layout), offset
 
 
-def view(
-    dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int
-) -> tuple[Strided | Blocked, int]:
+def view(dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int) -> tuple[Strided | Blocked, int]:
     """Like ``part``, but elements that do not lie together are taken with the strides of the whole.
 
     Raises ValueError if only whole blocks lie together.

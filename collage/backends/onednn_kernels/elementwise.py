@@ -60,9 +60,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     if chain.viewed and layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     if builder.input_layout(chain.base) != layout:
-        raise UnsupportedError(
-            f"an elementwise kernel cannot go from {builder.input_layout(chain.base)} to {layout}"
-        )
+        raise UnsupportedError(f"an elementwise kernel cannot go from {builder.input_layout(chain.base)} to {layout}")
     builder.flat = variant.split == ELEMENTS and threads > 1
     for where in _ranges(chain, variant.split, layout, threads):
         src, source = builder.input_part(chain.base, shape, where)

@@ -117,9 +117,7 @@ def blocked_tag(rank: int) -> int:
     candidates: list[int] = [_BLOCKED_TAGS[rank], *range(2, 1500)]
     for tag in candidates:
         made = ctypes.c_void_p()
-        if library().c.dnnl_memory_desc_create_with_tag(
-            ctypes.byref(made), rank, extents(dims), _FLOAT32, tag
-        ):
+        if library().c.dnnl_memory_desc_create_with_tag(ctypes.byref(made), rank, extents(dims), _FLOAT32, tag):
             continue
         desc = Handle("memory_desc", made.value)
         if _query_int(desc.value, FORMAT_KIND) != _FORMAT_KIND_BLOCKED:

@@ -98,9 +98,7 @@ def artifact_of(task: ConvTask, variant: Variant, threads: int) -> OneDnnArtifac
     draft = _draft(task, item, variant, threads)
     packed = pack(draft.plan, draft.arrays, threads)
     bias = np.zeros(outputs, np.float32) if conv.bias is None else conv.bias
-    constants = [
-        np.ascontiguousarray(each, np.float32) for each in (factors, steps.sum(0, dtype=np.int32), bias)
-    ]
+    constants = [np.ascontiguousarray(each, np.float32) for each in (factors, steps.sum(0, dtype=np.int32), bias)]
     first = len(packed.weights)
     data = chain.inputs.index(chain.root.inputs[0])
     items = conv.dst[0]
@@ -155,9 +153,7 @@ def _item(conv: Conv, weights: Any) -> Conv:
     """The convolution of one item whose padding is part of the data, and which needs all of that."""
     reach = (
         (count - 1) * stride + (taps - 1) * gap + 1
-        for count, stride, taps, gap in zip(
-            conv.dst[2:], conv.strides, weights.shape[2:], conv.dilation, strict=True
-        )
+        for count, stride, taps, gap in zip(conv.dst[2:], conv.strides, weights.shape[2:], conv.dilation, strict=True)
     )
     none = (0,) * len(conv.strides)
     src, dst = (1, conv.src[1], *reach), (1, *conv.dst[1:])

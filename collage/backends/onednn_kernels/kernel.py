@@ -54,9 +54,7 @@ class OneDnnKernel(NativeKernel):
             for step in self._plan.steps
         ]
 
-    def task_of(
-        self, share: Share, place: int, shares: int, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> Task:
+    def task_of(self, share: Share, place: int, shares: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> Task:
         """The share's primitive on these buffers, for thread ``place`` of those that have a share of their own."""
         desc, primitive = self._made[share]
         numbers, memories = [], []
@@ -99,9 +97,7 @@ def _check_size(desc: PrimitiveDesc, number: int | PostOpOperand, array: Array, 
     if not needed:
         raise MalformedError(f"the primitive has no argument {number}")
     if array.nbytes < offset + needed or not array.flags.c_contiguous:
-        raise MalformedError(
-            f"a buffer of {array.nbytes} bytes, of which {needed} from {offset} on are needed"
-        )
+        raise MalformedError(f"a buffer of {array.nbytes} bytes, of which {needed} from {offset} on are needed")
 
 
 def _check_forms(artifact: OneDnnArtifact, share: Share, desc: PrimitiveDesc) -> None:
@@ -151,11 +147,7 @@ class RoundedKernel(NativeKernel):
             first = (Step(tuple(rounded.task(each, i) for i in shares)) for each in (self._find, self._round))
             return [*first, *self._inner.steps([*inputs, *rounded.arrays], outputs)]
         parts = cut(rounding.items, rounding.shares)
-        return [
-            Step(
-                tuple(in_sequence([*self._items(i, *part, inputs, outputs)]) for i, part in enumerate(parts))
-            )
-        ]
+        return [Step(tuple(in_sequence([*self._items(i, *part, inputs, outputs)]) for i, part in enumerate(parts)))]
 
     def _items(
         self, place: int, first: int, end: int, inputs: Sequence[Array], outputs: Sequence[Array]
@@ -182,9 +174,7 @@ class RoundedKernel(NativeKernel):
         """What the data of an item becomes, in scratch memory."""
         sizes = self._rounding.parts
         ends = np.cumsum(sizes)
-        data, factors, terms, tables = (
-            scratch[end - size : end] for end, size in zip(ends, sizes, strict=True)
-        )
+        data, factors, terms, tables = (scratch[end - size : end] for end, size in zip(ends, sizes, strict=True))
         arrays = [inputs[self._rounding.data], *self._constants, data, factors, terms, tables]
         buffers = (ctypes.c_void_p * len(arrays))(*(each.ctypes.data for each in arrays))
         return _Rounded(self._shape, buffers, (data, factors, terms), (*arrays, scratch))

@@ -104,9 +104,7 @@ def plan(task: ProductTask, variant: Variant, threads: int) -> Draft:
     return builder.draft()
 
 
-def _operand(
-    builder: StepBuilder, value: int, whole: Strided, where: AxisRange | None
-) -> tuple[Strided, Input]:
+def _operand(builder: StepBuilder, value: int, whole: Strided, where: AxisRange | None) -> tuple[Strided, Input]:
     """The part of an operand that a share reads. One that broadcasts along the axis is read whole."""
     cuts = where if where is not None and whole.dims[where.axis] > 1 else None
     description, offset = part_of(whole, cuts)

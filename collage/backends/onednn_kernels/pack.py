@@ -81,9 +81,7 @@ def _plain(description: Description) -> Description:
         return description
     dims, strides = description.dims, [*description.strides]
     first = next((axis for axis, extent in enumerate(dims) if extent != 1), len(dims))
-    span = max(
-        (extent * stride for extent, stride in zip(dims, strides, strict=True) if extent != 1), default=1
-    )
+    span = max((extent * stride for extent, stride in zip(dims, strides, strict=True) if extent != 1), default=1)
     inner = 1
     for axis in reversed(range(len(dims))):
         if dims[axis] == 1:
@@ -100,8 +98,7 @@ def _post_ops(post_ops: tuple[PostOp, ...], last: tuple[int, ...] | None) -> tup
         return _channels_last(each) if each.dims == last and lies_channels_last(each) else _plain(each)
 
     return tuple(
-        replace(each, operand=operand(each.operand)) if isinstance(each, Binary) else each
-        for each in post_ops
+        replace(each, operand=operand(each.operand)) if isinstance(each, Binary) else each for each in post_ops
     )
 
 

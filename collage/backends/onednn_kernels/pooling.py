@@ -56,9 +56,7 @@ def variants(task: PoolTask, threads: int) -> list[Variant]:
             continue
         split = _best_split(pool, layout) if threads > 1 else WHOLE
         splits = [split, *([WHOLE] if chain.type_of(chain.root.inputs[0]).size < SMALL_ELEMENTS else [])]
-        found += [
-            variant_of(chain, chain.root.inputs, layout, target, split) for split in dict.fromkeys(splits)
-        ]
+        found += [variant_of(chain, chain.root.inputs, layout, target, split) for split in dict.fromkeys(splits)]
     return found
 
 

@@ -64,13 +64,9 @@ Descriptions stand for their memory descriptors.
 def create(made: ctypes.c_void_p, operation: Operation, attr: int) -> int:
     """Make the primitive descriptor in ``made``. Returns the C API's status."""
     kind, arguments = _CALLS[type(operation)](operation)
-    described = [
-        memory_desc(each) if isinstance(each, (Strided, Blocked, Packed)) else None for each in arguments
-    ]
+    described = [memory_desc(each) if isinstance(each, (Strided, Blocked, Packed)) else None for each in arguments]
     values = (each if desc is None else desc.value for each, desc in zip(arguments, described, strict=True))
-    status: int = getattr(library().c, f"dnnl_{kind}_primitive_desc_create")(
-        ctypes.byref(made), *values, attr
-    )
+    status: int = getattr(library().c, f"dnnl_{kind}_primitive_desc_create")(ctypes.byref(made), *values, attr)
     return status
 
 
@@ -161,9 +157,7 @@ class PrimitiveDesc:
         """The memory descriptor of an argument, which belongs to this object, or 0 if there is no such argument."""
         if argument == SOURCE_SCALE:  # oneDNN does not tell of it
             return 0 if self._scale is None else self._scale.value
-        found = library().c.dnnl_primitive_desc_query_md(
-            self.handle.value, _ARGUMENT_MD, argument_number(argument)
-        )
+        found = library().c.dnnl_primitive_desc_query_md(self.handle.value, _ARGUMENT_MD, argument_number(argument))
         return int(found or 0)
 
     def nbytes(self, argument: int | PostOpOperand) -> int:
@@ -218,9 +212,7 @@ def reorder(source: int, source_address: int, target: int, target_address: int) 
     made, attr = ctypes.c_void_p(), _attributes(())
     with one_thread():
         check(
-            c.dnnl_reorder_primitive_desc_create(
-                ctypes.byref(made), source, engine(), target, engine(), attr.value
-            ),
+            c.dnnl_reorder_primitive_desc_create(ctypes.byref(made), source, engine(), target, engine(), attr.value),
             "reorder",
         )
         desc = Handle("primitive_desc", made.value)

@@ -66,9 +66,7 @@ def constants_made(subgraph: Subgraph, root: Node) -> dict[int, Array]:
             continue
         if node.op == DEQUANTIZE:
             made[node.outputs[0]] = _dequantized(arguments, node)
-        elif (
-            array := fold_constant(node.op, arguments, node.attrs, graph.type_of(node.outputs[0]))
-        ) is not None:
+        elif (array := fold_constant(node.op, arguments, node.attrs, graph.type_of(node.outputs[0]))) is not None:
             made[node.outputs[0]] = array
     return made
 
@@ -205,9 +203,7 @@ def read(subgraph: Subgraph) -> QuantisedTask:
         return _READERS[roots[0].op](subgraph, roots[0])
     if not roots and len(sums) == 1:
         return _read_sum(subgraph, sums[0])
-    raise UnsupportedError(
-        "there is no convolution, product, sum or maximum among these operators, or several"
-    )
+    raise UnsupportedError("there is no convolution, product, sum or maximum among these operators, or several")
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:

@@ -81,6 +81,5 @@ def _parts(
     axis = outermost(shape, guide)
     unit = BLOCK if guide == BLOCKED and axis == 1 else 1
     return [
-        (*view(shape, source, axis, a, b), *view(shape, target, axis, a, b))
-        for a, b in cut(shape[axis], threads, unit)
+        (*view(shape, source, axis, a, b), *view(shape, target, axis, a, b)) for a, b in cut(shape[axis], threads, unit)
     ]

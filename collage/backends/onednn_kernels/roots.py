@@ -66,9 +66,7 @@ def _alone(subgraph: Subgraph) -> Chain:
 
 
 _CONVOLUTIONS = [f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")]
-_CONV = Root(
-    conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA), narrow_plain=False
-)
+_CONV = Root(conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA), narrow_plain=False)
 _POOL = Root(pool_problem, pooling.read, pooling.variants, pooling.plan, narrow_plain=False)
 _NORMALISATION = Root(
     normalise.normalise_problem, _alone, normalise.variants, normalise.plan, narrow=(BOTH, RESULT, DATA)

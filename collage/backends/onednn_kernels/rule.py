@@ -46,9 +46,7 @@ class OneDnnRule:
                     yield from self._kernels(context, (tuple(sorted({*before, *each})) for each in chains))
             if sum(len(graph.users[value]) for value in seed.outputs) > 1:
                 # several operators may together be one function of this result, as x * sigmoid(x) is
-                yield from self._kernels(
-                    context, (each[1:] for each in grown(context, seed.id, self.max_nodes))
-                )
+                yield from self._kernels(context, (each[1:] for each in grown(context, seed.id, self.max_nodes)))
 
     def _kernels(self, context: MatchContext, groups: Iterable[tuple[int, ...]]) -> Iterator[Found]:
         for nodes in groups:
@@ -69,9 +67,7 @@ def _absorbed(graph: Graph, node: Node) -> str:
     return f"part of {before.op}" if before.op in COMPUTE_BOUND and not root_problem(graph, before) else ""
 
 
-_SATURATE = (
-    "this processor has no dot products of 8 bits, and adds pairs of products in 16, where they saturate"
-)
+_SATURATE = "this processor has no dot products of 8 bits, and adds pairs of products in 16, where they saturate"
 
 
 @dataclass(frozen=True)

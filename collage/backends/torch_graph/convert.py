@@ -131,9 +131,7 @@ class _Conversion:
         if at not in operator.numbers:
             return self._node(name)
         if name not in self._constants:
-            raise UnsupportedError(
-                f"{node.op_type} with an input {at} that is no constant has no form in PyTorch here"
-            )
+            raise UnsupportedError(f"{node.op_type} with an input {at} that is no constant has no form in PyTorch here")
         return self._constants[name].reshape(-1).tolist()
 
     def _node(self, name: str) -> Any:
@@ -166,9 +164,7 @@ def _constant(attributes: Mapping[str, Any], node: onnx.NodeProto) -> Array:
     raise UnsupportedError(f"the constant {node.output[0]} has no form in PyTorch here")
 
 
-def _check_signature(
-    operator: Operator, node: onnx.NodeProto, taken: Any, attributes: Mapping[str, Any]
-) -> None:
+def _check_signature(operator: Operator, node: onnx.NodeProto, taken: Any, attributes: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for inputs and attributes that the operator's function does not know."""
     try:
         signature = inspect.signature(operator.run)

@@ -151,9 +151,7 @@ def _celu(x: Any, *, alpha: float = 1.0) -> Any:
     return torch.nn.functional.celu(x, alpha)
 
 
-def _selu(
-    x: Any, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
-) -> Any:
+def _selu(x: Any, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Any:
     import torch
 
     return torch.where(x > 0, gamma * x, gamma * alpha * torch.expm1(x))

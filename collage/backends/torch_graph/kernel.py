@@ -73,9 +73,7 @@ class TorchKernel(Kernel):
         tensors = tuple(map(tensor_on, arrays))
         for tensor, (shape, dtype) in zip(tensors[len(inputs) :], self._types, strict=True):
             if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                raise UnsupportedError(
-                    f"PyTorch makes {dtype}{list(shape)}, not {tensor.dtype}{list(tensor.shape)}"
-                )
+                raise UnsupportedError(f"PyTorch makes {dtype}{list(shape)}, not {tensor.dtype}{list(tensor.shape)}")
         if any(map(on_device, arrays)):
             return _OnGpu(self, self._module, tensors)
         return partial(_run, self, self._module, tensors)

@@ -88,9 +88,7 @@ def _depth_to_space(x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
 def _space_to_depth(x: Any, *, blocksize: int) -> Any:
     n, c, h, w = x.shape
     b = blocksize
-    return (
-        x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
-    )
+    return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
 
 
 def _reshaped(x: Any, shape: Sequence[int], *, allowzero: int = 0) -> Any:
@@ -150,14 +148,10 @@ def _sliced(
         first, last, by = slice(begin, end, step).indices(extent)
         count = len(range(first, last, by))
         if by > 0:
-            x = x.narrow(
-                axis, min(first, extent), max(0, min(last, extent) - min(first, extent)) if count else 0
-            )
+            x = x.narrow(axis, min(first, extent), max(0, min(last, extent) - min(first, extent)) if count else 0)
             x = x[(slice(None),) * (axis % x.dim()) + (slice(None, None, by),)] if by > 1 else x
         else:
-            x = x.narrow(
-                axis, first + (count - 1) * by if count else 0, -(count - 1) * by + 1 if count else 0
-            )
+            x = x.narrow(axis, first + (count - 1) * by if count else 0, -(count - 1) * by + 1 if count else 0)
             x = x.flip(axis)
             x = x[(slice(None),) * (axis % x.dim()) + (slice(None, None, -by),)] if by < -1 else x
     return x

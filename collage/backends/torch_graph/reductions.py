@@ -159,9 +159,7 @@ def _group_normalisation(
     return torch.nn.functional.group_norm(x, num_groups, scale, bias, epsilon)
 
 
-def _rms_normalisation(
-    x: Any, scale: Any, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Any:
+def _rms_normalisation(x: Any, scale: Any, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Any:
     axes = list(range(axis % x.dim(), x.dim()))
     return x / ((x * x).mean(dim=axes, keepdim=True) + epsilon).sqrt() * scale
 
@@ -224,9 +222,7 @@ def _arg_best(x: Any, axis: int, keep: bool, *, most: bool, last: bool) -> Any:
     return found if keep else found.squeeze(axis)
 
 
-def _top_k(
-    x: Any, k: Sequence[int], *, axis: int = -1, largest: int = 1, sorted: int = 1, places: bool = False
-) -> Any:
+def _top_k(x: Any, k: Sequence[int], *, axis: int = -1, largest: int = 1, sorted: int = 1, places: bool = False) -> Any:
     """The best numbers and their places. Of equal ones the first comes first, which matters where ``places`` are read.
 
     PyTorch's own ``topk`` takes any of them, but is faster.
@@ -245,7 +241,5 @@ def _cumulated(x: Any, axis: Sequence[int], *, exclusive: int = 0, reverse: int 
     (along,) = axis
     y = torch.cumsum(x.flip(along) if reverse else x, along, dtype=x.dtype)
     if exclusive:
-        y = torch.cat(
-            [torch.zeros_like(y.narrow(along, 0, 1)), y.narrow(along, 0, y.shape[along] - 1)], along
-        )
+        y = torch.cat([torch.zeros_like(y.narrow(along, 0, 1)), y.narrow(along, 0, y.shape[along] - 1)], along)
     return y.flip(along) if reverse else y

@@ -121,9 +121,7 @@ def _exp(x: Any) -> Any:
         r = _fma(n, _f32(2.12194440e-4), _fma(n, _f32(-0.693359375), t))
         return let(
             r,
-            lambda r: let(
-                tirx.shift_left(tirx.Cast("int32", n), tirx.IntImm("int32", 23)), lambda k: result(r, k)
-            ),
+            lambda r: let(tirx.shift_left(tirx.Cast("int32", n), tirx.IntImm("int32", 23)), lambda k: result(r, k)),
         )
 
     def result(r: Any, k: Any) -> Any:
@@ -138,9 +136,7 @@ def _exp(x: Any) -> Any:
         return let(n, lambda n: let(tirx.Select(n > _f32(127.0), _f32(127.0), n), lambda n: reduced(t, n)))
 
     inside = let(_clamp(x, low, high), steps)
-    return tirx.Select(
-        x > _f32(high), tirx.infinity("float32"), tirx.Select(x < _f32(low), _f32(0.0), inside)
-    )
+    return tirx.Select(x > _f32(high), tirx.infinity("float32"), tirx.Select(x < _f32(low), _f32(0.0), inside))
 
 
 def _rational(x: Any, limit: float, p: Sequence[float], q: Sequence[float]) -> Any:
@@ -183,9 +179,7 @@ def _log_of_bits(x: Any, shift: Any, exactly: Callable[[Any], Any]) -> Any:
         mantissa = tirx.reinterpret(
             "float32", (bits & tirx.IntImm("int32", 0x007FFFFF)) | tirx.IntImm("int32", 0x3F000000)
         )
-        exponent = tirx.Cast(
-            "float32", tirx.shift_right(bits, tirx.IntImm("int32", 23)) - tirx.IntImm("int32", 126)
-        )
+        exponent = tirx.Cast("float32", tirx.shift_right(bits, tirx.IntImm("int32", 23)) - tirx.IntImm("int32", 126))
         return let(mantissa, lambda m: let(exponent - shift, lambda e: split(m, e)))
 
     def split(m: Any, e: Any) -> Any:

@@ -26,9 +26,7 @@ from collage.native.library import core_problem
 logger = logging.getLogger(__name__)
 
 
-def compile_kernel(
-    lowered: LoweredKernel, threads: int, record: str = "", *, in_order: bool = False
-) -> bytes:
+def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "", *, in_order: bool = False) -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
 
     With ``in_order`` no arithmetic is reordered, as is needed if another kernel rounds a quotient of this one.
@@ -97,9 +95,7 @@ def _without_addresses(code: bytes) -> bytes:
     Equal kernels then have equal code, which is stored and loaded once.
     """
     names: dict[bytes, int] = {}
-    return re.sub(
-        rb'!"0x[0-9a-f]+"', lambda found: b'!"buffer %d"' % names.setdefault(found[0], len(names)), code
-    )
+    return re.sub(rb'!"0x[0-9a-f]+"', lambda found: b'!"buffer %d"' % names.setdefault(found[0], len(names)), code)
 
 
 def _build(funcs: Mapping[str, Any], target: Any) -> Any:

@@ -65,9 +65,7 @@ def _is_depthwise(block: Block, product: Any) -> bool:
     used: list[set[int]] = []
     for side in (product.a, product.b):
         loads = collect(side, tvm.ir.expr.TensorLoad)
-        indices = [
-            {k: v for k, v in coefficients_of(i).items() if k in wide} for x in loads for i in x.indices
-        ]
+        indices = [{k: v for k, v in coefficients_of(i).items() if k in wide} for x in loads for i in x.indices]
         plain.append({k for i in indices if len(i) == 1 for k, v in i.items() if v == 1})
         used.append({k for i in indices for k in i})
     window = math.prod(a.extent for a in block.reduction)

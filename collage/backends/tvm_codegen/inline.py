@@ -27,9 +27,7 @@ def inline_cheap(sch: Any, outputs: set[int]) -> None:
         if block.reduction or not block.regular or key in outputs:
             continue
         users = users_of(block, blocks.values())
-        copies = max(
-            (sum(x.buffer == key for x in u.loads) * block.nodes + u.nodes for u in users), default=0
-        )
+        copies = max((sum(x.buffer == key for x in u.loads) * block.nodes + u.nodes for u in users), default=0)
         if (
             copies > MAX_NODES
             or not all(u.regular for u in users)
@@ -57,9 +55,7 @@ def _depth(sch: Any, block: Block, buffer: int | None = None) -> int:
     for call in collect(sch.get(block.rv).body, tvm.ir.Call):  # inner ones come first
         if not is_polynomial(call):
             continue
-        if buffer is not None and all(
-            hash(load.source) != buffer for load in collect(call, tvm.ir.expr.TensorLoad)
-        ):
+        if buffer is not None and all(hash(load.source) != buffer for load in collect(call, tvm.ir.expr.TensorLoad)):
             continue
         inner = {hash(each) for argument in call.args for each in collect(argument, tvm.ir.Call)}
         deepest.append((call, 1 + max((depth for each, depth in deepest if hash(each) in inner), default=0)))

@@ -24,8 +24,7 @@ def is_parallel(code: bytes) -> bool:
 def linkable(code: bytes, names: Sequence[str]) -> bytes:
     """The LLVM IR with a function that `link` calls. `names` are the names of its functions."""
     stores = "".join(
-        f"  %place{i} = getelementptr ptr, ptr %table, i64 {i}\n"
-        f'  store ptr @"{PREFIX}{name}", ptr %place{i}\n'
+        f'  %place{i} = getelementptr ptr, ptr %table, i64 {i}\n  store ptr @"{PREFIX}{name}", ptr %place{i}\n'
         for i, name in enumerate(names)
     )
     redirect = f"  store ptr %launch, ptr {_LAUNCH}\n" if is_parallel(code) else ""

@@ -85,11 +85,7 @@ def lower(
             value = binding.value
             if not isinstance(value, tvm.ir.Call):
                 continue
-            types = (
-                list(binding.var.ty.fields)
-                if isinstance(binding.var.ty, relax.TupleType)
-                else [binding.var.ty]
-            )
+            types = list(binding.var.ty.fields) if isinstance(binding.var.ty, relax.TupleType) else [binding.var.ty]
             reads = [slot(a) for a in value.args[1].fields]
             writes = []
             for i, ty in enumerate(types):
@@ -106,9 +102,7 @@ def lower(
             calls.append(TvmCall(name, (*reads, *writes), len(writes)))
     if not all(spec.dtype for spec in outputs):
         raise LoweringError("an output is a constant: nothing to compute")
-    return LoweredKernel(
-        funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants)
-    )
+    return LoweredKernel(funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants))
 
 
 def _spec(ty: Any, what: str) -> TensorSpec:
@@ -132,9 +126,7 @@ def _outputs(function: Any) -> list[Any]:
     """The variables a function returns, one a tensor."""
     body = function.body.body if isinstance(function.body, relax.SeqExpr) else function.body
     values = relax.analysis.get_var2val(function)
-    while (
-        isinstance(body, tvm.ir.Var) and body in values and isinstance(values[body], tvm.ir.Var | relax.Tuple)
-    ):
+    while isinstance(body, tvm.ir.Var) and body in values and isinstance(values[body], tvm.ir.Var | relax.Tuple):
         body = values[body]
     fields = list(body.fields) if isinstance(body, relax.Tuple) else [body]
     out = []
@@ -172,9 +164,7 @@ def _remaining_ops(function: Any) -> list[str]:
     return sorted(set(found))
 
 
-def _legalise(
-    function: Any, prim_funcs: Mapping[str, Any], operators: Mapping[str, Callable[[Any, Any], Any]]
-) -> Any:
+def _legalise(function: Any, prim_funcs: Mapping[str, Any], operators: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
     called: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tvm.ir.GlobalVar, called.append), order="post")
     if missing := sorted({v.name_hint for v in called} - set(prim_funcs)):
@@ -188,9 +178,7 @@ def _legalise(
     try:
         mod = tvm.transform.Sequential(passes)(mod)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise LoweringError(
-            f"TVM fails to legalise {_remaining_ops(function)}: {first_line(error)}"
-        ) from error
+        raise LoweringError(f"TVM fails to legalise {_remaining_ops(function)}: {first_line(error)}") from error
     if left := _remaining_ops(mod["main"]):
         raise LoweringError(f"TVM's LegalizeOps does not lower {', '.join(left)}")
     return relax.transform.DeadCodeElimination(["main"])(mod)
@@ -217,9 +205,7 @@ def _fuse(mod: Any) -> Any:
     """The whole function as one PrimFunc if FuseTIR can, or TVM's usual groups."""
     mod = relax.transform.FoldConstant()(mod)
     main, constants = _lift_constants(mod["main"])
-    builder = relax.BlockBuilder(
-        tvm.IRModule({v: f for v, f in mod.functions.items() if v.name_hint != "main"})
-    )
+    builder = relax.BlockBuilder(tvm.IRModule({v: f for v, f in mod.functions.items() if v.name_hint != "main"}))
     inner = builder.add_func(main.without_attr("global_symbol").with_attr("Primitive", 1), "kernel")
     params = [relax.Var(p.name, p.ty) for p in mod["main"].params]
     with builder.function("main", params):

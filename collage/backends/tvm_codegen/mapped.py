@@ -125,9 +125,7 @@ class _Layout:
         identity, kind, machine, *_, sections_at, _, _, _, _, size, count, _ = _HEADER.unpack_from(data)
         if identity[: len(_OBJECT)] != _OBJECT or (kind, machine) != (_RELOCATABLE, _X86_64):
             raise ImageError("no relocatable object for x86-64")
-        self._sections = [
-            _Section(*_SECTION.unpack_from(data, sections_at + number * size)) for number in range(count)
-        ]
+        self._sections = [_Section(*_SECTION.unpack_from(data, sections_at + number * size)) for number in range(count)]
         self._symbols = [*self._read_symbols()]
         self._relocations = [*self._read_relocations()]
         self._imports: list[tuple[str, int]] = []
@@ -135,9 +133,7 @@ class _Layout:
         self._places: dict[int, int] = {}
         end = self._place(0, writable=False)
         called = dict.fromkeys(
-            each.symbol.name
-            for each in self._relocations
-            if each.kind == _CALL and each.symbol.section == _NOWHERE
+            each.symbol.name for each in self._relocations if each.kind == _CALL and each.symbol.section == _NOWHERE
         )
         self._stubs = {name: _up(end, _JUMP_BYTES) + _JUMP_BYTES * at for at, name in enumerate(called)}
         self._writable = _up(_up(end, _JUMP_BYTES) + _JUMP_BYTES * len(called), PAGE)

@@ -37,9 +37,7 @@ def narrow(lowered: LoweredKernel, inputs: Sequence[bool], outputs: Sequence[boo
         return slot.kind in chosen and chosen[slot.kind][slot.index]
 
     funcs = {
-        call.name: _narrow(
-            lowered.funcs[call.name], [is_narrow(call, at) for at in range(len(call.args))], call.writes
-        )
+        call.name: _narrow(lowered.funcs[call.name], [is_narrow(call, at) for at in range(len(call.args))], call.writes)
         for call in lowered.calls
     }
     return replace(
@@ -54,9 +52,7 @@ def _stored(specs: Sequence[TensorSpec], chosen: Sequence[bool]) -> tuple[Tensor
     for spec, each in zip(specs, chosen, strict=True):
         if each and spec.dtype != "float32":
             raise LoweringError(f"{spec.dtype} is not stored as bfloat16")
-    return tuple(
-        replace(spec, dtype=STORED) if each else spec for spec, each in zip(specs, chosen, strict=True)
-    )
+    return tuple(replace(spec, dtype=STORED) if each else spec for spec, each in zip(specs, chosen, strict=True))
 
 
 def _narrow(func: Any, chosen: Sequence[bool], writes: int) -> Any:
@@ -71,9 +67,7 @@ def _narrow(func: Any, chosen: Sequence[bool], writes: int) -> Any:
             continue
         stored = tirx.decl_buffer(param.shape, STORED, param.name)
         inner = tirx.decl_buffer(param.shape, "float32", f"{param.name}_wide")
-        stmts = [
-            tvm_ffi.structural_map(each, (tvm.ir.Var, replacer(param, inner)), order="post") for each in stmts
-        ]
+        stmts = [tvm_ffi.structural_map(each, (tvm.ir.Var, replacer(param, inner)), order="post") for each in stmts]
         if at < len(chosen) - writes:
             stmts.insert(0, copy_nest(stored, inner, f"{param.name}_widened", _wide))
         else:

@@ -115,13 +115,10 @@ def describe(sch: Any, rv: Any) -> Block:
     """Read one block."""
     stmt = sch.get(rv)
     axes = tuple(
-        BlockAxis(hash(i.var), i.iter_type == tirx.IterVar.CommReduce, int(i.dom.extent))
-        for i in stmt.iter_vars
+        BlockAxis(hash(i.var), i.iter_type == tirx.IterVar.CommReduce, int(i.dom.extent)) for i in stmt.iter_vars
     )
     stores = collect(stmt.body, tirx.BufferStore)
-    regular = (
-        len(stores) == 1 and len(sch.get_loops(rv)) == len(axes) and isinstance(stmt.body, tirx.BufferStore)
-    )
+    regular = len(stores) == 1 and len(sch.get_loops(rv)) == len(axes) and isinstance(stmt.body, tirx.BufferStore)
     regular &= all(i.iter_type in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce) for i in stmt.iter_vars)
     store = _load(stores[0].buffer, stores[0].indices) if stores else Load(0, (), ())
     loads = tuple(_load(x.source, x.indices) for x in collect(stmt.body, tvm.ir.expr.TensorLoad))

@@ -103,9 +103,7 @@ class TvmKernel:
         alone = len(tasks) == 1 and not self.parallel
         return (Step(tuple(tasks), Mode.SPLIT if alone else Mode.LEAD),)
 
-    def _arguments(
-        self, params: Sequence[Array], outputs: Sequence[Array]
-    ) -> list[tuple[TvmCall, list[Array]]]:
+    def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[TvmCall, list[Array]]]:
         """Each call with its arrays, after the buffers are checked."""
         intermediates = [empty_aligned(s) for s in self.intermediates]
         groups = {
@@ -185,9 +183,7 @@ def _check(array: Array, spec: TensorSpec, what: str, *, writable: bool) -> None
     if not array.flags.c_contiguous:
         raise ValueError(f"{what} is not C-contiguous (strides {array.strides})")
     if not is_aligned(array):
-        raise ValueError(
-            f"{what} starts {array.ctypes.data % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary"
-        )
+        raise ValueError(f"{what} starts {array.ctypes.data % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary")
     if writable and not array.flags.writeable:
         raise ValueError(f"{what} is read-only")
 

@@ -122,9 +122,7 @@ def emit_wide_reduction(sch: Any, block: Block, threads: int) -> bool:
     """Schedule a big reduction with fewer results than threads: one partial result a thread, then their sum."""
     loops = [x for a, x in zip(block.axes, sch.get_loops(block.rv), strict=True) if a.reduce]
     steps = math.prod(a.extent for a in block.reduction)
-    shares = next(
-        (d for d in range(threads, 64 * threads) if steps % d == 0 and imbalance(d, threads) <= 1.1), None
-    )
+    shares = next((d for d in range(threads, 64 * threads) if steps % d == 0 and imbalance(d, threads) <= 1.1), None)
     if shares is None or not can_coalesce(block, block.reduction):
         return False
     outer, _ = sch.split(sch.fuse(*loops), [shares, None])
@@ -181,11 +179,7 @@ def gather(anchor: Block, blocks: Sequence[Block], free: set[int], least_rows: i
     env: dict[int, dict[int, int]] = {anchor.store.buffer: axes}
     for block in reversed(blocks[: blocks.index(anchor)]):
         users = users_of(block, blocks)
-        if (
-            block.store.buffer not in free
-            or not block.regular
-            or any(u.store.buffer not in env for u in users)
-        ):
+        if block.store.buffer not in free or not block.regular or any(u.store.buffer not in env for u in users):
             continue
         mappings = [
             {
@@ -238,9 +232,7 @@ def emit_rows(sch: Any, nest: Nest, parallel: bool) -> None:
         key, loop = list(rows.items())[-1]
         if (tile := largest_divisor(extent_of(sch, loop), 8)) >= 4 and extent_of(sch, loop) > tile:
             rows[key], together = sch.split(loop, [None, tile])
-    others = [
-        (a, loop) for i, (a, loop) in enumerate(zip(anchor.axes, loops, strict=True)) if i not in nest.rows
-    ]
+    others = [(a, loop) for i, (a, loop) in enumerate(zip(anchor.axes, loops, strict=True)) if i not in nest.rows]
     spatial = [together] if together is not None else []
     spatial += [loop for a, loop in others if not a.reduce] + ([tail] if tail is not None else [])
     if last is not None and last not in nest.rows:  # the contiguous axis goes innermost
@@ -262,9 +254,7 @@ def emit_rows(sch: Any, nest: Nest, parallel: bool) -> None:
         if block.reduction:
             inner = sch.get_loops(block.rv)[depth:]
             pairs = list(zip(block.axes, inner, strict=True))
-            _order_reduction(
-                sch, block, [x for a, x in pairs if not a.reduce], [x for a, x in pairs if a.reduce]
-            )
+            _order_reduction(sch, block, [x for a, x in pairs if not a.reduce], [x for a, x in pairs if a.reduce])
 
 
 def _order_reduction(sch: Any, block: Block, spatial: list[Any], reduce: list[Any]) -> None:
@@ -354,9 +344,7 @@ def default_schedule(func: Any, threads: int) -> Any:
     sch = s_tir.Schedule(func)
     for block in blocks_of(sch):
         loops = sch.get_loops(block.rv)
-        leading = [x for a, x in zip(block.axes, loops, strict=False) if not a.reduce][
-            : max(1, len(loops) - 1)
-        ]
+        leading = [x for a, x in zip(block.axes, loops, strict=False) if not a.reduce][: max(1, len(loops) - 1)]
         if block.regular and leading and _worth_a_loop(block.iterations * (1 + block.cost / 8), threads):
             try:
                 sch.parallel(sch.fuse(*leading))

@@ -38,11 +38,7 @@ def split_read_outputs(func: Any) -> Any:
     the sum.
     """
     blocks = blocks_of(s_tir.Schedule(func))
-    cheap = {
-        b.store.buffer
-        for b in blocks
-        if not b.reduction and b.cost * len(users_of(b, blocks)) <= MAX_EXTRA_COST
-    }
+    cheap = {b.store.buffer for b in blocks if not b.reduction and b.cost * len(users_of(b, blocks)) <= MAX_EXTRA_COST}
     stmts, allocated = root_stmts(func), list(func.body.block.alloc_buffers)
     for param in func.params:
         key = hash(param)
@@ -70,11 +66,7 @@ def order_floats(func: Any) -> Any:
         found = [b for b in collect(stmt, s_tir.SBlock) if b.name_hint in names]
         store: Any = found[0].body if len(found) == 1 else None
         value: Any = getattr(store, "value", None)
-        if (
-            not isinstance(value, tirx.Max | tirx.Min)
-            or str(value.ty.dtype) != "float32"
-            or not _is_update(store)
-        ):
+        if not isinstance(value, tirx.Max | tirx.Min) or str(value.ty.dtype) != "float32" or not _is_update(store):
             stmts.append(stmt)
             continue
         inner = tirx.decl_buffer(store.buffer.shape, "int32", f"{store.buffer.name}_ordered")
@@ -109,16 +101,12 @@ def _flip(bits: Any) -> Any:
 
 def _on_ordered(block: Any, store: Any, inner: Any) -> Any:
     kind = type(store.value)
-    worst, best = (
-        (-0x7F800001, 0x7FFFFFFF) if kind is tirx.Max else (0x7F800000, -0x80000000)
-    )  # infinity, NaN
+    worst, best = (-0x7F800001, 0x7FFFFFFF) if kind is tirx.Max else (0x7F800000, -0x80000000)  # infinity, NaN
     value = kind(
         tirx.BufferLoad(inner, store.indices),
         let(
             store.value.b,
-            lambda x: tirx.Select(
-                tirx.isnan(x), tirx.IntImm("int32", best), let(tirx.reinterpret("int32", x), _flip)
-            ),
+            lambda x: tirx.Select(tirx.isnan(x), tirx.IntImm("int32", best), let(tirx.reinterpret("int32", x), _flip)),
         ),
     )
     init = tirx.BufferStore(inner, tirx.IntImm("int32", worst), store.indices)
@@ -131,9 +119,7 @@ def rebuild(func: Any, stmts: Sequence[Any], allocated: Sequence[Any]) -> Any:
     """The PrimFunc with other nests and intermediate buffers."""
     root = func.body.block
     body = stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
-    block = s_tir.SBlock(
-        [], root.reads, root.writes, root.name_hint, body, None, list(allocated), [], root.annotations
-    )
+    block = s_tir.SBlock([], root.reads, root.writes, root.name_hint, body, None, list(allocated), [], root.annotations)
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 

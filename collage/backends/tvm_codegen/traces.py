@@ -21,10 +21,7 @@ _VARIABLE = re.compile(r"[blv][0-9]{1,6}")
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
 _KEYS = frozenset(
     [
-        *(
-            f"meta_schedule.{each}"
-            for each in ("parallel", "vectorize", "unroll_explicit", "unroll_implicit")
-        ),
+        *(f"meta_schedule.{each}" for each in ("parallel", "vectorize", "unroll_explicit", "unroll_implicit")),
         *("meta_schedule.tiling_structure", "meta_schedule.random_compute_producer"),
         *("pragma_auto_unroll_max_step", "pragma_unroll_explicit"),
     ]
@@ -59,11 +56,7 @@ def _plain(inputs: list[Any], attributes: list[Any]) -> None:
 
 
 def _block_of(inputs: list[Any], attributes: list[Any]) -> None:
-    if (
-        inputs
-        or len(attributes) != 2
-        or not all(isinstance(a, str) and _NAME.fullmatch(a) for a in attributes)
-    ):
+    if inputs or len(attributes) != 2 or not all(isinstance(a, str) and _NAME.fullmatch(a) for a in attributes):
         raise ValueError(f"no name of a block: {attributes!r:.80}")
 
 

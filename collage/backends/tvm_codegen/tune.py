@@ -147,9 +147,7 @@ class _Bench:
         """Seconds of a call, or None for what TVM cannot compile."""
         self.tried += 1
         try:
-            module = tvm.tirx.build(
-                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), self.target
-            )
+            module = tvm.tirx.build(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), self.target)
         except (RuntimeError, ValueError, TypeError) as error:
             logger.debug("trial %d does not compile: %s", self.tried, first_line(error))
             return None

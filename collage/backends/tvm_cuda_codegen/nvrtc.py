@@ -65,9 +65,7 @@ def compile_cubin(source: str, architecture: str) -> bytes:
     headers = [text.encode() for text in _STANDARD_HEADERS.values()]
     names = [name.encode() for name in _STANDARD_HEADERS]
     options = [f"--gpu-architecture={architecture}", *_OPTIONS, *_include_paths(nvrtc, source)]
-    program = _value(
-        nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), headers, names)
-    )
+    program = _value(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), headers, names))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [each.encode() for each in options])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -85,9 +83,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # the library is loaded by the first call
     except (ImportError, OSError, RuntimeError) as error:
-        raise UnsupportedError(
-            "NVRTC is not installed: pip install '.[gpu]' in Collage's checkout"
-        ) from error
+        raise UnsupportedError("NVRTC is not installed: pip install '.[gpu]' in Collage's checkout") from error
     return nvrtc
 
 

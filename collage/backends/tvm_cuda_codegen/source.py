@@ -64,9 +64,7 @@ def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     device = keep_special_values(func, finish()(device))
     with source_only():
         text = codegen_build(device, target).inspect_source("cuda")
-    kernels = {
-        str(var.name_hint): _kernel(str(var.name_hint), each) for var, each in device.functions.items()
-    }
+    kernels = {str(var.name_hint): _kernel(str(var.name_hint), each) for var, each in device.functions.items()}
     for each in kernels.values():
         if not is_grid(each.grid):
             raise ValueError(f"{each.name} needs a grid of {'x'.join(map(str, each.grid))} blocks")
@@ -109,9 +107,7 @@ def _launched(host: Any, kernels: Mapping[str, CudaKernel]) -> list[str]:
     """The names of the kernels in the order in which the host function launches them, each once."""
     found = []
     for func in host.functions.values():
-        found += [
-            str(each.value) for each in collect(func.body, tvm.ir.StringImm) if str(each.value) in kernels
-        ]
+        found += [str(each.value) for each in collect(func.body, tvm.ir.StringImm) if str(each.value) in kernels]
     if sorted(found) != sorted(kernels):
         raise ValueError(f"TVM's host function launches {found}, and there are {sorted(kernels)}")
     return found

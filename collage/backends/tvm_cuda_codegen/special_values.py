@@ -30,9 +30,7 @@ def keep_special_values(func: Any, device: Any) -> Any:
     if any(each.name_hint.startswith(_POOLING) for each in blocks):
         return device
     begins = any(_begins_at_limit(each) for each in blocks)
-    kernels = {
-        var: keep_nan(_from_infinity(each) if begins else each) for var, each in device.functions.items()
-    }
+    kernels = {var: keep_nan(_from_infinity(each) if begins else each) for var, each in device.functions.items()}
     return tvm.IRModule(kernels, attrs=device.attrs)
 
 
@@ -48,9 +46,7 @@ def _from_infinity(kernel: Any) -> Any:
     def store(found: Any) -> Any:
         if not _is_limit(found.value):
             return found
-        infinity = tirx.const(
-            float("-inf" if float(found.value.value) < 0 else "inf"), str(found.value.ty.dtype)
-        )
+        infinity = tirx.const(float("-inf" if float(found.value.value) < 0 else "inf"), str(found.value.ty.dtype))
         return tirx.BufferStore(found.buffer, infinity, found.indices)
 
     return tvm_ffi.structural_map(kernel, (tirx.BufferStore, store), order="post")

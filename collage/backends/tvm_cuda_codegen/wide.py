@@ -22,8 +22,7 @@ def _wide(builder: Any, call: Any) -> Any:
     if str(getattr(call.ty, "dtype", "")) != _HALF:
         return call.op.get_attr("FLegalize")(builder, call)
     operands = [
-        relax.op.astype(each, "float32") if str(getattr(each.ty, "dtype", "")) == _HALF else each
-        for each in call.args
+        relax.op.astype(each, "float32") if str(getattr(each.ty, "dtype", "")) == _HALF else each for each in call.args
     ]
     return relax.op.astype(relax.Call(call.op, operands, call.attrs), _HALF)
 

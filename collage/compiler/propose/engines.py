@@ -79,9 +79,7 @@ def profiles(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         if not forms:
             continue
         form = min(forms, key=best.score).form
-        plans += [
-            Whole(name, form, profile) for profile in as_engine(backend).profiles(bench.task.build) if profile
-        ]
+        plans += [Whole(name, form, profile) for profile in as_engine(backend).profiles(bench.task.build) if profile]
     yield from _tried(bench, plans)
 
 

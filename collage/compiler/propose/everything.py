@@ -52,9 +52,7 @@ def everything(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         placing_s = time.perf_counter() - started
         began_s, left_s = left_s, clock.remaining_s
         least = _least_gain(began_s, left_s)
-        gains = not before_us or any(
-            now <= (1 - least) * was for now, was in zip(now_us, before_us, strict=False)
-        )
+        gains = not before_us or any(now <= (1 - least) * was for now, was in zip(now_us, before_us, strict=False))
         idle = 0 if gains else idle + 1
         before_us = now_us
         if now_us and now_us[0] < (1 - _WORTH_RUNNING) * ran_us:

@@ -63,9 +63,7 @@ def evolve(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         return
 
     def show(state: State) -> None:
-        text = (
-            f"best {1 / state.cost.times:.3f}x the op level after {state.trials} placements; Ctrl-C keeps it"
-        )
+        text = f"best {1 / state.cost.times:.3f}x the op level after {state.trials} placements; Ctrl-C keeps it"
         best.show(Progress("evolve", min(int(state.seconds), int(budget_s)), max(int(budget_s), 1), text))
 
     show(State(encoding.op_level, Cost(1.0)))

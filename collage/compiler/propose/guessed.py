@@ -44,9 +44,7 @@ def wanted(bench: Bench, most: int) -> list[CandidateRequest]:
         if candidate.backend == VIEW:
             continue
         chosen = CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
-        rivals = [
-            each for each in by_nodes[candidate.nodes] if kind[each.backend] is not BackendKind.COMPILER
-        ]
+        rivals = [each for each in by_nodes[candidate.nodes] if kind[each.backend] is not BackendKind.COMPILER]
         likely = dict.fromkeys((chosen, *sorted(rivals, key=us.__getitem__)))
         for request in [*likely][:most]:
             if request not in known.outcomes:
@@ -59,8 +57,7 @@ def _field(bench: Bench, us: Mapping[CandidateRequest, float]) -> Field:
     """The candidates at measured and guessed costs."""
     known, model = bench.known, bench.model
     outcomes = {
-        request: known.outcomes.get(request, Measurement(each, 0.0, each, 1, 0.0))
-        for request, each in us.items()
+        request: known.outcomes.get(request, Measurement(each, 0.0, each, 1, 0.0)) for request, each in us.items()
     }
     offers = [each for each in known.offers if each.request in us]
     candidates = candidates_of(model, offers, known.views, outcomes, bench.task.without_switch)

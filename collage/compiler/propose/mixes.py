@@ -143,9 +143,7 @@ def refuse(bench: Bench) -> None:
     nodes = model.onnx.graph.node
     if strict and (opaque := {i: why for i, why in model.opaque.items() if i not in taken}):
         listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in opaque.items())
-        raise ModelError(
-            f"strict: {len(opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
-        )
+        raise ModelError(f"strict: {len(opaque)} ONNX nodes are not converted, and only engines run them: {listing}")
     if left := uncovered(bench):
         raise NoPlacementError(why_uncovered(bench, [*left]))
 
@@ -165,9 +163,7 @@ def promising_reduced(bench: Bench, nodes: Collection[int]) -> list[CandidateReq
     """The most promising requests of reduced precision on regions that share some of the nodes."""
     done = {node for view in bench.known.views for node in view.nodes}
     found = promising_offers(bench.known.offers, len(bench.model.graph.nodes), bench.task.engines, done)
-    return [
-        o.request for o in found if o.request.variant.precision and not {*nodes}.isdisjoint(o.request.nodes)
-    ]
+    return [o.request for o in found if o.request.variant.precision and not {*nodes}.isdisjoint(o.request.nodes)]
 
 
 def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:

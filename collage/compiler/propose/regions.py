@@ -42,9 +42,7 @@ def _suggestions(bench: Bench, placement: Placement) -> list[Offer]:
         found[CandidateRequest(nodes, name, Variant(precision=_precision(placement, nodes)))] = MERGED
     order = branch_order(graph)
     candidates = field_of(bench).candidates
-    large = [
-        c for c in placement.candidates if c.backend in engines and len(c.nodes) >= _LARGE * len(graph.nodes)
-    ]
+    large = [c for c in placement.candidates if c.backend in engines and len(c.nodes) >= _LARGE * len(graph.nodes)]
     for region in large:
         for nodes in region_splits(order, candidates, region, bench.known.epsilon_us):
             variant = Variant(precision=region.variant.precision)

@@ -68,8 +68,7 @@ def streams(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         for name, schedule in new:
             tried.add(schedule)
             by_costs = [
-                team_us[v] if schedule.streams[v] == TEAM else (single_us[v] or team_us[v])
-                for v in range(len(dag))
+                team_us[v] if schedule.streams[v] == TEAM else (single_us[v] or team_us[v]) for v in range(len(dag))
             ]
             placement = replace(mix.placement, predicted_us=makespan_us(dag, schedule, by_costs))
             verdict = yield planned(bench, placement, StreamPlan(schedule, single, name))
@@ -105,9 +104,7 @@ def _one_after_another(bench: Bench, best: Best) -> tuple[Placed, Executable] | 
     return None
 
 
-def _proposals(
-    dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]
-) -> list[tuple[str, TimedSchedule]]:
+def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, TimedSchedule]]:
     """Schedules with the names of their algorithms, the shortest by the costs first.
 
     Those that promise too little to be run are left out.
@@ -127,9 +124,7 @@ def _moved_bytes(model: Model, executable: Executable, v: int) -> int:
     """The bytes of activations and weights that launch ``v`` reads and writes."""
     region, types = executable.program.launches[v], executable.program.types
     weights = Subgraph(model, region.nodes).weights.values()
-    return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(
-        w.nbytes for w in weights
-    )
+    return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(w.nbytes for w in weights)
 
 
 def _team_us(launch: Launch, epsilon_us: float) -> float:
@@ -156,15 +151,9 @@ def single_threaded(bench: Bench, launches: Sequence[Launch], beside: Collection
     matches = [m for m in known.matches if m.nodes in nodes and m.backend in task.on_team]
     build = replace(task.build, threads=1, tune_trials=0)
     offers, _ = offers_of(model, matches, task.backends, build)
-    offers = [
-        o
-        for o in offers
-        if (o.request.nodes, *ports_of(model, o.request), o.request.variant.precision) in works
-    ]
+    offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request), o.request.variant.precision) in works]
     outcomes = measurer.race([offer.request for offer in offers])
-    known.single_threaded.update(
-        (o.request, (o.pattern, outcomes[o.request])) for o in offers if o.request in outcomes
-    )
+    known.single_threaded.update((o.request, (o.pattern, outcomes[o.request])) for o in offers if o.request in outcomes)
     errors = None if known.errors is None else known.errors.model
     fastest: dict[_Work, Candidate] = {}
     for candidate in candidates_of(model, offers, (), outcomes, task.on_team, errors):

@@ -48,9 +48,7 @@ def _pool(op: str) -> Maker:
         kernel, strides, dilation = c.integers("pool_size"), c.integers("strides"), c.integers("dilation")
         pads = _pads(c, len(kernel))
         attrs: dict[str, OnnxAttr] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
-        ends = [
-            (c.out.shape[a + 2] - 1) * strides[a] + (k - 1) * dilation[a] + 1 for a, k in enumerate(kernel)
-        ]
+        ends = [(c.out.shape[a + 2] - 1) * strides[a] + (k - 1) * dilation[a] + 1 for a, k in enumerate(kernel)]
         padded = [data[a + 2] + pads[a] + pads[a + len(kernel)] for a in range(len(kernel))]
         if any(end > extent for end, extent in zip(ends, padded, strict=True)):
             # the last window reaches beyond the padding
@@ -132,9 +130,7 @@ def _cumulate(op: str, opset: int) -> Maker:
         c.need_opset(opset)
         x = c.x[0] if c.attr("axis") is not None else c.reshape(c.x[0], c.out.shape)
         axis = c.ints(c.axis() if c.attr("axis") is not None else 0)
-        return c.op(
-            op, c.cast(x, c.types[0].dtype, c.out.dtype), axis, exclusive=int(bool(c.attr("exclusive")))
-        )
+        return c.op(op, c.cast(x, c.types[0].dtype, c.out.dtype), axis, exclusive=int(bool(c.attr("exclusive"))))
 
     return make
 
@@ -142,9 +138,7 @@ def _cumulate(op: str, opset: int) -> Maker:
 def _topk(c: ExportedCall) -> list[str | None]:
     axis, kind = c.axis(), c.text("ret_type")
     k = c.out.shape[axis]
-    values, index = c.ops(
-        "TopK", 2, c.x[0], c.ints([k]), axis=axis, largest=int(bool(c.attr("largest"))), sorted=1
-    )
+    values, index = c.ops("TopK", 2, c.x[0], c.ints([k]), axis=axis, largest=int(bool(c.attr("largest"))), sorted=1)
     if kind == "values":
         return [values]
     index = c.cast(index, "int64", c.out_types[-1].dtype)
@@ -152,9 +146,7 @@ def _topk(c: ExportedCall) -> list[str | None]:
 
 
 def _table() -> dict[str, Maker]:
-    table: dict[str, Maker] = {
-        name: _reduce(f"Reduce{name.title()}") for name in ("sum", "mean", "max", "min", "prod")
-    }
+    table: dict[str, Maker] = {name: _reduce(f"Reduce{name.title()}") for name in ("sum", "mean", "max", "min", "prod")}
     for rank in (1, 2, 3):
         table[f"nn.conv{rank}d"] = _conv
         table[f"nn.conv{rank}d_transpose"] = _conv_transpose

@@ -194,9 +194,7 @@ def _grid_sample(c: ExportedCall) -> str:
     grid = c.op("Transpose", c.x[1], perm=(0, *range(2, rank), 1))
     name = _GRID_MODES[mode][c.opset >= 20]
     aligned = int(bool(c.attr("align_corners")))
-    return c.op(
-        "GridSample", c.x[0], grid, mode=name, padding_mode=c.text("padding_mode"), align_corners=aligned
-    )
+    return c.op("GridSample", c.x[0], grid, mode=name, padding_mode=c.text("padding_mode"), align_corners=aligned)
 
 
 def _affine_grid(c: ExportedCall) -> str:

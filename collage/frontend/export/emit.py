@@ -92,9 +92,7 @@ class Emitter:
             fill_tensor(self.proto.initializer.add(), name, array)
         return name
 
-    def write(
-        self, op: str, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, OnnxAttr]
-    ) -> None:
+    def write(self, op: str, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, OnnxAttr]) -> None:
         """Append a node."""
         node = self.proto.node.add()
         node.op_type = op
@@ -186,9 +184,7 @@ class ExportedCall:
 
     def slice(self, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
         """``x[..., start:stop:step]`` on one axis."""
-        return self.op(
-            "Slice", x, self.ints([start]), self.ints([stop]), self.ints([axis]), self.ints([step])
-        )
+        return self.op("Slice", x, self.ints([start]), self.ints([stop]), self.ints([axis]), self.ints([step]))
 
     # -- asking --------------------------------------------------------------------------------------
 

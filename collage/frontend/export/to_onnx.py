@@ -52,9 +52,7 @@ def _maker(op: str) -> Maker:
     if op in MAKERS:
         return MAKERS[op]
     if op.startswith("onnx."):
-        raise InexpressibleError(
-            "TVM's importer cannot convert it, so it only goes back as a whole ONNX node"
-        )
+        raise InexpressibleError("TVM's importer cannot convert it, so it only goes back as a whole ONNX node")
     if op.startswith("call_"):
         raise InexpressibleError("it is a loop nest without a name")
     raise InexpressibleError("there is no rule for it")
@@ -283,9 +281,7 @@ def can_export(model: Model, node: int) -> str | None:
     return None
 
 
-def _whole_sources(
-    model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
-) -> frozenset[int]:
+def _whole_sources(model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]) -> frozenset[int]:
     """The ONNX nodes that can go back as they are: all of them is in here, and no value inside is needed outside."""
     graph = model.graph
     members = frozenset(order)
@@ -303,9 +299,7 @@ def _whole_sources(
         proto = model.onnx.graph.node[source]
         made = {v for n in group for v in graph.nodes[n].outputs}
         given = {model.onnx_values[name] for name in proto.output if name in model.onnx_values}
-        needed = {
-            v for v in made if v in wanted or v in graph.output_set or not group.issuperset(graph.users[v])
-        }
+        needed = {v for v in made if v in wanted or v in graph.output_set or not group.issuperset(graph.users[v])}
         if needed <= given and all(_available(model, name, defined) for name in reads(proto)):
             whole.add(source)
             defined.update(given & made)
@@ -316,11 +310,7 @@ def _whole_sources(
 
 def _available(model: Model, name: str, defined: Collection[int]) -> bool:
     value = model.onnx_values.get(name)
-    return (
-        value in defined
-        or name in model.initializers
-        or (value is not None and model.graph.is_constant(value))
-    )
+    return value in defined or name in model.initializers or (value is not None and model.graph.is_constant(value))
 
 
 def _is_stable(model: Model, source: int) -> bool:

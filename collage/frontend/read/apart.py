@@ -126,9 +126,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return _bare(model, _is_large, lambda tensor: _referring(tensor, "elsewhere", 0, 0))
 
 
-def with_changed(
-    model: onnx.ModelProto, change: Callable[[Array], Array], files: WeightFiles
-) -> onnx.ModelProto:
+def with_changed(model: onnx.ModelProto, change: Callable[[Array], Array], files: WeightFiles) -> onnx.ModelProto:
     """A copy of the model with other weights: ``change`` is called with each of float32 and float16.
 
     Those of weights that are in files are in a file of ``files``. Raises CollageError for a full disk.

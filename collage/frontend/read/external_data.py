@@ -91,9 +91,7 @@ def _data_file(location: str, folders: Sequence[Path]) -> Path:
     """The regular file, or link to one, at a model's location. Raises OSError and ValueError."""
     inner = os.path.normpath(location)
     if os.path.isabs(inner) or inner.split(os.sep)[0] == os.pardir:
-        raise ValueError(
-            f"the model names {location!r}, which is not in its folder. Export it with its data beside it"
-        )
+        raise ValueError(f"the model names {location!r}, which is not in its folder. Export it with its data beside it")
     for folder in folders:
         path = folder / inner
         if path.is_file():
@@ -101,7 +99,5 @@ def _data_file(location: str, folders: Sequence[Path]) -> Path:
         if path.exists():
             raise ValueError(f"{path} is no regular file. Put the external data file there")
         if path.is_symlink():
-            raise ValueError(
-                f"{path} is a link to {os.readlink(path)}, which is not there. Get that file again"
-            )
+            raise ValueError(f"{path} is a link to {os.readlink(path)}, which is not there. Get that file again")
     raise ValueError(f"there is no file {folders[0] / inner}. Put the external data file next to the model")

@@ -57,9 +57,7 @@ def in_float32(model: onnx.ModelProto) -> None:
     """
     graph = model.graph
     given = {each.name for each in graph.input}
-    ends = [
-        each for each in (*model_inputs(model), *graph.output) if each.type.tensor_type.elem_type == _NARROW
-    ]
+    ends = [each for each in (*model_inputs(model), *graph.output) if each.type.tensor_type.elem_type == _NARROW]
     inner = {each.name: each.name + _INNER for each in ends}
     inputs = [name for name in inner if name in given]
     outputs = [name for name in inner if name not in given]
@@ -107,11 +105,7 @@ def _texts(message: Message) -> Iterator[tuple[Message, str, Any]]:
     """All text in the message, with the field that it is in. Text that is no UTF-8 comes as bytes."""
     tensor, node = isinstance(message, onnx.TensorProto), isinstance(message, onnx.NodeProto)
     foreign = node and message.domain not in ("", "ai.onnx", "ai.onnx.ml")
-    fields = (
-        [message.DESCRIPTOR.fields_by_name[each] for each in _PAYLOAD]
-        if tensor
-        else message.DESCRIPTOR.fields
-    )
+    fields = [message.DESCRIPTOR.fields_by_name[each] for each in _PAYLOAD] if tensor else message.DESCRIPTOR.fields
     for field in fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             value = getattr(message, field.name)
@@ -235,9 +229,7 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if not 0 <= opset.version < 1 << 31:
-            raise ModelError(
-                f"{name} uses version {opset.version} of an operator set, which there cannot be."
-            )
+            raise ModelError(f"{name} uses version {opset.version} of an operator set, which there cannot be.")
         if opset.domain in STANDARD and opset.version > newest:
             raise ModelError(
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "

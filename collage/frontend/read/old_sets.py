@@ -86,9 +86,7 @@ def _rewrite(
 ) -> None:
     """Rewrite hidden operators of the graph and of its bodies, in which only constants have known shapes, in place."""
     constants = constants_of(graph)
-    scope = _Scope(
-        {**{name: list(each.dims) for name, each in constants.items()}, **shapes}, constants, names
-    )
+    scope = _Scope({**{name: list(each.dims) for name, each in constants.items()}, **shapes}, constants, names)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for body in bodies(node):

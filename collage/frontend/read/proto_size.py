@@ -34,9 +34,7 @@ def is_serialisable(model: onnx.ModelProto) -> bool:
     about = about_bytes(model)
     if abs(about - _MAX_BYTES) > _DOUBT * _MAX_BYTES:
         return about < _MAX_BYTES
-    apart = sum(
-        bytes_of(each) for each in model.graph.initializer if each.data_location == TensorProto.EXTERNAL
-    )
+    apart = sum(bytes_of(each) for each in model.graph.initializer if each.data_location == TensorProto.EXTERNAL)
     try:
         return bool(model.ByteSize() + apart < _MAX_BYTES)
     except EncodeError:  # some versions of protobuf serialise the model for its size

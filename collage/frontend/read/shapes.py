@@ -235,9 +235,7 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
     if info.type.WhichOneof("value") != "tensor_type":
         return True  # sequences and optionals have no shape to fix
     tensor = info.type.tensor_type
-    return tensor.HasField("shape") and all(
-        d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim
-    )
+    return tensor.HasField("shape") and all(d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim)
 
 
 def shape_text(info: onnx.ValueInfoProto) -> str:

@@ -20,9 +20,7 @@ def value_type(proto: onnx.TypeProto) -> ValueType:
     if which == "tensor_type":
         tensor = proto.tensor_type
         # Some exporters write -1 for an extent that is not known.
-        shape = tuple(
-            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in tensor.shape.dim
-        )
+        shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in tensor.shape.dim)
         return ValueType(TENSOR, _dtype(tensor.elem_type), shape if tensor.HasField("shape") else None)
     if which == "sequence_type":
         return ValueType(SEQUENCE, element=value_type(proto.sequence_type.elem_type))
@@ -102,7 +100,5 @@ def _dtype(element: int) -> str:
     try:
         name: str = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)).name
     except (KeyError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"the model has tensors of type {element}, which the installed onnx does not know."
-        ) from error
+        raise ModelError(f"the model has tensors of type {element}, which the installed onnx does not know.") from error
     return name

@@ -86,9 +86,7 @@ def is_external(tensor: TensorProto) -> bool:
 
 def is_apart(tensor: TensorProto) -> bool:
     """Whether the tensor's numbers are in one of these files."""
-    return is_external(tensor) and any(
-        each.key == "location" and each.value in _known for each in tensor.external_data
-    )
+    return is_external(tensor) and any(each.key == "location" and each.value in _known for each in tensor.external_data)
 
 
 def array_of(tensor: TensorProto) -> Array:

@@ -270,9 +270,7 @@ class _Builder:
         outputs = tuple(renumber[o] for o in self.outputs)
         graph = Graph(tuple(nodes), tuple(values), inputs, outputs, MappingProxyType(constants))
         kept_names = {name: renumber[value] for name, value in onnx_values.items() if value in renumber}
-        functions = {
-            g.name_hint: f for g, f in self.imported.module.functions_items() if g.name_hint != "main"
-        }
+        functions = {g.name_hint: f for g, f in self.imported.module.functions_items() if g.name_hint != "main"}
         return BuiltGraph(graph, tuple(d.call for d in kept), MappingProxyType(kept_names), functions)
 
     def _value_of(self, expr: Any) -> int | None:

@@ -77,9 +77,7 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
             module = importer.from_onnx(model.graph, opset)
         except Exception as error:  # TVM raises anything for types that it does not know (strings, sequences)
             text = _end_of_text(error, _MODEL_TEXT)
-            raise ModelError(
-                f"TVM's importer cannot take the model: {type(error).__name__}: {text}"
-            ) from error
+            raise ModelError(f"TVM's importer cannot take the model: {type(error).__name__}: {text}") from error
     if importer.beyond:
         raise DataDependentError(importer.problem, frozenset(importer.beyond))
     return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
@@ -206,9 +204,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _convert(self, node: onnx.NodeProto) -> list[Any]:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
             hint = (
-                "; if an input chooses the branch, give its value with inputs (--input)"
-                if node.op_type == "If"
-                else ""
+                "; if an input chooses the branch, give its value with inputs (--input)" if node.op_type == "If" else ""
             )
             raise NotImplementedError(f"control flow stays with ONNX Runtime{hint}")
         attributes = self._parse_attr(node.attribute)
@@ -258,8 +254,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             if unknown[0] in self._texts:
                 what = f"output {unknown[0]} is text"
             self.problem = self.problem or (
-                f"node {node.name} ({node.op_type}): {what}, "
-                f"and TVM cannot convert it ({self.reasons[index]})."
+                f"node {node.name} ({node.op_type}): {what}, and TVM cannot convert it ({self.reasons[index]})."
             )
             return None
         log.info("node %s (%s) stays opaque: %s", node.name, node.op_type, self.reasons[index])

@@ -126,9 +126,7 @@ def _conv(inputs: list[Any], attrs: dict[str, Any]) -> None:
     del attrs["auto_pad"]
 
 
-_PLAIN_CASTS = frozenset(
-    "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-)
+_PLAIN_CASTS = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
 
 
 def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Any:
@@ -157,9 +155,7 @@ def _is_inf(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 def _dropout(inputs: list[Any], attrs: dict[str, Any]) -> None:
     """TVM ignores the training mode."""
     training = inputs[2] if len(inputs) > 2 else None
-    if training is not None and not (
-        isinstance(training, tvm.ir.GenericConst) and not training.value.numpy().item()
-    ):
+    if training is not None and not (isinstance(training, tvm.ir.GenericConst) and not training.value.numpy().item()):
         raise NotImplementedError("dropout in training mode")
 
 
@@ -204,9 +200,7 @@ def _shrink(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     """TVM adds two tensors, one of them made by an operator without inputs."""
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
     limit, bias = attrs.get("lambd", 0.5), relax.const(attrs.get("bias", 0.0), dtype)
-    below = relax.op.where(
-        relax.op.less(x, relax.const(-limit, dtype)), relax.op.add(x, bias), relax.const(0, dtype)
-    )
+    below = relax.op.where(relax.op.less(x, relax.const(-limit, dtype)), relax.op.add(x, bias), relax.const(0, dtype))
     return relax.op.where(relax.op.greater(x, relax.const(limit, dtype)), relax.op.subtract(x, bias), below)
 
 

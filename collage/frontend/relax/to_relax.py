@@ -25,9 +25,7 @@ class RelaxPart:
     prim_funcs: Mapping[str, Any]
 
 
-def export_relax(
-    model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
-) -> RelaxPart:
+def export_relax(model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]) -> RelaxPart:
     """Build the function from the nodes' Relax calls, which takes 0.1 ms for a few nodes.
 
     Two or more outputs are returned as a tuple.

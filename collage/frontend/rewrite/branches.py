@@ -84,9 +84,7 @@ def _settings(model: onnx.ModelProto, samples: Sequence[Mapping[str, Any]]) -> d
     return found
 
 
-def _conditions(
-    model: onnx.ModelProto, settings: Mapping[str, Array]
-) -> dict[str, tuple[bool, frozenset[str]]]:
+def _conditions(model: onnx.ModelProto, settings: Mapping[str, Array]) -> dict[str, tuple[bool, frozenset[str]]]:
     """For each ``If`` that can be decided, by its first output: its condition, and the inputs that it depends on.
 
     What depends on no input at all is left to whoever folds constants.

@@ -19,9 +19,7 @@ from collage.frontend.read.shapes import infer_types
 
 log = logging.getLogger(__name__)
 
-EXPANDED = frozenset(
-    "Attention CausalConvWithState Celu LinearAttention RotaryEmbedding SwiGLU Swish".split()
-)
+EXPANDED = frozenset("Attention CausalConvWithState Celu LinearAttention RotaryEmbedding SwiGLU Swish".split())
 """The operators with a definition in the standard that TVM's importer lacks."""
 
 _DOMAIN = "collage.expanded"
@@ -60,9 +58,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     return settle_opset(copy, "the model")
 
 
-def _definition(
-    node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
-) -> onnx.FunctionProto | None:
+def _definition(node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]) -> onnx.FunctionProto | None:
     """The operator as a function of other operators of the set ``version``; None if that does not define it.
 
     Default attributes are written into ``node``.
@@ -78,9 +74,7 @@ def _definition(
     else:
         made_for = _newest(schema.context_dependent_function_opset_versions, version)
         known = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
-        data = schema.get_context_dependent_function_with_opset_version(
-            made_for, node.SerializeToString(), known
-        )
+        data = schema.get_context_dependent_function_with_opset_version(made_for, node.SerializeToString(), known)
     if not data:
         return None
     body: onnx.FunctionProto = onnx.FunctionProto.FromString(data)
@@ -99,8 +93,7 @@ def _signature(node: onnx.NodeProto, version: int) -> object:
     """The names of an operator's inputs, and its attributes with their defaults. They change with its meaning."""
     schema = onnx.defs.get_schema(node.op_type, version, node.domain)
     attributes = {
-        name: (a.type, a.required, a.default_value.SerializeToString())
-        for name, a in schema.attributes.items()
+        name: (a.type, a.required, a.default_value.SerializeToString()) for name, a in schema.attributes.items()
     }
     return [each.name for each in schema.inputs], attributes
 

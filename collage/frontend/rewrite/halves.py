@@ -44,9 +44,7 @@ class _OtherError(Exception):
     """Raised for a model that is none of this kind. The message says why."""
 
 
-def folded_in_float16(
-    model: onnx.ModelProto, fold: Callable[[onnx.ModelProto], onnx.ModelProto]
-) -> onnx.ModelProto:
+def folded_in_float16(model: onnx.ModelProto, fold: Callable[[onnx.ModelProto], onnx.ModelProto]) -> onnx.ModelProto:
     """What ``fold`` makes of the model, with values in float16 where they are float16 in the model.
 
     What ``fold`` makes of the model itself is the result where there is no float16, and where types cannot be told:
@@ -163,9 +161,7 @@ def _narrowed(folded: onnx.ModelProto, types: _Types) -> onnx.ModelProto:
     return folded
 
 
-def _constant(
-    graph: onnx.GraphProto, tensors: dict[str, onnx.TensorProto], known: _Types, name: str, kind: int
-) -> str:
+def _constant(graph: onnx.GraphProto, tensors: dict[str, onnx.TensorProto], known: _Types, name: str, kind: int) -> str:
     """The name of a float constant in that type: of itself, or of a copy where it has the other one already."""
     tensor = tensors.get(name)
     if tensor is None or tensor.data_type not in (_HALF, _FLOAT):

@@ -168,9 +168,7 @@ def _drop_one(graph: onnx.GraphProto) -> bool:
     return False
 
 
-def _steps(
-    node: onnx.NodeProto, op: str, weights: Mapping[str, onnx.TensorProto]
-) -> tuple[float, int, str] | None:
+def _steps(node: onnx.NodeProto, op: str, weights: Mapping[str, onnx.TensorProto]) -> tuple[float, int, str] | None:
     """The scale, the zero point and the dtype of a node of that kind; None if there are several, or no constants."""
     if node.domain or node.op_type != op or len(node.input) < 3:
         return None

@@ -33,9 +33,7 @@ _LEAST_OPSET = 10
 _DIRECTIONS = {b"forward": 1, b"reverse": 1, b"bidirectional": 2}
 _OF_BATCHES = (0, 5, 6)
 """Inputs, by position, that have batches: data, the state and an LSTM's cell."""
-_KNOWN = frozenset(
-    {"hidden_size", "direction", "linear_before_reset", "layout", "input_forget", "activations"}
-)
+_KNOWN = frozenset({"hidden_size", "direction", "linear_before_reset", "layout", "input_forget", "activations"})
 
 
 def batches_second(model: onnx.ModelProto) -> None:
@@ -203,9 +201,7 @@ class _Writer:
         cell, size = self.cell, self.cell.hidden
         old = self._before(0, direction) if cell.before[0] else ""
         sums = self._sums(direction, rows, 2)
-        update, reset = (
-            self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(2)
-        )
+        update, reset = (self._node("Sigmoid", [self._sliced(sums, 1, at * size, (at + 1) * size)]) for at in range(2))
         third = slice(2 * size, 3 * size)
         of_data, of_state = cell.bias[direction][third], cell.bias[direction][5 * size :]
         if not cell.reset_after:

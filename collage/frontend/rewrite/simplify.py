@@ -76,9 +76,7 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", "weights.bin"
-        )
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_EXTERNAL_ABOVE_BYTES)
         )
@@ -87,9 +85,7 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         if Randomness(model).any:
             left_out.append("EliminateDropout")  # also in training mode
         try:
-            ort.InferenceSession(
-                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out
-            )
+            ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(str(error).replace(str(source), "the model"))
             raise ModelError(f"ONNX Runtime cannot load the model: {text}") from error

@@ -45,9 +45,7 @@ class Types:
             if info.type.WhichOneof("value") == "tensor_type" and tensor.elem_type:
                 elements[info.name] = tensor.elem_type
                 if tensor.HasField("shape"):
-                    shapes[info.name] = tuple(
-                        d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim
-                    )
+                    shapes[info.name] = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
         return Types(elements, shapes)
 
     def inside(self, body: onnx.GraphProto) -> Types:

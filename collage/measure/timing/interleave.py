@@ -106,8 +106,7 @@ def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
     most = max(len(found) for found in levels.values())
     to_the_end = [name for name, found in levels.items() if len(found) == most]
     means = [
-        math.exp(sum(math.log(levels[name][turn]) for name in to_the_end) / len(to_the_end))
-        for turn in range(most)
+        math.exp(sum(math.log(levels[name][turn]) for name in to_the_end) / len(to_the_end)) for turn in range(most)
     ]
     best = min(to_the_end, key=lambda name: median(ratios_of(levels[name], means)))
     own = {name: summary([each for turn in found for each in turn]) for name, found in turns.items()}
@@ -134,7 +133,5 @@ def _are_alike(timings: Mapping[str, Timing]) -> bool:
     """Whether the times of all that may be the best are known well enough."""
     shortest = min(each.median_us for each in timings.values())
     return all(
-        each.noise_us <= max(_ALIKE_US, _ALIKE * shortest)
-        for each in timings.values()
-        if each.median_us > shortest
+        each.noise_us <= max(_ALIKE_US, _ALIKE * shortest) for each in timings.values() if each.median_us > shortest
     )

@@ -93,10 +93,7 @@ def race(
     sizes = [min(_LARGEST_BATCH, math.ceil(_BATCH_NS / max(ns, 1.0))) for ns in first]
     turns: list[list[float]] = [[] for _ in lanes]
     if long:
-        turns = [
-            [ns if ns >= _LONG_NS else lane.run(size)]
-            for ns, size, lane in zip(first, sizes, lanes, strict=True)
-        ]
+        turns = [[ns if ns >= _LONG_NS else lane.run(size)] for ns, size, lane in zip(first, sizes, lanes, strict=True)]
     asked = [at for at, lane in enumerate(lanes) if not lane.incumbent]
     budget_ns = sum(max(budget_s * 1e9, RUNS * first[at]) for at in asked)
     running, done, check = list(range(len(lanes))), int(long), _SURE
@@ -190,9 +187,7 @@ class _Ratios:
         means = [fmean(math.log(self.levels[at][turn]) for at in whole) for turn in range(most)]
         return min(
             whole,
-            key=lambda at: median(
-                math.log(ns) - mean for ns, mean in zip(self.levels[at], means, strict=True)
-            ),
+            key=lambda at: median(math.log(ns) - mean for ns, mean in zip(self.levels[at], means, strict=True)),
         )
 
     def relative(self, at: int) -> float:
@@ -204,9 +199,7 @@ class _Ratios:
         )
 
 
-def _left(
-    lanes: Sequence[Lane], turns: Sequence[Sequence[float]], running: list[int], rounds: int
-) -> list[int]:
+def _left(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], running: list[int], rounds: int) -> list[int]:
     """The lanes that stay after so many rounds."""
     long = max(each[0] for each in turns) >= _LONG_NS
     factor = dict((*_LEAVE, _LONG_LEAVES) if long else _LEAVE).get(rounds, math.inf)
@@ -221,19 +214,13 @@ def _left(
     return [at for at in running if lanes[at].incumbent or stays(at)]
 
 
-def _is_slower(
-    lanes: Sequence[Lane], turns: Sequence[Sequence[float]], at: int, running: Sequence[int]
-) -> bool:
+def _is_slower(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], at: int, running: Sequence[int]) -> bool:
     """Whether some rival is faster beyond doubt."""
     found = _Ratios(lanes, turns, charged=True)
-    return any(
-        median_interval(ratios_of(found.levels[at], theirs))[0] > 1.0 for theirs in found.rivals(at, running)
-    )
+    return any(median_interval(ratios_of(found.levels[at], theirs))[0] > 1.0 for theirs in found.rivals(at, running))
 
 
-def _are_known(
-    lanes: Sequence[Lane], turns: Sequence[Sequence[float]], running: Sequence[int], enough: Enough
-) -> bool:
+def _are_known(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], running: Sequence[int], enough: Enough) -> bool:
     """Whether the times of those that are left are known well enough."""
     found = _Ratios(lanes, turns, charged=False)
     asked = [at for at in running if not lanes[at].incumbent]

@@ -169,9 +169,7 @@ class ModelWorker:
 
         return self._racing.check(message.number, keep)
 
-    def transform(
-        self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float
-    ) -> Outcome:
+    def transform(self, transform: LayoutTransform, maker: str, options: BuildOptions, sample_s: float) -> Outcome:
         """Measure a layout transform that the backend ``maker`` makes, and keep its artifact."""
         kernel, backend = PlanKernel(transform, options), self._backends[maker]
 
@@ -180,9 +178,7 @@ class ModelWorker:
                 self._artifacts.keep(kernel.key, artifact)
 
         with spent(TRANSFORMS):
-            return with_free_memory(
-                backend, lambda: measure_transform(transform, backend, options, sample_s, keep)
-            )
+            return with_free_memory(backend, lambda: measure_transform(transform, backend, options, sample_s, keep))
 
     def make(self, kernel: PlanKernel) -> Rejection | None:
         """Build a candidate and keep its artifact; the plan that it is for checks it."""
@@ -194,9 +190,7 @@ class ModelWorker:
             with spent(BUILD):
                 try:
                     artifact = (
-                        self._source(request, options).compiled()
-                        if alike is None
-                        else self._artifacts.load(alike.key)
+                        self._source(request, options).compiled() if alike is None else self._artifacts.load(alike.key)
                     )
                 except RejectedError as rejected:
                     return rejected.rejection

@@ -74,9 +74,7 @@ class ModelWorkers:
         try:
             self._evaluated = worker.ask(Ask("evaluate", (node_limit_s,), limit_s), limit_s)
         except WorkerDiedError as died:
-            raise MeasurementError(
-                f"computing reference values with ONNX Runtime: {died.rejection.message}"
-            ) from died
+            raise MeasurementError(f"computing reference values with ONNX Runtime: {died.rejection.message}") from died
         except BudgetOverError:
             worker.kill()  # the next one computes what this one has not
             raise

@@ -104,9 +104,7 @@ class PlanCheck:
         if stored is None:
             return None
         value, source = self._stored(read)
-        return to_layout(
-            from_layout(stored, source, self._model.graph.type_of(value)), self._stored(written)[1]
-        )
+        return to_layout(from_layout(stored, source, self._model.graph.type_of(value)), self._stored(written)[1])
 
 
 def same_values(one: Array, other: Array) -> bool:

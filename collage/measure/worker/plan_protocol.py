@@ -58,9 +58,7 @@ class Plan:
     @property
     def name(self) -> str:
         """A digest of the plan, which identifies it among the plans of one model."""
-        regions = [
-            (r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions
-        ]
+        regions = [(r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions]
         about = (regions, self.program.ordered.schedule, [kernel.key for kernel in self.kernels])
         more = [sorted(each.items()) for each in (self.program.limits, self.program.assumed) if each]
         text = repr((*about, *more) if more else about)

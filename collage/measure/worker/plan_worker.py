@@ -54,9 +54,7 @@ class _Open:
 class PlanWorker:
     """The plans of one model; ``backends`` has all that their kernels need."""
 
-    def __init__(
-        self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, samples: Samples
-    ) -> None:
+    def __init__(self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, samples: Samples) -> None:
         self._folder = folder
         self._model = model
         self._backends = backends
@@ -132,9 +130,7 @@ class PlanWorker:
 
     def _artifacts_for(self, plan: Plan) -> list[Artifact]:
         """The artifacts of the plan's kernels. Open plans share them, and the kernels that were loaded from them."""
-        used = {
-            kernel.key for each in (plan, *(o.plan for o in self._plans.values())) for kernel in each.kernels
-        }
+        used = {kernel.key for each in (plan, *(o.plan for o in self._plans.values())) for kernel in each.kernels}
         self._artifact_of = {key: found for key, found in self._artifact_of.items() if key in used}
         kept = {id(artifact) for artifact in self._artifact_of.values()}
         self._loaded = {key: kernel for key, kernel in self._loaded.items() if key[0] in kept}

@@ -158,9 +158,7 @@ class WorkerProcess(ChildProcess):
             return Rejection(RejectionKind.CRASHED, f"ended the process with status {code}{tail}")
         name = signal_name(-code)
         if -code == signal.SIGKILL:
-            return Rejection(
-                RejectionKind.MEMORY, f"killed by the system ({name}), most likely out of memory{tail}"
-            )
+            return Rejection(RejectionKind.MEMORY, f"killed by the system ({name}), most likely out of memory{tail}")
         if -code == signal.SIGALRM:
             return Rejection(RejectionKind.TIMEOUT, f"hung beyond the worker's own limit{tail}")
         kind = RejectionKind.MEMORY if looks_like_memory(tail) else RejectionKind.CRASHED

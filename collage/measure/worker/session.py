@@ -41,9 +41,7 @@ class WorkerSession(ModelWorkers):
     cannot be sent to it, or when its folder cannot be written, as on a full disk.
     """
 
-    def __init__(
-        self, measured: MeasuredModel, settings: MeasureSettings, workers: Workers | None = None
-    ) -> None:
+    def __init__(self, measured: MeasuredModel, settings: MeasureSettings, workers: Workers | None = None) -> None:
         self.measured = measured
         self.settings = settings
         super().__init__(Workers() if workers is None else workers)

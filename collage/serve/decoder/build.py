@@ -63,9 +63,7 @@ def within(
         error = error_of(parts, not reduced)
         if error <= tolerance or not reduced:
             return _told(parts, error, tolerance)
-        log.warning(
-            "segments within %.2g give logits with an error of %.2g: again, within less", share, error
-        )
+        log.warning("segments within %.2g give logits with an error of %.2g: again, within less", share, error)
         share *= _AIM * tolerance / error
     if rounds:
         log.warning("no placement in reduced precision is within %g; float32 remains", tolerance)

@@ -158,9 +158,7 @@ class _Recognised:
     length: int
 
 
-def _recognised(
-    model: onnx.ModelProto, max_length: int | None, name: str, positions: int | None
-) -> _Recognised:
+def _recognised(model: onnx.ModelProto, max_length: int | None, name: str, positions: int | None) -> _Recognised:
     """The decoder, with its masks and angles read for its longest sequence. Raises ModelError and UsageError."""
     at_most = None if positions is None else min(positions, DEFAULT_LENGTH)
     decoder, graph = recognise(model, name, max_length or at_most)
@@ -220,9 +218,7 @@ def _compiled(
         count = len(ranks[0].segments)
         all_segments = [segment for each in ranks for segment in each.segments]
         wanted = [
-            place
-            for place in range(len(all_segments))
-            if bucket in (ends if place % count == count - 1 else buckets)
+            place for place in range(len(all_segments)) if bucket in (ends if place % count == count - 1 else buckets)
         ]
         found, measured_us = maker.compiled(all_segments, wanted, bucket, iteration_us)
         parts.update({(bucket, place): each for place, each in found.items()})

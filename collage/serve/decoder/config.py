@@ -36,9 +36,7 @@ def decoder_file(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ModelError(
-            f"there is no *{_SUFFIX} in {path} nor in {path / _INNER}: give the decoder's ONNX file."
-        )
+        raise ModelError(f"there is no *{_SUFFIX} in {path} nor in {path / _INNER}: give the decoder's ONNX file.")
     names = ", ".join(str(each.relative_to(path)) for each in found)
     raise ModelError(f"{path} has several ONNX files ({names}): give the path of one of them.")
 

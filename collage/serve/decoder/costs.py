@@ -66,9 +66,7 @@ CONTEXT = 128
 """Tokens before the new ones, where the longest sequence has room for them."""
 
 
-def measured_ms(
-    runner: Runner, buckets: Sequence[int], samples: int
-) -> tuple[dict[int, float], dict[int, float]]:
+def measured_ms(runner: Runner, buckets: Sequence[int], samples: int) -> tuple[dict[int, float], dict[int, float]]:
     """The median times in milliseconds of an iteration of streams, and of one of a chunk, for each bucket.
 
     In an iteration of streams the tokens are those of as many requests as there can be, up to 64, and each request has
@@ -77,10 +75,7 @@ def measured_ms(
     slow for a while it is so for all.
     """
     streams = {(n, True): iteration_of(runner, n) for n in buckets}
-    chunks = {
-        (n, False): [each._replace(wants_logits=False) for each in iteration_of(runner, n, 1)]
-        for n in buckets
-    }
+    chunks = {(n, False): [each._replace(wants_logits=False) for each in iteration_of(runner, n, 1)] for n in buckets}
     found = median_ms(runner, {**streams, **chunks}, samples)
     return {n: found[n, True] for n in buckets}, {n: found[n, False] for n in buckets}
 

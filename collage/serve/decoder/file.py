@@ -154,9 +154,7 @@ def _opened(path: Path, share: bool) -> MappedArchive:
     return archive
 
 
-def _attention(
-    reading: Reading, about: Any, length: int, tables: dict[str, NDArray[np.float32]]
-) -> LayerAttention:
+def _attention(reading: Reading, about: Any, length: int, tables: dict[str, NDArray[np.float32]]) -> LayerAttention:
     """How a layer attends; tables of angles that were read before are taken from ``tables``."""
     heads = typed(Heads, about["heads"])
     found = []
@@ -216,9 +214,7 @@ def read_decoder_summary(path: Path) -> DecoderSummary:
     with damage(path):
         about, modules = manifest["decoder"], manifest["modules"]
         if about["format"] != DECODER_FORMAT:
-            raise ModuleFileError(
-                f"{path} is a decoder that another Collage has compiled. Compile the model again."
-            )
+            raise ModuleFileError(f"{path} is a decoder that another Collage has compiled. Compile the model again.")
         kernels = about["parts"][0]
 
         def launched(place: Any) -> tuple[Region, ...]:

@@ -221,18 +221,14 @@ def _in_one(lists: Sequence[LaunchList]) -> LaunchList:
 def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> BoundCall:
     program = executor.program
     inputs = {port.name: values[name] for port, name in zip(program.model_inputs, wiring.reads, strict=True)}
-    outputs = {
-        port.name: values[name] for port, name in zip(program.model_outputs, wiring.writes, strict=True)
-    }
+    outputs = {port.name: values[name] for port, name in zip(program.model_outputs, wiring.writes, strict=True)}
     return bind(executor, inputs, outputs, arena)
 
 
 def _types(wiring: Wiring, executor: Executor) -> dict[str, TensorType]:
     program = executor.program
     names, ports = (*wiring.reads, *wiring.writes), (*program.model_inputs, *program.model_outputs)
-    return {
-        name: port.type for name, port in zip(names, ports, strict=True) if isinstance(port.type, TensorType)
-    }
+    return {name: port.type for name, port in zip(names, ports, strict=True) if isinstance(port.type, TensorType)}
 
 
 def _buffers(

@@ -92,9 +92,7 @@ class _Masks:
 
     def of(self, layers: Sequence[Layer]) -> list[_Seen]:
         nodes = {
-            node.name or node.output[0]: node
-            for node in self._graph.nodes
-            if node.op_type in ("Softmax", "Attention")
+            node.name or node.output[0]: node for node in self._graph.nodes if node.op_type in ("Softmax", "Attention")
         }
         found: list[_Seen] = []
         known: dict[tuple[object, ...], _Seen] = {}  # layers share their masks
@@ -150,9 +148,7 @@ class _Masks:
         if value.dtype == np.bool_:
             added = np.where(value, 0.0, -np.inf)
         else:
-            added = np.asarray(value, np.float64) * (
-                masking.factor if node.op_type == "Add" else -masking.factor
-            )
+            added = np.asarray(value, np.float64) * (masking.factor if node.op_type == "Add" else -masking.factor)
         return self._last_rows(layer, node, added)
 
     def _value(self, node: onnx.NodeProto, name: str) -> Array:
@@ -197,10 +193,7 @@ class _Masks:
             here = row[: place + 1]
             line = here[place] + slope * (np.arange(first, place + 1) - place)
             straight = np.abs(here[first:] - line) <= _ERROR * np.maximum(1.0, np.abs(line))
-            if (
-                not (np.isfinite(here[place]) and straight.all())
-                or self._first_seen(node, here, step) != first
-            ):
+            if not (np.isfinite(here[place]) and straight.all()) or self._first_seen(node, here, step) != first:
                 raise ModelError(
                     f"{described(node)} lets the last of {place + 1} tokens see others neither alike, nor within a "
                     "window, nor by their distance alone: this attention cannot be served, except perhaps with a "

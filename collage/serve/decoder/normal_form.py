@@ -40,9 +40,7 @@ def in_normal_form(source: ModelSource) -> ModelSource:
 def _refuse_foreign(nodes: Iterable[onnx.NodeProto]) -> None:
     """Raise ModelError for operators that ONNX does not have: of these, nothing is known but their names."""
     foreign = [
-        node
-        for node in nodes
-        if not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+        node for node in nodes if not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
     ]
     if not foreign:
         return
@@ -80,9 +78,7 @@ def _without_branch(model: onnx.ModelProto) -> bool:
 def _inlined(branch: onnx.GraphProto, choice: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     made = {name for node in branch.node for name in node.output}
     outputs = [info.name for info in branch.output]
-    names = {
-        inner: outer for inner, outer in zip(outputs, choice.output, strict=True) if inner in made and outer
-    }
+    names = {inner: outer for inner, outer in zip(outputs, choice.output, strict=True) if inner in made and outer}
     for node in branch.node:
         yield _renamed(node, names)
     for inner, outer in zip(outputs, choice.output, strict=True):
@@ -102,10 +98,7 @@ def _with_nodes_in_order(model: onnx.ModelProto) -> bool:
     """Put nodes behind those whose values they read; whether some were not. Some converters append nodes."""
     graph = model.graph
     makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    before = {
-        place: {makers[name] for name in node.input if name in makers}
-        for place, node in enumerate(graph.node)
-    }
+    before = {place: {makers[name] for name in node.input if name in makers} for place, node in enumerate(graph.node)}
     if all(other < place for place, others in before.items() for other in others):
         return False
     try:

@@ -66,9 +66,7 @@ def _scan(node: onnx.NodeProto) -> onnx.NodeProto:
         ],
         [helper.make_tensor_value_info(sums, TensorProto.FLOAT, None)],
     )
-    return helper.make_node(
-        "Scan", [rows, choice], list(node.output), node.name, body=body, num_scan_inputs=2
-    )
+    return helper.make_node("Scan", [rows, choice], list(node.output), node.name, body=body, num_scan_inputs=2)
 
 
 _NO_TYPES = (
@@ -199,8 +197,7 @@ class _Reader:
         for tensor in self._weights.values():
             self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
             if (
-                np.prod(tensor.dims) <= _SMALL
-                and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
+                np.prod(tensor.dims) <= _SMALL and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
             ) or np.prod(tensor.dims) <= 1:
                 self._add_constant(tensor.name, array_of(tensor))
         for info in self._inputs:
@@ -327,9 +324,7 @@ class _Reader:
             return
         version = self._versions.get(node.domain, 1)
         # Some operators of old sets, such as LessOrEqual of set 12, lack rules that those of later ones have.
-        for each in (
-            (version, onnx.defs.onnx_opset_version()) if node.domain in ("", "ai.onnx") else (version,)
-        ):
+        for each in (version, onnx.defs.onnx_opset_version()) if node.domain in ("", "ai.onnx") else (version,):
             try:
                 schema = onnx.defs.get_schema(node.op_type, each, node.domain)
                 types = {name: self._types[name] for name in node.input if name}
@@ -407,9 +402,7 @@ def _in_onnx_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequ
 _KEEPING = frozenset("Cast Identity Squeeze Unsqueeze".split())
 
 
-def read_decoder(
-    model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None
-) -> OnnxGraph:
+def read_decoder(model: onnx.ModelProto, sizes: GraphSizes, places: Collection[str] | None = None) -> OnnxGraph:
     """The model's graph, with tables of positions whole that the model cuts to the sequence's length.
 
     A position is always below that length, so the cut changes nothing; with it, a graph for some tokens would have a

@@ -99,20 +99,14 @@ def _first_rotated(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
     if found is None:
         return None
     source = graph.producers.get(found.value)
-    if (
-        source is None
-        or source.op_type not in ("Slice", "Split")
-        or graph.shapes.get(source.input[0]) != shape
-    ):
+    if source is None or source.op_type not in ("Slice", "Split") or graph.shapes.get(source.input[0]) != shape:
         return None
     whole, count = source.input[0], found.rotation.elements
     parts = [evaluated(graph, name, {whole: _numbered(shape)}) for name in (found.value, node.input[1])]
     if parts[0] is None or parts[1] is None:
         return None
     numbered = _numbered(shape)
-    if not np.array_equal(parts[0], numbered[..., :count]) or not np.array_equal(
-        parts[1], numbered[..., count:]
-    ):
+    if not np.array_equal(parts[0], numbered[..., :count]) or not np.array_equal(parts[1], numbered[..., count:]):
         return None
     return Rotated(whole, found.rotation)
 
@@ -178,9 +172,7 @@ _USUAL_LENGTH = 4096
 _LOOKUPS = frozenset("Gather GatherND GatherElements".split())
 
 
-def check_angles(
-    graph: OnnxGraph, layer: Layer, rotation: Rotation | None, length: int | None, tokens: int
-) -> None:
+def check_angles(graph: OnnxGraph, layer: Layer, rotation: Rotation | None, length: int | None, tokens: int) -> None:
     """Raise ModelError if a layer's k has another rotation than its q.
 
     ``rotation`` is that of k, ``length`` the longest sequence, where a table ends, and ``tokens`` are those that the
@@ -221,9 +213,7 @@ def learned_positions(graph: OnnxGraph, tokens: int, wanted: int | None = None) 
             if added is not None:
                 offsets.update(dict.fromkeys(node.output, offsets[known[-1]] + added))
     if limits and min(limits) < 1:
-        raise ModelError(
-            "its positions are beyond the table that they are looked up in, so it cannot be served."
-        )
+        raise ModelError("its positions are beyond the table that they are looked up in, so it cannot be served.")
     return min(limits, default=None)
 
 
@@ -368,8 +358,4 @@ def _table_of(graph: OnnxGraph, layer: Layer, rotation: Rotation, length: int, n
 def _repeats(table: Array, period: int) -> bool:
     """Whether a table of angles begins again after so many positions, since nothing in the graph says more of them."""
     several = table[:period]
-    return (
-        len(table) >= 2 * period
-        and np.array_equal(several, table[period : 2 * period])
-        and np.ptp(several, 0).any()
-    )
+    return len(table) >= 2 * period and np.array_equal(several, table[period : 2 * period]) and np.ptp(several, 0).any()

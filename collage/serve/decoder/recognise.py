@@ -251,11 +251,7 @@ def _expands(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 def _before_casts(graph: OnnxGraph, name: str) -> str:
     """The value itself, or the one that is cast to it without a change."""
     node = graph.producers.get(name)
-    while (
-        node is not None
-        and node.op_type == "Cast"
-        and graph.dtypes.get(node.input[0]) == graph.dtypes.get(name)
-    ):
+    while node is not None and node.op_type == "Cast" and graph.dtypes.get(node.input[0]) == graph.dtypes.get(name):
         name = node.input[0]
         node = graph.producers.get(name)
     return name
@@ -557,9 +553,7 @@ def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
         if name not in (IDS, POSITIONS, MASK) and used.count(name) != 1:
             users = graph.users.get(name, [])
             at = f" (it is read by {described(users[0])})" if users else ""
-            raise ModelError(
-                f"the cache {printable(name)} is not that of one attention{at}, which cannot be served."
-            )
+            raise ModelError(f"the cache {printable(name)} is not that of one attention{at}, which cannot be served.")
 
 
 def _check_uniform(layers: tuple[Layer, ...]) -> None:

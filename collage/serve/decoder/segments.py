@@ -155,9 +155,7 @@ class _Cutter:
         for name in writes:
             if name.endswith(TURNED):
                 source = name.removesuffix(TURNED)
-                body.append(
-                    helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3])
-                )
+                body.append(helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3]))
         for name in dict.fromkeys(name for node in body for name in node.input):
             if name in graph.constants:
                 weights[name] = numpy_helper.from_array(graph.constants[name], name)
@@ -175,9 +173,7 @@ class _Cutter:
             return helper.make_tensor_value_info(name, TensorProto.INT64, graph.shapes[IDS])
         whole = name.removesuffix(TURNED)
         if whole not in graph.shapes:
-            raise ModelError(
-                f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served."
-            )
+            raise ModelError(f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served.")
         shape = graph.shapes[whole]
         if name != whole:
             shape = (shape[0], shape[2], shape[1], shape[3])
@@ -225,9 +221,7 @@ def structure(segment: Segment) -> str:
         texts.append(f"{names[name]} {tensor.data_type} {list(tensor.dims)}".encode())
         if tensor.data_type != TensorProto.FLOAT or math.prod(tensor.dims) <= 1:
             texts.append(array_of(tensor).tobytes())
-    texts += [
-        info.type.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)
-    ]
+    texts += [info.type.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)]
     return hashlib.sha256(b"\n".join(texts)).hexdigest()
 
 

@@ -206,9 +206,7 @@ class Shards:
     decoder: Decoder
 
 
-def shard(
-    graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, processes: int
-) -> Shards:
+def shard(graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, processes: int) -> Shards:
     """The part of process ``rank``. Raises UsageError and ModelError if a decoder cannot be divided like that."""
     first = decoder.layers[0]
     if first.heads % processes or first.kv_heads % processes:
@@ -284,8 +282,7 @@ class _Part:
         offsets = np.cumsum([0, *split.parts])
         return np.concatenate(
             [
-                offset
-                + np.arange(size * self._rank // self._processes, size * (self._rank + 1) // self._processes)
+                offset + np.arange(size * self._rank // self._processes, size * (self._rank + 1) // self._processes)
                 for offset, size in zip(offsets, split.parts, strict=False)
             ]
         )
@@ -407,9 +404,7 @@ class _Part:
     def _segment_of(
         self, level: int, nodes: Sequence[onnx.NodeProto], reads: Sequence[str], writes: Sequence[str]
     ) -> Segment:
-        weights = {
-            name: self._weights[name] for node in nodes for name in node.input if name in self._weights
-        }
+        weights = {name: self._weights[name] for node in nodes for name in node.input if name in self._weights}
         inputs, outputs = ([self._info(name) for name in names] for names in (reads, writes))
         name = f"{self._segment.bare.graph.name}.{level}"
         made = helper.make_graph(list(nodes), name, inputs, outputs)

@@ -93,9 +93,7 @@ def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
         return JSONResponse({"status": "ok"} if service.link.up else {"status": "starting"}, _status(service))
 
     async def metrics(request: Request) -> Response:
-        return Response(
-            service.metrics.text(service.link.up), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(service.metrics.text(service.link.up), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(service)]})
@@ -233,9 +231,7 @@ class _EventStream:
         (b"x-accel-buffering", b"no"),  # nginx would collect events
     )
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Output], None]
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Output], None]) -> None:
         """``deltas`` are what the events are made of. They have begun, so they are closed even if no event was sent."""
         self._events = events
         self._deltas = deltas

@@ -73,9 +73,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as it is; Jinja's own filter writes HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _time_now(form: str) -> str:
@@ -112,9 +110,7 @@ def _tokens(config: Mapping[str, Any]) -> dict[str, str | list[str]]:
         *(more.items() if isinstance(more, dict) else ()),
         *((name, config.get(name)) for name in _TOKENS),
     ]
-    found: dict[str, str | list[str]] = {
-        name: text for name, each in named if (text := _text(each)) is not None
-    }
+    found: dict[str, str | list[str]] = {name: text for name, each in named if (text := _text(each)) is not None}
     listed = config.get(_MORE_TOKENS)
     if isinstance(listed, list):
         found[_MORE_TOKENS] = [text for each in listed if (text := _text(each)) is not None]

@@ -43,9 +43,7 @@ class Front:
     With ``cpus``, the engine's process runs on these only, and with ``share_weights`` it maps the model's file.
     """
 
-    def __init__(
-        self, options: ServerOptions, cpus: tuple[int, ...] = (), *, share_weights: bool = False
-    ) -> None:
+    def __init__(self, options: ServerOptions, cpus: tuple[int, ...] = (), *, share_weights: bool = False) -> None:
         """Open the tokenizer and the chat template. Raises CollageError."""
         if options.tokenizer is not None:
             refuse_without_tokenizer(options.tokenizer)

@@ -157,9 +157,7 @@ class Link:
         except asyncio.TimeoutError as error:  # an OSError since Python 3.11
             writer.close()
             await asyncio.to_thread(self._kill)
-            raise CollageError(
-                f"the engine's process has not loaded {model} in {self._load_s:.3g} s."
-            ) from error
+            raise CollageError(f"the engine's process has not loaded {model} in {self._load_s:.3g} s.") from error
         except (EOFError, OSError) as error:
             writer.close()
             how = await asyncio.to_thread(self._end)

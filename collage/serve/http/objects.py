@@ -44,9 +44,7 @@ class AnswerShape:
             "model": self._service.name,
         }
 
-    def _choice(
-        self, number: int, delta: Output, content: dict[str, Any], logprobs: object
-    ) -> dict[str, Any]:
+    def _choice(self, number: int, delta: Output, content: dict[str, Any], logprobs: object) -> dict[str, Any]:
         return {
             "index": number,
             **content,

@@ -61,9 +61,7 @@ class Service:
     async def chat_prompt(self, messages: Sequence[Message]) -> str:
         """The text that asks for the next message. Raises ApiError if there is no template, or it refuses."""
         if self.template is None:
-            raise bad_request(
-                "this model has no chat template; use /v1/completions.", code="no_chat_template"
-            )
+            raise bad_request("this model has no chat template; use /v1/completions.", code="no_chat_template")
         given = [each.for_template() for each in messages]
         try:
             if len(given) < _LONG_CHAT:
@@ -147,8 +145,7 @@ class Service:
 
         def encode() -> list[tuple[int, ...]]:
             return [
-                tuple(self.tokenizer.encode(each, special=special)) if isinstance(each, str) else each
-                for each in given
+                tuple(self.tokenizer.encode(each, special=special)) if isinstance(each, str) else each for each in given
             ]
 
         texts = [each for each in given if isinstance(each, str)]
@@ -206,19 +203,13 @@ class HttpJob:
                 yield number, delta
         finally:
             link.cancel(
-                [
-                    each.id
-                    for each, answer in zip(self._requests, self.answers, strict=True)
-                    if answer.finish is None
-                ]
+                [each.id for each, answer in zip(self._requests, self.answers, strict=True) if answer.finish is None]
             )
 
     def usage(self) -> dict[str, object]:
         """The tokens used, as OpenAI counts them: a prompt once, however many answers it has."""
         firsts = [
-            answer
-            for request, answer in zip(self._requests, self.answers, strict=True)
-            if request.leader is None
+            answer for request, answer in zip(self._requests, self.answers, strict=True) if request.leader is None
         ]
         prompt = sum(each.prompt_tokens for each in firsts)
         completion = sum(each.completion_tokens for each in self.answers)

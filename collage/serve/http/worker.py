@@ -51,9 +51,7 @@ def main() -> None:
             connection.sendall(packed(NotReady(text, 1)))
             return
         writer.put(
-            ModelReady(
-                runner.block_tokens, runner.block_count, runner.max_length, runner.vocabulary, loop.most_open
-            )
+            ModelReady(runner.block_tokens, runner.block_count, runner.max_length, runner.vocabulary, loop.most_open)
         )
         try:
             _serve(connection, loop, writer)

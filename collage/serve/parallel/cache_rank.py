@@ -232,18 +232,14 @@ class CacheAttention:
         packed = self._outgoing[peer][: self._floats(queries, writes)]
         middle = _count(queries) * self._wide
         packed[:middle].reshape(-1, self._wide)[...] = self.rows[queries, : self._wide]
-        packed[middle:].reshape(_count(writes), self.rows.shape[1] - self._wide)[...] = self.rows[
-            writes, self._wide :
-        ]
+        packed[middle:].reshape(_count(writes), self.rows.shape[1] - self._wide)[...] = self.rows[writes, self._wide :]
         return packed
 
     def _unpack(self, peer: int, packed: Array) -> None:
         queries, writes = self._queries_from[peer], self._writes_from[peer]
         middle = _count(queries) * self._wide
         self.rows[queries, : self._wide] = packed[:middle].reshape(-1, self._wide)
-        self.rows[writes, self._wide :] = packed[middle:].reshape(
-            _count(writes), self.rows.shape[1] - self._wide
-        )
+        self.rows[writes, self._wide :] = packed[middle:].reshape(_count(writes), self.rows.shape[1] - self._wide)
 
     def _return_results(self) -> None:
         found = self.partials[self._tensors.rank]

@@ -155,9 +155,7 @@ class Crew:
             try:
                 message = read_message(each.fileno(), _LOADING_S)
             except TimeoutError as error:
-                raise CollageError(
-                    f"process {rank} of the decoder has not loaded it in {_LOADING_S:g} s."
-                ) from error
+                raise CollageError(f"process {rank} of the decoder has not loaded it in {_LOADING_S:g} s.") from error
             except (EOFError, OSError, ChannelError) as error:
                 raise CollageError(f"{self._end(rank)} while it loaded the decoder.") from error
             if isinstance(message, Failed):

@@ -64,9 +64,7 @@ def stage_of(compiled: CompiledDecoder, stage: int, stages: int) -> DecoderStage
         segments={tokens: parts[first:last] for tokens, parts in compiled.segments.items()},
         ends=compiled.ends if whole else {},
     )
-    types = {
-        tokens: {name: _type(compiled, tokens, name) for name in entering} for tokens in compiled.segments
-    }
+    types = {tokens: {name: _type(compiled, tokens, name) for name in entering} for tokens in compiled.segments}
     most = max(types)
     for name, kind in types[most].items():
         rows = math.prod(kind.shape[:-1])

@@ -32,11 +32,7 @@ def check_divisible(compiled: CompiledDecoder, parallelism: Parallelism) -> None
     """Raise UsageError if a decoder cannot be divided like that."""
     wanted = parallelism.parts
     if compiled.processes != wanted:
-        one = (
-            "one process"
-            if compiled.processes == 1
-            else f"{compiled.processes} processes of tensor parallelism"
-        )
+        one = "one process" if compiled.processes == 1 else f"{compiled.processes} processes of tensor parallelism"
         how = "without --tensor-parallel" if wanted == 1 else f"with --tensor-parallel {wanted}"
         raise UsageError(
             f"{compiled.name} is compiled for {one}; compile it {how} to serve it with --parallel {parallelism.kind} "

@@ -55,13 +55,9 @@ class TensorRank:
             self._attention[tokens] = [
                 LaunchList(
                     team,
-                    attention_steps(
-                        each.heads, self._batch, values.operands(layer, own), each.rotations, threads
-                    ),
+                    attention_steps(each.heads, self._batch, values.operands(layer, own), each.rotations, threads),
                 )
-                for layer, own, each in zip(
-                    compiled.decoder.layers, self.caches, compiled.attention, strict=True
-                )
+                for layer, own, each in zip(compiled.decoder.layers, self.caches, compiled.attention, strict=True)
             ]
         self._ends = None if tensors.rank else LastSegments(compiled, registry, arena)
 
@@ -98,9 +94,7 @@ class ThreadRunner:
         self.max_length = first.max_length
         self.vocabulary = first.decoder.vocabulary
         self.ends = together(len(parts))
-        self._ranks = [
-            TensorRank(part, registry, end, blocks) for part, end in zip(parts, self.ends, strict=True)
-        ]
+        self._ranks = [TensorRank(part, registry, end, blocks) for part, end in zip(parts, self.ends, strict=True)]
         self._pool = ThreadPoolExecutor(len(parts))
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:

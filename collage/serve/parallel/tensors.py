@@ -107,9 +107,7 @@ class LocalTensors:
 
 
 def together(size: int, limit_s: float = 60.0) -> list[LocalTensors]:
-    queues: list[list[queue.SimpleQueue[Array]]] = [
-        [queue.SimpleQueue() for _ in range(size)] for _ in range(size)
-    ]
+    queues: list[list[queue.SimpleQueue[Array]]] = [[queue.SimpleQueue() for _ in range(size)] for _ in range(size)]
     return [LocalTensors(rank, queues, limit_s) for rank in range(size)]
 
 
@@ -145,9 +143,7 @@ class GlooTensors:
         before = os.environ.get(_INTERFACE)
         os.environ[_INTERFACE] = _LOOPBACK
         try:
-            self._group: Any = ProcessGroupGloo(
-                FileStore(str(meeting), size), rank, size, timedelta(seconds=limit_s)
-            )
+            self._group: Any = ProcessGroupGloo(FileStore(str(meeting), size), rank, size, timedelta(seconds=limit_s))
         except RuntimeError as error:
             raise PeerLostError(library_text(error)) from error
         finally:

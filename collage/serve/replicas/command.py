@@ -59,18 +59,14 @@ class _Ended(BaseException):
     pass
 
 
-def run_replicas(
-    options: ServerOptions, replicas: int, address: ClusterAddress, say: Callable[[str], None]
-) -> None:
+def run_replicas(options: ServerOptions, replicas: int, address: ClusterAddress, say: Callable[[str], None]) -> None:
     """Serve with replicas until SIGTERM or SIGINT, then finish what there is. Raises CollageError.
 
     A second signal ends at once. An application of the same name that the cluster has already is not touched. Ray
     Serve is ended with the replicas where this has started it, unless others use it by then.
     """
     if address.text.startswith(CLIENT):
-        raise UsageError(
-            f"replicas are started from a machine of the cluster, not through {address}: give auto."
-        )
+        raise UsageError(f"replicas are started from a machine of the cluster, not through {address}: give auto.")
     app = application(options, replicas)
     cpus, name = cpus_of(options), options.shown_name
     serve = import_serve()
@@ -136,9 +132,7 @@ def _check(serve: ModuleType, name: str) -> None:
     except Exception as error:
         raise ClusterError(f"the cluster is gone: {library_text(error)}.") from error
     if not there:
-        raise ClusterError(
-            f"the model {name} is not served any more: somebody has deleted it on the cluster."
-        )
+        raise ClusterError(f"the model {name} is not served any more: somebody has deleted it on the cluster.")
 
 
 def _stop(serve: ModuleType, name: str, drain_s: float) -> None:

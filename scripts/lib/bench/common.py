@@ -79,9 +79,7 @@ def takes_options(rounds: int) -> Callable[[F], Callable[..., Any]]:
 
     def decorate(command: F) -> Callable[..., Any]:
         @functools.wraps(command)
-        def call(
-            threads: int | None, rounds: int, budget_s: float | None, db: Path | None, **given: Any
-        ) -> Any:
+        def call(threads: int | None, rounds: int, budget_s: float | None, db: Path | None, **given: Any) -> Any:
             return command(options=Options(threads_of(threads), rounds, budget_s, db), **given)
 
         return THREADS_OPTION(rounds_option(rounds)(budget(DB_OPTION(call))))
@@ -163,9 +161,7 @@ def run_collage(*arguments: object, of: Path = ROOT) -> Any:
     return json.loads(done.stdout)
 
 
-def compile_to(
-    file: Path, model: Path, options: Options, show: Show, **arguments: Any
-) -> tuple[Report, Program]:
+def compile_to(file: Path, model: Path, options: Options, show: Show, **arguments: Any) -> tuple[Report, Program]:
     """Compile ``model`` to ``file``; ``arguments`` go to ``collage.compile``. The module itself is not kept."""
     import collage
 
@@ -224,6 +220,5 @@ def ms(timing: Mapping[str, Any] | None) -> str:
 def failures(result: Mapping[str, Any]) -> list[str]:
     """A line for each contender that failed."""
     return [
-        f"{result['model']}: {name} failed: {' '.join(why.split())[:300]}"
-        for name, why in result["failed"].items()
+        f"{result['model']}: {name} failed: {' '.join(why.split())[:300]}" for name, why in result["failed"].items()
     ]

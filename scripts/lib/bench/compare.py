@@ -53,10 +53,7 @@ def compare(name: str, network: Network, study: Study, show: Show) -> dict[str, 
         first = seconds_text(compiled["first_mix_s"])
         say(f"{name}: {compiled['label']} after {compiled['compile_s']:.1f} s, first mix {first}")
         modules = {OURS: module}
-        if (
-            study.before
-            and (before := study.before / f"{Path(name).name.removesuffix('.onnx')}.collage").exists()
-        ):
+        if study.before and (before := study.before / f"{Path(name).name.removesuffix('.onnx')}.collage").exists():
             modules[BEFORE] = before
         return {"model": name, **compiled, **_raced(network, modules, compiled["inputs"], study, show)}
 

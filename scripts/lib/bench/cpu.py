@@ -47,9 +47,7 @@ _WRONG = 1e-3
 @click.option(
     "--real", is_flag=True, help="Compare real networks and all workloads: of packages, and of the model zoo."
 )
-@click.option(
-    "--only", type=parse_names, metavar="A,B", help="Networks of --real whose names contain A or B."
-)
+@click.option("--only", type=parse_names, metavar="A,B", help="Networks of --real whose names contain A or B.")
 @common.takes_options(rounds=10)
 @click.option("--quick", is_flag=True, help="Compile with --quick.")
 @click.option(

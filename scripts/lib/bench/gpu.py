@@ -45,18 +45,14 @@ _ON_CPU = ("tvm", "onednn", "mkl", "native", "onnxruntime", "openvino")
 )
 @click.option("--seconds", type=float, default=560.0, show_default=True, help="The time for everything.")
 @click.option("--budget", type=float, default=60.0, show_default=True, help="Seconds of each compile.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("gpu.json"), show_default=True
-)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("gpu.json"), show_default=True)
 @click.option(
     "--continue",
     "earlier",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The results of an earlier run, whose parts that have ended by themselves are not run again.",
 )
-@click.option(
-    "--rivals/--no-rivals", default=True, help="Whether torch.compile takes part, which takes minutes."
-)
+@click.option("--rivals/--no-rivals", default=True, help="Whether torch.compile takes part, which takes minutes.")
 @click.option("--small", is_flag=True, help="Small networks, to try the command.")
 @JSON_OPTION
 def command(
@@ -127,9 +123,7 @@ def command(
         return
     for name, part in results["parts"].items():
         times = part.get("times with torch.compile") or part.get("times") or {}
-        click.echo(
-            f"{name}: {part.get('ended') or part.get('left out') or times.get('best rival over collage', 'ok')}"
-        )
+        click.echo(f"{name}: {part.get('ended') or part.get('left out') or times.get('best rival over collage', 'ok')}")
     click.echo(f"all results are in {out}")
 
 

@@ -41,9 +41,7 @@ class LazyGroup(CollageGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(
-    "bench", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group("bench", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @TRACEBACK_OPTION
 def main() -> None:
     """Measure Collage on whole models, on GPUs, and as a server.

@@ -30,9 +30,7 @@ class Network:
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of the given inputs that are no scalars, by name."""
-        return (
-            {name: array.shape for name, array in self.inputs[0].items() if array.ndim} if self.inputs else {}
-        )
+        return {name: array.shape for name, array in self.inputs[0].items() if array.ndim} if self.inputs else {}
 
 
 _OCR = "rapidocr_onnxruntime-1.4.4"

@@ -109,11 +109,7 @@ def _table(result: dict[str, Any]) -> Table:
                 f"{row['cached']:,}",
                 *(f"{row[f'{kind}_ms'] or float('nan'):.2f}" for kind in _TIMES),
                 *(f"{row[f'{kind}_error']:.1e}" for kind in ("cache", "tensor")),
-                *(
-                    f"{row[f'{kind}_{what}']:,}"
-                    for kind in ("cache", "tensor")
-                    for what in ("bytes", "derived_bytes")
-                ),
+                *(f"{row[f'{kind}_{what}']:,}" for kind in ("cache", "tensor") for what in ("bytes", "derived_bytes")),
             )
             for row in result["rows"]
         ],

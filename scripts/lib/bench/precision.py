@@ -34,9 +34,7 @@ _SPEEDUPS = ("best_engine_over_ours", "float32_over_ours")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @common.FOLDER_OPTION
 @click.option("--real", is_flag=True, help="Compare networks of packages on real inputs.")
-@click.option(
-    "--only", type=parse_names, metavar="A,B", help="Networks of --real whose names contain A or B."
-)
+@click.option("--only", type=parse_names, metavar="A,B", help="Networks of --real whose names contain A or B.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0, min_open=True),
@@ -170,9 +168,7 @@ def _view(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     ]
     yield common.table(("model", "contender", "ms", "largest error", "beyond the tolerance"), rows)
     for result in found["models"]:
-        ratios = ", ".join(
-            f"{key.replace('_', ' ')} {ratio:.3f}" for key, ratio in result["speedup"].items() if ratio
-        )
+        ratios = ", ".join(f"{key.replace('_', ' ')} {ratio:.3f}" for key, ratio in result["speedup"].items() if ratio)
         reduced = f"{result['reduced']} of {result['launches']} regions in reduced precision"
         yield f"{result['model']}: {ratios}; {reduced}"
         yield from common.failures(result)

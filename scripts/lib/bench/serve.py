@@ -39,9 +39,7 @@ _SATURATED = (
     help=f"Compare with these, or with `none`. Default: {', '.join(OTHERS)}.",
 )
 @rounds_option(None)
-@click.option(
-    "--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 96."
-)
+@click.option("--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 96.")
 @click.option("--only", type=click.Choice(PARTS), help="Only this part of the study.")
 @click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
 @click.option(

@@ -37,9 +37,7 @@ def written() -> tuple[str, str]:
         found = json.loads(file.read_text())
         titles, *body = make(found)
         table = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *body)]
-        means = [
-            f"{key.replace('_', ' ')} {mean:.2f}" for key, mean in found.get("geometric_mean", {}).items()
-        ]
+        means = [f"{key.replace('_', ' ')} {mean:.2f}" for key, mean in found.get("geometric_mean", {}).items()]
         ending = [f"Geometric means of times over Collage's: {', '.join(means)}.", ""] if means else []
         where = f"{found['threads']} threads, {found['machine']}, {found['date']}, commit {found['commit']}"
         sections[name] = "\n".join([f"`{found['command']}` ({where})", "", *table, "", *ending])

@@ -30,15 +30,9 @@ KEPT = "predicted_us measured_us max_abs_error measurements_made search_s costs_
 
 @click.command("versions")
 @click.argument("models", nargs=-1, type=click.Choice([*MODELS, "old"]))
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Folder for modules and results.json."
-)
-@click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("models"), help="Folder of the ONNX files."
-)
-@click.option(
-    "--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one."
-)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for modules and results.json.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("models"), help="Folder of the ONNX files.")
+@click.option("--of", type=click.Path(path_type=Path), default=ROOT, help="Checkout to run. Default: this one.")
 def command(models: tuple[str, ...], out: Path, folder: Path, of: Path) -> None:
     """Compile seven models, and read the files of an old version: placements, times, measurements, errors.
 
@@ -54,9 +48,7 @@ def command(models: tuple[str, ...], out: Path, folder: Path, of: Path) -> None:
         if name == "old":
             found[name] = _old(of)
             continue
-        model = next(
-            (each for each in (folder / f"{name}.onnx", OLD / f"{name}.onnx") if each.exists()), None
-        )
+        model = next((each for each in (folder / f"{name}.onnx", OLD / f"{name}.onnx") if each.exists()), None)
         if model is None:
             raise CollageError(f"No {name}.onnx in {folder}: scripts/models or scripts/demo_model makes it.")
         found[name] = _compiled(name, model, of, out)

@@ -63,8 +63,6 @@ def run(case: unittest.TestCase) -> Outcome:
 def _last_line(trace: str) -> str:
     """The error at the end of a traceback, in one line."""
     lines = trace.strip().splitlines()
-    start = max(
-        (i for i, line in enumerate(lines) if line and not line.startswith((" ", "Traceback"))), default=0
-    )
+    start = max((i for i, line in enumerate(lines) if line and not line.startswith((" ", "Traceback"))), default=0)
     first = next((i for i, line in enumerate(lines) if "Error" in line and not line.startswith(" ")), start)
     return " ".join(" ".join(lines[min(first, start) :]).split())[:600]

@@ -28,9 +28,7 @@ def attention(emit: Emitter, shape: DecoderShape, layer: int, x: str) -> str:
     joined = emit.op("Reshape", joined, _sizes(emit, x, wide))
     scale = 1 / math.sqrt(shape.width * 2 * shape.layers)
     out = emit.op("MatMul", joined, emit.weight("attn.out", wide, shape.width, scale=scale))
-    return (
-        emit.op("Add", out, emit.weight("attn.out.bias", shape.width, scale=0.1)) if _biased(shape) else out
-    )
+    return emit.op("Add", out, emit.weight("attn.out.bias", shape.width, scale=0.1)) if _biased(shape) else out
 
 
 def _operands(emit: Emitter, shape: DecoderShape, x: str) -> tuple[str, str, str]:

@@ -49,9 +49,7 @@ def _embedding(emit: Emitter, shape: DecoderShape) -> str:
     emit.scope = "model"
     tied = shape.family == GPT2
     scale = TIED if tied else 1.0
-    x = emit.op(
-        "Gather", emit.weight("embed_tokens", shape.vocabulary, shape.width, scale=scale), "input_ids"
-    )
+    x = emit.op("Gather", emit.weight("embed_tokens", shape.vocabulary, shape.width, scale=scale), "input_ids")
     if tied:
         places = emit.weight("embed_positions", shape.positions, shape.width, scale=scale)
         x = emit.op("Add", x, emit.op("Gather", places, "position_ids"))
@@ -89,9 +87,7 @@ def _feed_forward(emit: Emitter, shape: DecoderShape, x: str) -> str:
     if shape.family == GPT2:
         up = emit.op("MatMul", x, emit.weight("mlp.fc", shape.width, shape.inner, scale=wide))
         up = emit.op("Add", up, emit.weight("mlp.fc.bias", shape.inner, scale=0.1))
-        down = emit.op(
-            "MatMul", _gelu(emit, up), emit.weight("mlp.proj", shape.inner, shape.width, scale=inner)
-        )
+        down = emit.op("MatMul", _gelu(emit, up), emit.weight("mlp.proj", shape.inner, shape.width, scale=inner))
         return emit.op("Add", down, emit.weight("mlp.proj.bias", shape.width, scale=0.1))
     gate = emit.op("MatMul", x, emit.weight("mlp.gate", shape.width, shape.inner, scale=wide))
     up = emit.op("MatMul", x, emit.weight("mlp.up", shape.width, shape.inner, scale=wide))
@@ -117,9 +113,7 @@ def _inputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:
 
 
 def _outputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:
-    logits = helper.make_tensor_value_info(
-        "logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocabulary]
-    )
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocabulary])
     return [logits, *(_cache(shape, "present", "past + sequence") if cached else [])]
 
 

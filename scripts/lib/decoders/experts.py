@@ -68,8 +68,7 @@ def _as_torch(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choic
         chosen = emit.op("Gather", mask, emit.constant(expert), axis=0)
         places = emit.op("Transpose", emit.op("NonZero", chosen), perm=[1, 0])
         slot, token = (
-            emit.op("Slice", places, *(emit.constant([each]) for each in (first, first + 1, 1)))
-            for first in (0, 1)
+            emit.op("Slice", places, *(emit.constant([each]) for each in (first, first + 1, 1))) for first in (0, 1)
         )
         rows = emit.op("Transpose", emit.op("GatherND", row, token), perm=[1, 0, 2])
         made = _expert(emit, shape, expert, emit.reshape(rows, [-1, shape.width]))
@@ -106,9 +105,7 @@ def _all_for_all(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, ch
     made = emit.op("MatMul", active, weight("down", shape.inner, shape.width, scale=inner))
     made = emit.op("Add", made, weight("down.bias", 1, shape.width, scale=0.1))
     made = emit.reshape(made, [experts, 1, -1, shape.width])
-    factors = emit.op(
-        "Reshape", emit.op("Transpose", scores, perm=[1, 0]), emit.constant([experts, 1, -1, 1])
-    )
+    factors = emit.op("Reshape", emit.op("Transpose", scores, perm=[1, 0]), emit.constant([experts, 1, -1, 1]))
     return emit.op("ReduceSum", emit.op("Mul", made, factors), emit.constant([0]), keepdims=0)
 
 
@@ -123,9 +120,7 @@ def _sorting(emit: Emitter, shape: DecoderShape, tokens: str, gates: str, choice
     marks = emit.op("ScatterElements", zeros, choice, ones, axis=1)
     sums = emit.op("ReduceSum", emit.op("Cast", marks, to=TensorProto.INT64), emit.constant([0]), keepdims=0)
     bounds = [(emit.constant([each]), emit.constant([each + 1])) for each in range(experts)]
-    lengths = emit.op(
-        "Concat", *(emit.op("Slice", sums, *each, emit.constant([0])) for each in bounds), axis=0
-    )
+    lengths = emit.op("Concat", *(emit.op("Slice", sums, *each, emit.constant([0])) for each in bounds), axis=0)
     flat = emit.reshape(choice, [-1])
     order = emit.ops("TopK", 2, flat, emit.op("Shape", flat), axis=0, largest=0)[1]
     place = emit.op("Cast", order, to=TensorProto.FLOAT)

@@ -38,9 +38,7 @@ def change(
         kinds += ["swap", "delete", "rename"]
     kind = rng.choice(kinds)
     if kind == "number":
-        parent[key] = rng.choice(
-            [old + 1, old - 1, old * 2, old // 2, -old, old * 1000, old + 16, old * 2**33]
-        )
+        parent[key] = rng.choice([old + 1, old - 1, old * 2, old // 2, -old, old * 1000, old + 16, old * 2**33])
     elif kind == "replace":
         parent[key] = copy.deepcopy(rng.choice(STRANGE))
     elif kind == "drop":
@@ -86,7 +84,5 @@ def flip(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 4, 32])):
         at = rng.randrange(len(changed))
-        changed[at] = (
-            changed[at] ^ 1 << rng.randrange(8) if rng.random() < 0.7 else rng.choice(b"\0\xff\x7f\x80")
-        )
+        changed[at] = changed[at] ^ 1 << rng.randrange(8) if rng.random() < 0.7 else rng.choice(b"\0\xff\x7f\x80")
     return bytes(changed)

@@ -49,9 +49,7 @@ class Contents:
         stream = io.BytesIO()
         with NewArchive(stream) as archive:
             names = {
-                name: archive.put(name.partition("/")[0], data)
-                for name, data in self.entries.items()
-                if "/" in name
+                name: archive.put(name.partition("/")[0], data) for name, data in self.entries.items() if "/" in name
             }
             archive.finish(_renamed(self.manifest, names))
         return stream.getvalue()
@@ -107,9 +105,7 @@ def _change_manifest(contents: Contents, rng: random.Random) -> str:
 
 def _change_head(contents: Contents, rng: random.Random) -> str:
     """Change a number, or a bit, in an artifact outside its arrays. Returns a description; "" where there is none."""
-    heads = [
-        name for name, kind in contents.kinds.items() if kind not in _ENGINES and contents.entries.get(name)
-    ]
+    heads = [name for name, kind in contents.kinds.items() if kind not in _ENGINES and contents.entries.get(name)]
     if not heads:
         return ""
     name = rng.choice(heads)

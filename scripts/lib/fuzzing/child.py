@@ -129,9 +129,7 @@ def _show(path: Path) -> None:
     for report, program in summary.modules:
         console.print(Printable(explanation(list(enumerate(report.explain(program.regions))))))
         json.dumps(summary_of(report, program))
-    wrong = {
-        each for each in text.getvalue() if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs")
-    }
+    wrong = {each for each in text.getvalue() if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs")}
     if wrong:
         raise ValueError(f"control characters reach the terminal: {wrong}")
 

@@ -90,9 +90,7 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     yield "openvino", "conv", _conv([1, 3, 9, 9], 4, 3)
 
 
-def _alone(
-    proto: onnx.ModelProto, backend: Backend, threads: int, precision: str = ""
-) -> Iterator[CompiledModule]:
+def _alone(proto: onnx.ModelProto, backend: Backend, threads: int, precision: str = "") -> Iterator[CompiledModule]:
     """Modules of the backend's longest match, in some of its variants, with layout transforms around it.
 
     With a reduced ``precision`` they are those in it whose values are stored as they are.
@@ -120,8 +118,7 @@ def _alone(
         kinds = [stored_type(k, layout) for k, layout in zip(subgraph.output_types, left, strict=True)]
         outputs = made.region(backend.name, artifact, inputs, kinds, threads=threads, **_of(variant))
         plain = [
-            made.back(v, kind, layout)
-            for v, kind, layout in zip(outputs, subgraph.output_types, left, strict=True)
+            made.back(v, kind, layout) for v, kind, layout in zip(outputs, subgraph.output_types, left, strict=True)
         ]
         yield made.module(plain)
 

@@ -92,14 +92,10 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--backends", default="", help="for ONNX files, with commas; default: all that are there"
-    )
+    parser.add_argument("--backends", default="", help="for ONNX files, with commas; default: all that are there")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds a file may take")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="children at once")
-    parser.add_argument(
-        "--keep", type=Path, default=Path("fuzz-found"), help="folder for files that are faults"
-    )
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-found"), help="folder for files that are faults")
     arguments = parser.parse_args()
     backends = tuple(filter(None, arguments.backends.split(",")))
     numbers = arguments.first, arguments.seed

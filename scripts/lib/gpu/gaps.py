@@ -82,9 +82,7 @@ def told(runs: Sequence[Sequence[Span]], event_us: float) -> dict[str, Any]:
     usual = statistics.mode(map(len, runs))
     kept = [each for each in map(idle_in, runs[_SKIPPED:] or runs) if each.kernels == usual]
     between = max(1, usual - 1)
-    whole, idle = (
-        statistics.median(getattr(each, name) for each in kept) for name in ("whole_us", "idle_us")
-    )
+    whole, idle = (statistics.median(getattr(each, name) for each in kept) for name in ("whole_us", "idle_us"))
     return {
         "kernels": usual,
         "runs": len(kept),

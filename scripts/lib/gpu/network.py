@@ -133,9 +133,7 @@ class Network:
         """The PyTorch module on the GPU, in the network's precision."""
         return self.workload.model.cuda()
 
-    def torch(
-        self, name: str, *, graph: bool = False, change: Callable[[Any], Any] | None = None
-    ) -> dict[str, Any]:
+    def torch(self, name: str, *, graph: bool = False, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
         """PyTorch's module as a contender, changed by its compiler where that is given, and its error."""
         model = self.model() if change is None else change(self.model())
         contender = torch_contender(model, self.inputs, graph=graph)

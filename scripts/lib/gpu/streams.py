@@ -53,9 +53,7 @@ def scheduled(program: Program, schedule: Schedule | None) -> tuple[Program, lis
         regions.append(replace(launches[v], stream=streams[v] + 1) if program.on_gpu[v] else launches[v])
         made.update(launches[v].outputs)
         add_views()
-    again = make_program(
-        regions, program.inputs, program.outputs, program.types, program.threads, program.devices
-    )
+    again = make_program(regions, program.inputs, program.outputs, program.types, program.threads, program.devices)
     return again, [*order]
 
 

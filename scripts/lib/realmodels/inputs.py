@@ -41,8 +41,7 @@ def turned_lines(_: Path, count: int, seed: int) -> Inputs:
 def _lines(count: int, seed: int, width: int, ways: int) -> Inputs:
     rng = np.random.default_rng([0xD0, seed])
     return [
-        {"x": pictures.line(48, width, pictures.sentence(rng), upside_down=n % ways == 1)[None]}
-        for n in range(count)
+        {"x": pictures.line(48, width, pictures.sentence(rng), upside_down=n % ways == 1)[None]} for n in range(count)
     ]
 
 

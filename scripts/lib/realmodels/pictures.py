@@ -56,9 +56,7 @@ def sentence(rng: np.random.Generator) -> str:
     """A line of words and numbers that fits in a picture of 320 x 48."""
     found = [str(rng.choice(_WORDS)) for _ in range(int(rng.integers(1, 3)))]
     if rng.random() < 0.5:
-        found.append(
-            str(rng.choice([f"{rng.integers(10**5)}", f"{rng.uniform(1, 999):.2f}", "No. 7", "A-12"]))
-        )
+        found.append(str(rng.choice([f"{rng.integers(10**5)}", f"{rng.uniform(1, 999):.2f}", "No. 7", "A-12"])))
     return " ".join(found).capitalize() if rng.random() < 0.5 else " ".join(found)
 
 

@@ -103,7 +103,5 @@ def _exported(folder: Path, precision: str) -> Path:
     except FileNotFoundError as error:
         raise ContenderError("optimum-cli, which converts the model, is not installed") from error
     except subprocess.CalledProcessError as error:
-        raise ContenderError(
-            f"optimum-cli cannot convert the model: {error.stderr.strip()[-300:]}"
-        ) from error
+        raise ContenderError(f"optimum-cli cannot convert the model: {error.stderr.strip()[-300:]}") from error
     return found

@@ -146,13 +146,9 @@ def main() -> None:
                 contender = getattr(import_module(f"scripts.lib.serving.{module}"), kind)(argument)
                 answer: object = contender.facts
             else:
-                answer = (
-                    _served(contender, argument) if name == "serve" else getattr(contender, name)(argument)
-                )
+                answer = _served(contender, argument) if name == "serve" else getattr(contender, name)(argument)
         except Exception as error:  # the contender's code is not ours
-            answer = Failure(
-                str(error) if isinstance(error, CollageError) else f"{type(error).__name__}: {error}"
-            )
+            answer = Failure(str(error) if isinstance(error, CollageError) else f"{type(error).__name__}: {error}")
         write_message(sink, answer)
 
 

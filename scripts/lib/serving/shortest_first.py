@@ -66,7 +66,4 @@ def static_batch(runner: Runner, batch: Sequence[Arrival]) -> list[list[int]]:
         for mine, token in zip(wanted, np.argmax(logits, axis=1).tolist(), strict=True):
             mine.append(token)
         done, end = end, end + 1
-    return [
-        mine[len(each.prompt) : len(each.prompt) + each.tokens]
-        for mine, each in zip(tokens, batch, strict=True)
-    ]
+    return [mine[len(each.prompt) : len(each.prompt) + each.tokens] for mine, each in zip(tokens, batch, strict=True)]

@@ -146,9 +146,7 @@ class Study:
                 "saturated": asdict(pooled(rounds)),
                 "saturated_spread": max(each_s) / min(each_s),
                 "rates": [{"rate": rate, **asdict(each)} for rate, each in points.items()],
-                "rate_at_twice_unloaded": rate_at(
-                    2 * ours_ms, [(r, p.latency_ms) for r, p in points.items()]
-                ),
+                "rate_at_twice_unloaded": rate_at(2 * ours_ms, [(r, p.latency_ms) for r, p in points.items()]),
                 "same_tokens": statistics.mean(same),
             }
         return found

@@ -33,9 +33,7 @@ MOST_TOKENS = 640
 """The most tokens of a request of any of these traces, its prompt and its answer together."""
 
 
-def poisson_trace(
-    count: int, rate: float, vocabulary: int, lengths: Lengths = ORCA, seed: int = 0
-) -> list[Arrival]:
+def poisson_trace(count: int, rate: float, vocabulary: int, lengths: Lengths = ORCA, seed: int = 0) -> list[Arrival]:
     """Requests that arrive as a Poisson process of ``rate`` a second, or all at once if that is infinite.
 
     The n-th request of a seed is the same at every rate.

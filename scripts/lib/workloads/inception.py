@@ -24,9 +24,7 @@ Size: TypeAlias = "int | tuple[int, int]"
 class Conv(nn.Module):
     """Convolution, BatchNorm, ReLU: [N, inputs, H, W] -> [N, outputs, H', W']; ``same`` keeps H and W."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: Size = 1, *, stride: int = 1, same: bool = True
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: Size = 1, *, stride: int = 1, same: bool = True) -> None:
         super().__init__()
         window = (kernel, kernel) if isinstance(kernel, int) else kernel
         around = (window[0] // 2, window[1] // 2) if same else (0, 0)
@@ -84,9 +82,7 @@ class Builder:
         self.channels = self.width(outputs)
         return found
 
-    def module(
-        self, chains: Sequence[Sequence[tuple[int, Size]]], pool: int, fork: Sequence[Size] = ()
-    ) -> nn.Module:
+    def module(self, chains: Sequence[Sequence[tuple[int, Size]]], pool: int, fork: Sequence[Size] = ()) -> nn.Module:
         """Chains beside an average pool with a projection to ``pool`` channels, at the same size.
 
         With ``fork``, all chains but the first end in branches with these windows, as wide as what they read.

@@ -44,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(path, flush=True)
         except ModuleNotFoundError as error:
             failures += 1
-            say(
-                f"error: {name}: {error.name} is not installed; pip install '.[models]' brings what is missing"
-            )
+            say(f"error: {name}: {error.name} is not installed; pip install '.[models]' brings what is missing")
         except (CollageError, OSError) as error:
             failures += 1
             say(f"error: {name}: {error}")

@@ -83,9 +83,7 @@ class Separable(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int) -> None:
         super().__init__()
         around = kernel // 2
-        self.depthwise1 = nn.Conv2d(
-            inputs, inputs, kernel, stride=stride, padding=around, groups=inputs, bias=False
-        )
+        self.depthwise1 = nn.Conv2d(inputs, inputs, kernel, stride=stride, padding=around, groups=inputs, bias=False)
         self.pointwise1 = nn.Conv2d(inputs, outputs, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs, eps=EPSILON)
         self.depthwise2 = nn.Conv2d(outputs, outputs, kernel, padding=around, groups=outputs, bias=False)
@@ -148,9 +146,7 @@ class Cell(nn.Module):
 
     def forward(self, previous: Tensor, current: Tensor) -> Tensor:
         states = [self.squeeze(current), self.adjust(previous)]
-        for ((_, left, _), (_, right, _)), one, other in zip(
-            self.plan.blocks, self.left, self.right, strict=True
-        ):
+        for ((_, left, _), (_, right, _)), one, other in zip(self.plan.blocks, self.left, self.right, strict=True):
             states.append(one(states[left]) + other(states[right]))
         return torch.cat([states[index] for index in self.plan.joined], dim=1)
 

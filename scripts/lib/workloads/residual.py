@@ -100,13 +100,9 @@ CLIPS = Shape(
     blocks=(3, 4, 6, 3),
     classes=400,
 )
-PICTURES = replace(
-    CLIPS, extents=(224, 224), stem_stride=(2, 2), width=128, expansion=2, groups=32, classes=1000
-)
+PICTURES = replace(CLIPS, extents=(224, 224), stem_stride=(2, 2), width=128, expansion=2, groups=32, classes=1000)
 SMALL_CLIPS = replace(CLIPS, extents=(8, 32, 32), stem=4, width=4, blocks=(1, 1, 2, 1), classes=10)
-SMALL_PICTURES = replace(
-    PICTURES, extents=(64, 64), stem=8, width=16, groups=4, blocks=(1, 1, 2, 1), classes=10
-)
+SMALL_PICTURES = replace(PICTURES, extents=(64, 64), stem=8, width=16, groups=4, blocks=(1, 1, 2, 1), classes=10)
 
 
 def resnet50_3d(*, batch: int, small: bool) -> Workload:

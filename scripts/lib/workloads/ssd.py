@@ -42,9 +42,7 @@ FULL = Shape(
     sizes=(0.15, 0.35, 0.55, 0.8),
     classes=20,
 )  # fmt: skip
-SMALL = Shape(
-    image=64, stem=8, widths=((8, 1), (16, 2), (16, 2), (16, 2)), heads=(3, 4), sizes=(0.3, 0.7), classes=3
-)
+SMALL = Shape(image=64, stem=8, widths=((8, 1), (16, 2), (16, 2), (16, 2)), heads=(3, 4), sizes=(0.3, 0.7), classes=3)
 RATIOS = (1.0, 2.0, 0.5)  # of width to height
 
 

@@ -97,13 +97,9 @@ NETWORKS: Mapping[str, Callable[[Net], str]] = {
     "transposed": lambda net: conv(
         net, (1, 128, 8, 8), (128, 64, 4, 4), "", transposed=True, strides=[2, 2], pads=[1] * 4
     ),
-    "pool": lambda net: net.op(
-        "MaxPool", net.input(1, 64, 56, 56), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4
-    ),
+    "pool": lambda net: net.op("MaxPool", net.input(1, 64, 56, 56), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
     "mean": lambda net: net.op("GlobalAveragePool", net.input(1, 512, 7, 7)),
-    "norm": lambda net: net.op(
-        "LayerNormalization", net.input(1, 128, 768), net.random(768), net.random(768), axis=-1
-    ),
+    "norm": lambda net: net.op("LayerNormalization", net.input(1, 128, 768), net.random(768), net.random(768), axis=-1),
     "attention": lambda net: attention(net, columns=64),
     "masked": lambda net: attention(net, (2, 1, 5, 5), columns=64),
 }

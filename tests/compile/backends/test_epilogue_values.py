@@ -67,9 +67,7 @@ def model(root: str, function: str) -> onnx.ModelProto:
 def reference(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, {"x": x})[0]
 
 
@@ -95,17 +93,13 @@ def wholes(proto: onnx.ModelProto, backend: Backend) -> list[Subgraph]:
     return [s for s in subgraphs_of(proto, backend) if s.outputs == tuple(s.model.graph.outputs)]
 
 
-@pytest.mark.parametrize(
-    ("backend", "root"), [(Native(), "matmul"), (Native(), "depthwise"), (Mkl(), "matmul")]
-)
+@pytest.mark.parametrize(("backend", "root"), [(Native(), "matmul"), (Native(), "depthwise"), (Mkl(), "matmul")])
 def test_a_division_by_zero_is_no_factor_of_the_weights(backend: Backend, root: str) -> None:
     assert backend.available() or isinstance(backend, Mkl)
     assert not wholes(model(root, "divided by zero"), backend)
 
 
-@pytest.mark.parametrize(
-    ("backend", "root", "function"), CASES, ids=[f"{b.name} {root} {f}" for b, root, f in CASES]
-)
+@pytest.mark.parametrize(("backend", "root", "function"), CASES, ids=[f"{b.name} {root} {f}" for b, root, f in CASES])
 def test_values(backend: Backend, root: str, function: str) -> None:
     if not backend.available():
         pytest.skip(backend.available().reason)

@@ -88,9 +88,7 @@ def test_an_engine_may_take_whole_models_only() -> None:
     assert engine.sources(options) == ()
     with pytest.raises(collage.UnsupportedError, match="whole models only"):
         engine.codegen(Subgraph(chain_model(), (0,)), options)
-    with pytest.raises(
-        collage.UnsupportedError, match="takes whole models as kernels only, with all shapes known"
-    ):
+    with pytest.raises(collage.UnsupportedError, match="takes whole models as kernels only, with all shapes known"):
         engine.session(b"", options)
     with pytest.raises(collage.UnsupportedError, match="tensorrt takes whole models as kernels only"):
         collage.builtin_registry()["tensorrt"].session(b"", options)

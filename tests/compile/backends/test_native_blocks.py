@@ -67,9 +67,7 @@ def result(subgraph: Subgraph, variant: Variant, build: BuildOptions, data: np.n
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("size", [1, 1 << 40])
-def test_blocks_of_any_size_give_right_results(
-    size: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_any_size_give_right_results(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, constant in BLOCKS.items():
         monkeypatch.setattr(module, constant, size)
     build = BuildOptions(threads=threads)

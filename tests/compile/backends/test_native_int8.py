@@ -73,10 +73,7 @@ def wanted(subgraph: Subgraph, variant: Variant, inputs: Sequence[np.ndarray]) -
     """Exact arithmetic on rounded weights, and on rounded rows unless the weights are widened."""
     graph, root = subgraph.model.graph, subgraph.operators[0]
     pixels = root.op.startswith("nn.conv")
-    taken = [
-        rounded(a) if is_narrow(s) else a.astype(np.float64)
-        for a, s in zip(inputs, variant.inputs, strict=True)
-    ]
+    taken = [rounded(a) if is_narrow(s) else a.astype(np.float64) for a, s in zip(inputs, variant.inputs, strict=True)]
     if WIDENED not in variant.split:
         at = subgraph.inputs.index(root.inputs[0])
         rows = np.moveaxis(taken[at], 1, -1) if pixels else taken[at]
@@ -170,9 +167,7 @@ def test_tiny_huge_and_odd_rows() -> None:
 def test_the_longest_sums_do_not_overflow(sign: int) -> None:
     def sum_of(depth: int) -> onnx.ModelProto:
         weights = {"w": np.full((depth, 16), sign, np.float32)}
-        return make_model(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, depth]}, {"y": [2, 16]}, weights
-        )
+        return make_model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, depth]}, {"y": [2, 16]}, weights)
 
     x = np.ones((2, 1 << 16), np.float32)
     x[1] *= -1

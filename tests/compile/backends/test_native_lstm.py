@@ -47,9 +47,7 @@ def layer(
         del weights["b"]
     shapes = {"y": [steps, count, batch, hidden], "yh": [count, batch, hidden], "yc": [count, batch, hidden]}
     made = [name if name in outputs else "" for name in NAMES]
-    node = helper.make_node(
-        "LSTM", reads, made, "cell", hidden_size=hidden, direction=direction, **(extra or {})
-    )
+    node = helper.make_node("LSTM", reads, made, "cell", hidden_size=hidden, direction=direction, **(extra or {}))
     return make_model([node], given, {name: shapes[name] for name in outputs}, weights)
 
 
@@ -152,8 +150,6 @@ def test_short_buffers_are_refused() -> None:
     (variant, *_) = BACKEND.variants(subgraph, BuildOptions(threads=2))
     packed = LAYER.pack(LAYER.task(subgraph), BuildOptions(threads=2, variant=variant))
     kernel = LAYER.load(replace(packed, numbers={**packed.numbers, "steps": 50}), 2)
-    arrays = [
-        [aligned_array(kind) for kind in kinds] for kinds in (subgraph.input_types, subgraph.output_types)
-    ]
+    arrays = [[aligned_array(kind) for kind in kinds] for kinds in (subgraph.input_types, subgraph.output_types)]
     with pytest.raises(MalformedError, match="the data has"):
         kernel.steps(*arrays)

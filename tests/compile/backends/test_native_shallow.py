@@ -30,9 +30,7 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
         kernel[0], strides[0] = draw(st.sampled_from([3, 5, 7])), 1
     pads = [draw(st.integers(0, k)) for k in kernel + kernel]
     extra = [6, 8, 36][3 - rank :]
-    size = [
-        draw(st.integers(max(1, k - pads[i] - pads[rank + i]), k + extra[i])) for i, k in enumerate(kernel)
-    ]
+    size = [draw(st.integers(max(1, k - pads[i] - pads[rank + i]), k + extra[i])) for i, k in enumerate(kernel)]
     return conv_model(
         (draw(st.integers(1, 8)), 16 * draw(st.integers(1, 3))),
         size,
@@ -83,7 +81,5 @@ def test_transforms_convolve(outputs: int, taps: int) -> None:
 
 def _numbers(chain: Subgraph, threads: int) -> dict[str, Any]:
     options = BuildOptions(threads=threads)
-    artifact = BACKEND.codegen(
-        chain, BuildOptions(threads=threads, variant=BACKEND.variants(chain, options)[0])
-    )
+    artifact = BACKEND.codegen(chain, BuildOptions(threads=threads, variant=BACKEND.variants(chain, options)[0]))
     return json.loads(artifact[8 : 8 + int.from_bytes(artifact[4:8], "little")])["numbers"]

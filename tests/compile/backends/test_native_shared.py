@@ -98,10 +98,7 @@ def packed_kernels(proto: onnx.ModelProto, threads: int = 2) -> list[tuple[str, 
     """The algorithm and the numbers of each kernel that is offered for the longest match."""
     chain: Subgraph = subgraphs_of(proto)[-1]
     variants = BACKEND.variants(chain, BuildOptions(threads=threads, precisions=REDUCED))
-    return [
-        from_artifact(BACKEND.codegen(chain, BuildOptions(threads=threads, variant=each)))
-        for each in variants
-    ]
+    return [from_artifact(BACKEND.codegen(chain, BuildOptions(threads=threads, variant=each))) for each in variants]
 
 
 SCRATCH = {

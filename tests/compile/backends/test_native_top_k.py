@@ -38,16 +38,12 @@ def chosen_of(x: np.ndarray, count: int, largest: int) -> np.ndarray:
     """The places of the best numbers of each row, NaN being larger than all, and the first of equal ones first."""
     rows = x.reshape(-1, x.shape[-1])
     sign = -1 if largest else 1
-    ranks = [
-        [(sign * bool(np.isnan(v)), 0.0 if np.isnan(v) else sign * float(v)) for v in row] for row in rows
-    ]
+    ranks = [[(sign * bool(np.isnan(v)), 0.0 if np.isnan(v) else sign * float(v)) for v in row] for row in rows]
     order = [sorted(range(x.shape[-1]), key=rank.__getitem__)[:count] for rank in ranks]
     return np.array(order).reshape(*x.shape[:-1], count)
 
 
-def check(
-    subgraph: Subgraph, x: np.ndarray, count: int, largest: int, outputs: str, threads: int
-) -> set[str]:
+def check(subgraph: Subgraph, x: np.ndarray, count: int, largest: int, outputs: str, threads: int) -> set[str]:
     """All variants are right; returns their splits."""
     places = chosen_of(x, count, largest)
     wanted = {"v": np.take_along_axis(x, places, -1), "i": places}

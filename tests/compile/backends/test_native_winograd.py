@@ -60,10 +60,7 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
     kernel = [*draw(st.sampled_from([[], [], [3], [3], [1], [2]])), 3, 3]
     pads = [draw(st.integers(0, k - 1)) for k in kernel + kernel]
     rank, largest = len(kernel), [5, 14, 14]
-    size = [
-        draw(st.integers(max(1, k - pads[i] - pads[rank + i]), largest[i - rank]))
-        for i, k in enumerate(kernel)
-    ]
+    size = [draw(st.integers(max(1, k - pads[i] - pads[rank + i]), largest[i - rank])) for i, k in enumerate(kernel)]
     return conv_model(
         (16 * draw(blocks), 16 * draw(blocks)),
         size,

@@ -106,9 +106,7 @@ def test_transposed_operands_and_results(proto: onnx.ModelProto, threads: int) -
     chains = chains_of(proto)
     for chain in chains:
         check_all_variants(chain, threads, least=0 if "add" in chain.ops else 1)
-    perm = integers(
-        next(node for node in chains[0].model.graph.nodes if node.op == "permute_dims").attrs["axes"]
-    )
+    perm = integers(next(node for node in chains[0].model.graph.nodes if node.op == "permute_dims").attrs["axes"])
     assert any("permute_dims" in chain.ops for chain in chains) == (len(perm) - 1 in perm[-2:])
 
 

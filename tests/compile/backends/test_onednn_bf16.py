@@ -46,9 +46,7 @@ from tests.helpers.models import make_model
 pytestmark = [
     needs_onednn,
     pytest.mark.skipif(
-        not reduced_variants(BACKEND, subgraph_of(product_model([8, 8], 8)), 1)
-        if BACKEND.available()
-        else True,
+        not reduced_variants(BACKEND, subgraph_of(product_model([8, 8], 8)), 1) if BACKEND.available() else True,
         reason="this processor has no arithmetic of bfloat16",
     ),
 ]
@@ -102,9 +100,7 @@ def test_attention(threads: int) -> None:
     inputs = {name: [1, 16, 2, 32] for name in "qkv"}
     for chain in chains_of(make_model(nodes, inputs, {"y": [1, 16, 2, 32]})):
         softmax = "softmax" in chain.ops
-        built = check_all(
-            BACKEND, chain, threads, roundings=2 if softmax else 1
-        )  # oneDNN rounds exponentials, too
+        built = check_all(BACKEND, chain, threads, roundings=2 if softmax else 1)  # oneDNN rounds exponentials, too
         if softmax:
             ends = {(each.inputs[0], each.outputs[0]) for each in built}
             assert (PLAIN, PLAIN_BF16) in ends
@@ -180,9 +176,7 @@ def test_layout_transforms(source: Storage, target: Storage, threads: int) -> No
     maker, options = LayoutTransforms(), BuildOptions(threads=threads)
     transform = LayoutTransform(kind, source, target)
     same = widened(source) == widened(target)
-    assert maker.transforms(transform) == (
-        same or PLAIN in (source, target) or is_narrow(source) == is_narrow(target)
-    )
+    assert maker.transforms(transform) == (same or PLAIN in (source, target) or is_narrow(source) == is_narrow(target))
     kernel = reorder_kernel(kind, source, target, threads)
     if maker.transforms(transform):
         kernel = maker.load_transform(maker.codegen_transform(transform, options), options)  # type: ignore[assignment]
@@ -193,8 +187,6 @@ def test_layout_transforms(source: Storage, target: Storage, threads: int) -> No
         expected = to_layout(from_layout(taken, source, kind), target)
     kernel.bind([taken], [given])()
     if given.dtype == np.float32:
-        np.testing.assert_array_equal(
-            np.nan_to_num(given, nan=7), np.nan_to_num(expected, nan=7), strict=True
-        )
+        np.testing.assert_array_equal(np.nan_to_num(given, nan=7), np.nan_to_num(expected, nan=7), strict=True)
     else:
         assert same_values(given, expected)

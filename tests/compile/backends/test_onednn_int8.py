@@ -78,10 +78,7 @@ def wanted(subgraph: Subgraph, variant: Variant, inputs: Sequence[np.ndarray]) -
     root = subgraph.operators[0]
     groups: Any = root.attrs["groups"]
     data, weights = root.inputs[:2]
-    taken = [
-        rounded(a) if is_narrow(s) else a.astype(np.float64)
-        for a, s in zip(inputs, variant.inputs, strict=True)
-    ]
+    taken = [rounded(a) if is_narrow(s) else a.astype(np.float64) for a, s in zip(inputs, variant.inputs, strict=True)]
     numbers = np.asarray(subgraph.model.graph.constants[weights])
     place = subgraph.inputs.index(data)
     taken[place] = rounded_data(taken[place], groups)
@@ -150,9 +147,7 @@ def random_convolutions(draw: st.DrawFn) -> onnx.ModelProto:
         for n, a, b, r, s in zip(extents, pads[:rank], pads[rank:], reach, strides, strict=True)
     ]
     inputs, value = {"x": [items, ins, *extents]}, "y0"
-    for op in draw(
-        st.sampled_from([(), ("Relu",), ("Add", "Relu"), ("Sigmoid",), ("Gate",), ("Relu", "Add")])
-    ):
+    for op in draw(st.sampled_from([(), ("Relu",), ("Add", "Relu"), ("Sigmoid",), ("Gate",), ("Relu", "Add")])):
         operands = [value]
         if op == "Add":
             inputs["r"] = [items, outs, *out]
@@ -197,9 +192,7 @@ def test_tiny_huge_and_odd_items(threads: int) -> None:
     x[6] = 0
     usual = x.copy()
     usual[3:6] = 0
-    bias = np.asarray(next(a for a in chain.model.graph.constants.values() if a.size == 32)).reshape(
-        1, 32, 1, 1
-    )
+    bias = np.asarray(next(a for a in chain.model.graph.constants.values() if a.size == 32)).reshape(1, 32, 1, 1)
     for variant in offered(chain, threads):
         with np.errstate(all="ignore"):
             (y,) = run(BACKEND, chain, variant, threads, [x])
@@ -245,9 +238,7 @@ def test_the_longest_sums_do_not_overflow(sign: int) -> None:
 def test_what_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = subgraph_of(CASES["3x3"])
     assert offered(chain, 2)
-    assert not offered(
-        subgraph_of(convolution((1, 32, 9, 9), (32, 32, 1, 1))), 2
-    )  # our own kernels take these
+    assert not offered(subgraph_of(convolution((1, 32, 9, 9), (32, 32, 1, 1))), 2)  # our own kernels take these
     assert not offered(subgraph_of(convolution((1, 3, 9, 9), (32, 3, 3, 3))), 2)
     assert {each.split for each in offered(chain, 2)} == {"rows", ""}
     assert {each.split for each in offered(subgraph_of(CASES["batch"]), 2)} == {"batch", ""}

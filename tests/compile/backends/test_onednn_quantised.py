@@ -94,9 +94,7 @@ CASES = {
         RELU,
         attrs={"pads": [3, 3, 3, 3], "strides": [2, 2]},
     ),
-    "1x1, zero points": Case(
-        (1, 40, 6, 5), (33, 40, 1, 1), Steps("uint8", 0.02, 117), Steps("uint8", 0.03, 120)
-    ),
+    "1x1, zero points": Case((1, 40, 6, 5), (33, 40, 1, 1), Steps("uint8", 0.02, 117), Steps("uint8", 0.03, 120)),
     "3x3, zero points and padding": Case(
         (1, 16, 9, 8),
         (24, 16, 3, 2),
@@ -112,9 +110,7 @@ CASES = {
         S8,
         attrs={"pads": [2, 2, 2, 2], "dilations": [2, 2], "group": 2},
     ),
-    "one scale": Case(
-        (1, 16, 8, 8), (16, 16, 3, 3), U8, Steps("uint8", 0.03, 3), ("Sigmoid",), one_scale=True
-    ),
+    "one scale": Case((1, 16, 8, 8), (16, 16, 3, 3), U8, Steps("uint8", 0.03, 3), ("Sigmoid",), one_scale=True),
     "unsigned weights": Case((1, 16, 8, 8), (16, 16, 3, 3), U8, Steps("uint8", 0.05, 128), shifted=True),
     "single channels": Case((1, 32, 8, 8), (32, 1, 3, 3), U8, U8, RELU, attrs={**PADDED, "group": 32}),
 }
@@ -133,10 +129,7 @@ def longest(proto: onnx.ModelProto) -> Subgraph:
 
 def draw(subgraph: Subgraph) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    return [
-        rng.integers(*LIMITS[kind.dtype], kind.shape, kind.dtype, endpoint=True)
-        for kind in subgraph.input_types
-    ]
+    return [rng.integers(*LIMITS[kind.dtype], kind.shape, kind.dtype, endpoint=True) for kind in subgraph.input_types]
 
 
 def check(found: np.ndarray, exact: np.ndarray, steps: Steps | None) -> None:
@@ -158,9 +151,7 @@ def check_all(proto: onnx.ModelProto, steps: Steps | None, threads: int) -> list
     chain = longest(proto)
     inputs = draw(chain)
     *nodes, last = chain.operators
-    (exact,) = evaluate(
-        Subgraph(chain.model, tuple(n.id for n in (nodes if steps else [*nodes, last]))), inputs
-    )
+    (exact,) = evaluate(Subgraph(chain.model, tuple(n.id for n in (nodes if steps else [*nodes, last]))), inputs)
     names = [proto.graph.input[chain.model.graph.inputs.index(value)].name for value in chain.inputs]
     (reference,) = reference_run(proto, dict(zip(names, inputs, strict=True)))
     variants = BACKEND.variants(chain, BuildOptions(threads=threads))
@@ -301,9 +292,7 @@ def test_data_at_its_zero_point_is_zero(name: str, threads: int) -> None:
     data = np.full(kind.shape, numbers["x_z"], kind.dtype)
     (wanted,) = evaluate(chain, [data])
     step = data.copy()
-    step[(slice(None), 0) if len(kind.shape) > 2 else (slice(None), slice(None, 1))] += np.array(
-        1, kind.dtype
-    )
+    step[(slice(None), 0) if len(kind.shape) > 2 else (slice(None), slice(None, 1))] += np.array(1, kind.dtype)
     (one,) = evaluate(chain, [step])
     built = 0
     for variant in BACKEND.variants(chain, BuildOptions(threads=threads)):

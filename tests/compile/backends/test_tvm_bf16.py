@@ -18,9 +18,7 @@ from collage.kernel.target import reduced_precisions
 from tests.helpers.backends.bf16_checks import check_all, check_special_values
 from tests.helpers.models import make_model
 
-pytestmark = pytest.mark.skipif(
-    not reduced_precisions(), reason="this processor has no arithmetic of bfloat16"
-)
+pytestmark = pytest.mark.skipif(not reduced_precisions(), reason="this processor has no arithmetic of bfloat16")
 BACKEND = Tvm()
 G = np.linspace(0.5, 1.5, 64, dtype=np.float32)
 
@@ -29,9 +27,7 @@ def node(op: str, inputs: list[str], outputs: list[str], **attrs: object) -> onn
     return helper.make_node(op, inputs, outputs, **attrs)
 
 
-def network(
-    nodes: list[onnx.NodeProto], inputs: Mapping[str, list[int]], outputs: Mapping[str, list[int]]
-) -> Subgraph:
+def network(nodes: list[onnx.NodeProto], inputs: Mapping[str, list[int]], outputs: Mapping[str, list[int]]) -> Subgraph:
     """All of a small model as one subgraph."""
     model = import_model(make_model(nodes, dict(inputs), dict(outputs), {"g": G, "axis": np.array([1])}))
     return Subgraph(model, [each.id for each in model.graph.nodes])

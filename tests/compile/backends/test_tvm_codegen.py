@@ -217,9 +217,7 @@ def test_other_constants_have_the_same_code_and_their_own_numbers(monkeypatch: p
     x = aligned(draw(f32(4, 8)))
     for seed in range(3):
         factor = draw(f32(8), seed)
-        lowered = lower(
-            function(lambda e, x, f=factor: op.tanh(e(op.multiply(x, relax.const(f)))), f32(4, 8))
-        )
+        lowered = lower(function(lambda e, x, f=factor: op.tanh(e(op.multiply(x, relax.const(f)))), f32(4, 8)))
         kernel = load_kernel(compile_kernel(lowered, 1))
         y = poisoned(kernel.outputs[0])
         kernel.bind([x], [y])()

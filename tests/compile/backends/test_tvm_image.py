@@ -73,9 +73,7 @@ def no_image(*about: object) -> Image:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_image_gives_what_llvms_code_gives(
-    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_gives_what_llvms_code_gives(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = compiled(name, threads)
     assert isinstance(unpack(artifact).code, Image)
     found = ran(artifact, FUNCTIONS[name][1])

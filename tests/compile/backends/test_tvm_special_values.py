@@ -103,9 +103,7 @@ def test_casts_to_small_integers_wrap_around() -> None:
         np.testing.assert_array_equal(got, inside.astype(way).astype(dtype))
 
 
-@pytest.mark.parametrize(
-    "square", [op.square, lambda x: op.multiply(x, x), lambda x: op.power(x, const(2.0))]
-)
+@pytest.mark.parametrize("square", [op.square, lambda x: op.multiply(x, x), lambda x: op.power(x, const(2.0))])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_products_are_rounded_before_they_are_added(square: Callable[[Any], Any], threads: int) -> None:
     """A fused multiply-add makes a little less than 0 of the difference of equal products in half of the places."""

@@ -88,9 +88,7 @@ def test_bad_model(kind: str, tmp_path: Path) -> None:
 
 
 def test_missing_model(tmp_path: Path) -> None:
-    fails(
-        1, "compile", tmp_path / "no.onnx", "-o", tmp_path / "out.collage", words=("no.onnx", "no such file")
-    )
+    fails(1, "compile", tmp_path / "no.onnx", "-o", tmp_path / "out.collage", words=("no.onnx", "no such file"))
     assert not list(tmp_path.iterdir())
 
 
@@ -139,9 +137,7 @@ def test_unknown_backends_are_named_at_once(network: Path, tmp_path: Path) -> No
     ],
 )
 def test_bad_option(flags: list[str], word: str, network: Path, tmp_path: Path) -> None:
-    fails(
-        2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=(word, "collage compile --help")
-    )
+    fails(2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=(word, "collage compile --help"))
 
 
 def test_a_quick_compile_does_not_tune(network: Path, tmp_path: Path) -> None:

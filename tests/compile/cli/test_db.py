@@ -33,9 +33,7 @@ def db(tmp_path: Path, key: KernelKey) -> Path:
     with Database(path) as database:
         database.put(key, SLOW, "conv2d+relu")
         database.put(replace(key, settings="other"), FAST, "conv2d+relu")
-        database.put(
-            replace(key, settings="no"), Rejection(RejectionKind.CRASHED, "SIGSEGV\x1b[2J"), "conv2d+relu"
-        )
+        database.put(replace(key, settings="no"), Rejection(RejectionKind.CRASHED, "SIGSEGV\x1b[2J"), "conv2d+relu")
         database.put(replace(key, hardware="Xeon"), FAST, "conv2d+relu")
     return path
 
@@ -118,9 +116,7 @@ def test_nothing_is_taken_where_a_later_file_is_broken(command: str, db: Path, t
 def test_every_command_names_a_database_that_somebody_else_holds(
     db: Path, tmp_path: Path, network: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Database.__init__, "__kwdefaults__", {**Database.__init__.__kwdefaults__, "busy_s": 0.1}
-    )
+    monkeypatch.setattr(Database.__init__, "__kwdefaults__", {**Database.__init__.__kwdefaults__, "busy_s": 0.1})
     monkeypatch.setattr(rows, "_BUSY_S", 0.1)
     commands = [
         *(("stats",), ("list",), ("why", "relu"), ("verify",), ("prune",), ("export", tmp_path / "out")),

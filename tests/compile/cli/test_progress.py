@@ -33,11 +33,7 @@ def test_a_line_for_each_stage_new_best_result_and_note(capsys: pytest.CaptureFi
     with display(True) as show:
         show(Progress("import", 0, 1))
         for done in range(3):
-            show(
-                Progress(
-                    "measure", done, 3, "tvm relu", best="4 ms", note="the machine is busy" if done else ""
-                )
-            )
+            show(Progress("measure", done, 3, "tvm relu", best="4 ms", note="the machine is busy" if done else ""))
         show(Progress("place", 0, 2, best="3 ms", note="the machine is busy"))
     lines = ["4 ms", "measure (3)", "the machine is busy", "3 ms", "place (2)", "the machine is busy"]
     assert capsys.readouterr() == ("", "".join(f"collage: {line}\n" for line in lines))
@@ -46,9 +42,7 @@ def test_a_line_for_each_stage_new_best_result_and_note(capsys: pytest.CaptureFi
 def test_a_bar_in_a_terminal() -> None:
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CODE], stdout=subprocess.PIPE, stderr=follower, env=environment
-    )
+    process = subprocess.Popen([sys.executable, "-c", _CODE], stdout=subprocess.PIPE, stderr=follower, env=environment)
     os.close(follower)
     text = b""
     while True:

@@ -61,9 +61,7 @@ def test_a_time_line_is_written(module: Path, network: Path, database: Path, tmp
     assert launches
     assert all(each["dur"] > 0 and each["ts"] >= 0 and each["cat"] for each in launches)
     assert json_of("run", module, "--random", "--trace", file, "--json")["trace"] == str(file)
-    fails(
-        1, "run", module, "--random", "--trace", tmp_path / "no" / "trace.json", words=("there is no folder",)
-    )
+    fails(1, "run", module, "--random", "--trace", tmp_path / "no" / "trace.json", words=("there is no folder",))
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 

@@ -161,9 +161,7 @@ def test_explain(module: Path) -> None:
 def test_gaps(module: Path, network: Path, tmp_path: Path) -> None:
     found = json_of("show", module, "--gaps", network, "--json")
     report, program = read_summary(module).first
-    assert {name for each in found["gaps"] for name in each["nodes"]} >= {
-        each.source for each in report.nodes
-    }
+    assert {name for each in found["gaps"] for name in each["nodes"]} >= {each.source for each in report.nodes}
     assert math.fsum(each["ours_us"] for each in found["gaps"]) == pytest.approx(found["ours_us"])
     kernels = math.fsum(each.cost_us for each in program.regions)
     scale = found["module_us"] / report.measured_us

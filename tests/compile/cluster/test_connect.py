@@ -40,12 +40,8 @@ def test_nobody_answers(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(
-        ClusterError, match=rf"^the cluster at .*:{port} does not answer: .* refused\. Start Ray"
-    ):
-        collage.compile(
-            elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster=f"127.0.0.1:{port}"
-        )
+    with pytest.raises(ClusterError, match=rf"^the cluster at .*:{port} does not answer: .* refused\. Start Ray"):
+        collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster=f"127.0.0.1:{port}")
 
 
 def test_command_line(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

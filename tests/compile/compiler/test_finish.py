@@ -189,7 +189,5 @@ def test_a_model_that_nobody_can_make_inputs_for_is_handed_over_unmeasured() -> 
 
 def test_without_an_engine_each_says_why() -> None:
     each = Made({}, *LIBRARIES, NullEngine("engine"), NullEngine("second"))
-    with pytest.raises(
-        ModelError, match=r"And no engine can .*engine, as written: no Relu; second, as written"
-    ):
+    with pytest.raises(ModelError, match=r"And no engine can .*engine, as written: no Relu; second, as written"):
         each.compiled()

@@ -70,9 +70,7 @@ def test_if_shapes_depend_on_the_inputs_there_is_no_graph() -> None:
         imported(model)
 
 
-def test_a_fault_of_ours_is_a_model_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_ours_is_a_model_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: object, **__: object) -> None:
         raise IndexError("list index\nout of range")
 

@@ -115,11 +115,7 @@ def test_everything_else_is_measured_where_it_could_gain() -> None:
     each = Made(costs, LIBRARY, OTHER)
     each.bench.model  # noqa: B018  (finds the offers)
     each.bench.race(
-        [
-            o.request
-            for o in each.bench.known.offers
-            if len(o.request.nodes) == 1 and o.request.backend == "lib"
-        ]
+        [o.request for o in each.bench.known.offers if len(o.request.nodes) == 1 and o.request.backend == "lib"]
     )
     each.run(calibrated)
     assert len(regions(each.placed[0])) == 4
@@ -196,8 +192,7 @@ def test_streams_of_a_gpu() -> None:
     gpu = Storage("cuda")
     each = Made(each_node("lib", 10.0, 3), NullBackend("lib"), model=fork)
     requests = [
-        CandidateRequest((node,), "lib", Variant((gpu,) * inputs, (gpu,)))
-        for node, inputs in ((0, 1), (1, 1), (2, 2))
+        CandidateRequest((node,), "lib", Variant((gpu,) * inputs, (gpu,))) for node, inputs in ((0, 1), (1, 1), (2, 2))
     ]
     each.bench.model  # noqa: B018  (finds other offers)
     each.bench.known.offers = [Offer(request, "pattern") for request in requests]

@@ -43,15 +43,11 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield database
 
 
-def made(
-    database: Database | None, before: Made | None = None, engine_us: float = 70.0, **options: Any
-) -> Made:
+def made(database: Database | None, before: Made | None = None, engine_us: float = 70.0, **options: Any) -> Made:
     """A compile that knows the kernels that one ``before`` has measured."""
     libraries = NullBackend("lib", team=True), NullBackend("other", team=True)
     engines = {ENGINE: engine_us, f"{ENGINE}, turbo": engine_us - 5}
-    found = Made(
-        COSTS, *libraries, NullEngine("engine", ["", "turbo"]), engines=engines, database=database, **options
-    )
+    found = Made(COSTS, *libraries, NullEngine("engine", ["", "turbo"]), engines=engines, database=database, **options)
     if before is not None:
         found.measurer.asked = [*before.measurer.asked]
     return found
@@ -67,9 +63,7 @@ def measuring(each: Made) -> list[str]:
     [(70.0, {}), (20.0, {}), (70.0, {"tolerance": 0.05}), (70.0, {"strict": True}), (70.0, {"family": True})],
     ids=["mix", "engine", "tolerance", "strict", "family"],
 )
-def test_a_second_compile_measures_nothing(
-    database: Database, engine_us: float, options: dict[str, Any]
-) -> None:
+def test_a_second_compile_measures_nothing(database: Database, engine_us: float, options: dict[str, Any]) -> None:
     first = made(database, engine_us=engine_us, **options)
     before = first.compiled()
     second = made(database, first, engine_us, **options)
@@ -78,9 +72,7 @@ def test_a_second_compile_measures_nothing(
     assert after.plan.label == before.plan.label
     assert (after.timings, after.measured_us) == (before.timings, before.measured_us)
     assert (after.max_abs_error, after.error) == (before.max_abs_error, before.error)
-    reports = [
-        report_of(each.bench, each.best, found, 0.0) for each, found in ((first, before), (second, after))
-    ]
+    reports = [report_of(each.bench, each.best, found, 0.0) for each, found in ((first, before), (second, after))]
     assert reports[1].measurements_made == 0 and reports[0].measurements_made > 0
     assert reports[1].notes == reports[0].notes
     assert reports[1].best_so_far[-1].label == after.plan.label
@@ -133,9 +125,7 @@ def test_what_too_little_memory_has_decided_is_not_settled(database: Database) -
 
 
 @pytest.mark.parametrize("changed", ["rejected", "wrong", "fails here"])
-def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(
-    database: Database, changed: str
-) -> None:
+def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(database: Database, changed: str) -> None:
     first = made(database)
     first.compiled()
     again = made(database, first)

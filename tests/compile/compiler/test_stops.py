@@ -105,9 +105,7 @@ def test_ctrl_c_before_there_is_a_plan_and_ctrl_c_again_end_the_compile() -> Non
 
 
 @pytest.mark.parametrize("error", [MeasurementError("no room."), FULL, DatabaseError("it is full.")])
-def test_a_failure_that_lasts_hands_over_the_fastest_engine(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_that_lasts_hands_over_the_fastest_engine(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     steps = taken()[0]
     each = made()
     each.step.at, each.step.error, each.step.also = len(steps) - 3, error, lambda _: True

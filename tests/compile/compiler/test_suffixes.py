@@ -20,9 +20,7 @@ def made(whole_us: float = 200.0, **options: Any) -> Made:
     """Two engines run the whole model in 200 us, or the suffix in 50 and 60, after a prefix that takes 40."""
     both = NullEngine("slow"), NullEngine("fast")
     us = {SLOW: whole_us, FAST: whole_us}
-    found = Made(
-        each_node("lib", 10.0), NullBackend("lib", team=True), *both, engines=us, suffix=chain(), **options
-    )
+    found = Made(each_node("lib", 10.0), NullBackend("lib", team=True), *both, engines=us, suffix=chain(), **options)
     found.engines.suffix_us = {"slow": 60.0, "fast": 50.0}
     return found
 

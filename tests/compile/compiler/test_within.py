@@ -138,9 +138,7 @@ def test_the_selection_has_its_errors() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", DYNAMIC_INT8])
 @pytest.mark.parametrize("tolerance", [10.0, 1e-9])
-def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(
-    tolerance: float, precision: str
-) -> None:
+def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(tolerance: float, precision: str) -> None:
     """It is tried before anything is placed, and takes no search."""
     label = f"{ENGINE}, {precision}"
     us = {ENGINE: 30.0, label: 10.0}
@@ -170,8 +168,6 @@ def test_what_the_last_check_would_refuse_is_found_out_at_once() -> None:
     for refused in (True, False):
         each = with_errors(Made(costs, LIBRARY, tolerance=0.05).measured().run(calibrated), lambda _: 1e-3)
         wrong = WRONG if refused else Finding(0.0, 0.0, "")
-        each.runs.finding_of = lambda e, wrong=wrong: (
-            wrong if "int8" in e.precisions else Finding(0.0, 0.0, "")
-        )  # type: ignore[misc]
+        each.runs.finding_of = lambda e, wrong=wrong: wrong if "int8" in e.precisions else Finding(0.0, 0.0, "")  # type: ignore[misc]
         found.append({region.precision for region in each.compiled().parts.program.launches})
     assert found == [{"bf16"}, {"int8"}]

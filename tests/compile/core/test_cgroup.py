@@ -125,9 +125,7 @@ def test_cores_that_can_be_kept_busy(quota: float | None, usable: int) -> None:
 def test_throttled_measurements_are_kept_apart() -> None:
     """A quota that the threads stay within is none of the key; one that they exceed makes other times."""
     free, bounded = Cores(64), Cores(64, CpuQuota(2.0, "/f"))
-    keys = {
-        cores: [target_of("a CPU", "f", n, cores).measured_on for n in (1, 2, 4)] for cores in (free, bounded)
-    }
+    keys = {cores: [target_of("a CPU", "f", n, cores).measured_on for n in (1, 2, 4)] for cores in (free, bounded)}
     assert keys[free] == ["a CPU f"] * 3
     assert keys[bounded] == ["a CPU f", "a CPU f", "a CPU f throttled to 2"]
     assert target_of("a CPU", "f", 4, bounded).hardware == "a CPU f"

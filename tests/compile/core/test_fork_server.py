@@ -122,9 +122,7 @@ def test_how_a_child_ends_is_known(servers: ForkServers, verb: tuple[Any, ...], 
     assert not one.alive
 
 
-def test_what_decides_what_is_loaded_is_a_new_server(
-    servers: ForkServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decides_what_is_loaded_is_a_new_server(servers: ForkServers, monkeypatch: pytest.MonkeyPatch) -> None:
     children = [
         child(servers),
         child(servers, LD_LIBRARY_PATH="/nowhere"),

@@ -46,9 +46,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(script: str, *arguments: object) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
     child.stdout.readline()
     return child
@@ -127,9 +125,7 @@ def test_a_forked_child_does_not_keep_it() -> None:
     os.close(reader)
 
 
-def test_a_file_of_another_user_in_the_default_place_is_left_alone(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_user_in_the_default_place_is_left_alone(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could be kept locked for ever."""
     monkeypatch.setattr("collage.core.machine_lock._PLACE", lock.parent)
     monkeypatch.delenv(LOCK_VARIABLE)

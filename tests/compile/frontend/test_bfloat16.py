@@ -81,9 +81,7 @@ def test_a_network_in_bfloat16(backends: list[str] | None, tmp_path: Path) -> No
 
 
 def branch(name: str, op: str) -> onnx.GraphProto:
-    return helper.make_graph(
-        [N(op, ["h"], [name])], name, [], [helper.make_tensor_value_info(name, BF16, [3])]
-    )
+    return helper.make_graph([N(op, ["h"], [name])], name, [], [helper.make_tensor_value_info(name, BF16, [3])])
 
 
 def test_branches_that_read_what_is_around_them(tmp_path: Path) -> None:

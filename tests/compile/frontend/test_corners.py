@@ -30,13 +30,9 @@ from tests.helpers.models import make_model
 N = helper.make_node
 
 
-def test_large_weights_beside_a_model_are_not_serialised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_beside_a_model_are_not_serialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a few bytes with 4 GB beside it: ONNX's checker would serialise it all, and raise."""
-    model = make_model(
-        [N("Add", ["x", "w"], ["y"])], {"x": [512]}, {"y": [512]}, {"w": np.ones(512, np.float32)}
-    )
+    model = make_model([N("Add", ["x", "w"], ["y"])], {"x": [512]}, {"y": [512]}, {"w": np.ones(512, np.float32)})
     path = tmp_path / "m.onnx"
     onnx.save_model(model, str(path), save_as_external_data=True, location="w.bin", size_threshold=0)
     assert path.stat().st_size < 1000
@@ -99,10 +95,7 @@ def test_what_is_left_out_of_opaque_nodes_counts(models: Sequence[onnx.ModelProt
 
 EMPTY = [
     ("Clip", {}, 18),
-    *(
-        (op, {"noop_with_empty_axes": 1}, 18)
-        for op in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
-    ),
+    *((op, {"noop_with_empty_axes": 1}, 18) for op in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")),
 ]
 
 
@@ -166,9 +159,7 @@ def test_sizes_of_a_resize_in_operator_set_11() -> None:
 
 
 def test_a_pattern_in_a_model_with_a_constant_output() -> None:
-    model = make_model(
-        [N("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2], "c": [2]}, {"c": np.ones(2, np.float32)}
-    )
+    model = make_model([N("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2], "c": [2]}, {"c": np.ones(2, np.float32)})
     context = MatchContext(import_model(model))
     matches, _ = find_matches(context, "test", [BackendPattern(is_op("relu")(wildcard()))])
     assert [tuple(each.nodes) for each in matches] == [(0,)]
@@ -200,9 +191,7 @@ def test_a_view_of_what_is_dequantized_to_float16() -> None:
 
 def test_a_concatenation_without_one_of_its_inputs_stays_opaque() -> None:
     """TVM's importer would end the process."""
-    model = import_model(
-        make_model([N("Concat", ["x", ""], ["y"], "join", axis=0)], {"x": [2, 3]}, {"y": [2, 3]})
-    )
+    model = import_model(make_model([N("Concat", ["x", ""], ["y"], "join", axis=0)], {"x": [2, 3]}, {"y": [2, 3]}))
     assert list(model.opaque.values()) == ["one of any number of inputs is left out"]
 
 

@@ -71,9 +71,7 @@ MODELS = {
 def values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     return {
-        info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(
-            np.float32
-        )
+        info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(np.float32)
         for info in model.graph.input
     }
 
@@ -116,6 +114,4 @@ def test_it_compiles(tmp_path: Path) -> None:
     module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, quick=True)
     assert module.report.opaque == {}
     inputs = values(model)
-    np.testing.assert_allclose(
-        module(**inputs), reference_run(load_onnx(model), inputs)[0], rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(module(**inputs), reference_run(load_onnx(model), inputs)[0], rtol=1e-4, atol=1e-5)

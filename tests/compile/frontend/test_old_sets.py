@@ -66,9 +66,7 @@ class Case:
         return old_model([self.node], self.opset, self.inputs, self.weights, self.outputs, symbolic)
 
 
-def along(
-    op: str, function: Callable[[Any, Any], Any], kind: int = TensorProto.FLOAT, opset: int = 6
-) -> Case:
+def along(op: str, function: Callable[[Any, Any], Any], kind: int = TensorProto.FLOAT, opset: int = 6) -> Case:
     node = N(op, ["x", "b"], ["y"], broadcast=1, axis=1)
     return Case(node, opset, function(X, ALONG), {"b": C}, {"y": kind})
 
@@ -204,9 +202,7 @@ def test_a_chain() -> None:
 
 def in_a_branch(node: onnx.NodeProto) -> onnx.ModelProto:
     then = helper.make_graph([node], "then", [], [helper.make_empty_tensor_value_info("r")])
-    other = helper.make_graph(
-        [N("Identity", ["x"], ["i"])], "else", [], [helper.make_empty_tensor_value_info("i")]
-    )
+    other = helper.make_graph([N("Identity", ["x"], ["i"])], "else", [], [helper.make_empty_tensor_value_info("i")])
     choice = N("If", ["c"], ["y"], then_branch=then, else_branch=other)
     return old_model([choice], 1, {"x": X, "c": np.array(True)}, {"b": C})
 

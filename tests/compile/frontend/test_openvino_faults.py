@@ -46,9 +46,7 @@ def grid(*, symbolic: bool = False) -> onnx.ModelProto:
     return make_model(nodes, {"x": [1, 3, 8, width]}, {"out": [1, 4, 8, width]}, constants)
 
 
-def single(
-    *nodes: onnx.NodeProto, types: Mapping[str, int] | None = None, **constants: Any
-) -> onnx.ModelProto:
+def single(*nodes: onnx.NodeProto, types: Mapping[str, int] | None = None, **constants: Any) -> onnx.ModelProto:
     return make_model([*nodes], {"x": [4, 4]}, {"y": [4, 4]}, constants, types=dict(types or {}))
 
 
@@ -66,12 +64,8 @@ ELIGIBLE = {
     "Log": single(N("Log", ["x"], ["y"])),
     "Div by data": single(N("ReduceSum", ["x"], ["s"]), N("Div", ["x", "s"], ["y"])),
     "masked rows": masked(),
-    "64-bit integers": single(
-        N("Mul", ["x", "c"], ["y"]), types=dict.fromkeys("xy", TensorProto.INT64), c=np.array(3)
-    ),
-    "a quotient by a power of two": single(
-        N("Div", ["x", "c"], ["q"]), N("Floor", ["q"], ["y"]), c=np.float32(8)
-    ),
+    "64-bit integers": single(N("Mul", ["x", "c"], ["y"]), types=dict.fromkeys("xy", TensorProto.INT64), c=np.array(3)),
+    "a quotient by a power of two": single(N("Div", ["x", "c"], ["q"]), N("Floor", ["q"], ["y"]), c=np.float32(8)),
 }
 REFUSED = {
     "counts in floats": make_model(

@@ -33,9 +33,7 @@ TREE = {
 }
 
 
-def model(
-    nodes: list[Any], outputs: dict[str, Any], weights: dict[str, Any], **inputs: Any
-) -> onnx.ModelProto:
+def model(nodes: list[Any], outputs: dict[str, Any], weights: dict[str, Any], **inputs: Any) -> onnx.ModelProto:
     """A model of such operators; ``outputs`` have their element types, and ``inputs`` their shapes."""
     graph = helper.make_graph(
         nodes,
@@ -51,9 +49,7 @@ def model(
 def scaled_trees(**labels: Any) -> onnx.ModelProto:
     """What scikit-learn exports: a Scaler, a product, and trees that give labels and scores."""
     nodes = [
-        helper.make_node(
-            "Scaler", ["x"], ["s"], "scale", domain="ai.onnx.ml", offset=[0.5] * 3, scale=[2.0] * 3
-        ),
+        helper.make_node("Scaler", ["x"], ["s"], "scale", domain="ai.onnx.ml", offset=[0.5] * 3, scale=[2.0] * 3),
         helper.make_node("MatMul", ["s", "w"], ["m"], "product"),
         helper.make_node("Normalizer", ["m"], ["n"], "norm", domain="ai.onnx.ml", norm="L2"),
         helper.make_node(
@@ -101,9 +97,7 @@ def test_quantised_sums_of_onnx_runtime() -> None:
     quantised = {"s": np.float32(0.1), "z": np.uint8(3)}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["a"]),
-        helper.make_node(
-            "QLinearAdd", ["a", "s", "z", "b", "s", "z", "s", "z"], ["c"], "sum", domain="com.microsoft"
-        ),
+        helper.make_node("QLinearAdd", ["a", "s", "z", "b", "s", "z", "s", "z"], ["c"], "sum", domain="com.microsoft"),
         helper.make_node("DequantizeLinear", ["c", "s", "z"], ["y"]),
     ]
     weights = {**quantised, "b": np.ones((4, 1), np.uint8)}

@@ -29,18 +29,14 @@ def test_a_detector() -> None:
     assert [node.op_type for node in parts.prefix.graph.node].count("Conv") == 2
     assert "Conv" not in {node.op_type for node in parts.suffix.graph.node}
     assert [info.name for info in parts.prefix.graph.input] == ["x", "prior"]
-    assert "prior" in {info.name for info in parts.suffix.graph.input}, (
-        "the suffix reads an input of the model"
-    )
+    assert "prior" in {info.name for info in parts.suffix.graph.input}, "the suffix reads an input of the model"
     onnx.checker.check_model(parts.prefix, full_check=True)
     onnx.checker.check_model(parts.suffix, full_check=True)
     assert import_model(parts.prefix).opaque == {}
     for seed in range(3):
         rng = np.random.default_rng(seed)
         values = {
-            info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(
-                np.float32
-            )
+            info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(np.float32)
             for info in model.graph.input
         }
         expected = dict(zip([o.name for o in model.graph.output], reference_run(model, values), strict=True))

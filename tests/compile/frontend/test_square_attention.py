@@ -31,9 +31,7 @@ PACKED: tuple[Any, ...] = (
 BACK = ("Transpose", "o", "y", {"perm": [0, 2, 1, 3]})
 
 
-def model(
-    nodes: Sequence[Any], heads: int, tokens: int, head: int = HEAD, opset: int = 17
-) -> onnx.ModelProto:
+def model(nodes: Sequence[Any], heads: int, tokens: int, head: int = HEAD, opset: int = 17) -> onnx.ModelProto:
     """A model whose output is the last node's; ``x`` has packed rows, and ``h`` and ``s`` have heads and rows first."""
     shapes = {
         "x": [1, tokens, 3 * heads * head],

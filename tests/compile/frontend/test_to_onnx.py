@@ -83,9 +83,7 @@ def run(model: onnx.ModelProto, feeds: Sequence[Array], optimise: bool = True) -
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    results: list[Array] = session.run(
-        None, {i.name: f for i, f in zip(model.graph.input, feeds, strict=True)}
-    )
+    results: list[Array] = session.run(None, {i.name: f for i, f in zip(model.graph.input, feeds, strict=True)})
     return results
 
 
@@ -339,9 +337,7 @@ _STEPS: list[Callable[[Net, str, str], str]] = [
     lambda net, a, b: net.op("Gather", a, net.ints(2, 0, 1), axis=1),
     lambda net, a, b: net.op("CumSum", net.op("Abs", a), net.ints(1), reverse=1),
     lambda net, a, b: net.op("Identity", a),
-    lambda net, a, b: net.op(
-        "Min", net.op("Expand", net.op("ReduceMax", a, net.ints(1)), net.ints(*_SHAPE)), b
-    ),
+    lambda net, a, b: net.op("Min", net.op("Expand", net.op("ReduceMax", a, net.ints(1)), net.ints(*_SHAPE)), b),
 ]
 
 
@@ -357,9 +353,7 @@ def random_nets(draw: st.DrawFn) -> tuple[Net, list[str]]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_nets(), st.data())
-def test_random_networks_come_back_with_the_same_numbers(
-    case: tuple[Net, list[str]], data: st.DataObject
-) -> None:
+def test_random_networks_come_back_with_the_same_numbers(case: tuple[Net, list[str]], data: st.DataObject) -> None:
     net, outputs = case
     original = net.build(*outputs)
     model = import_model(original)

@@ -44,9 +44,7 @@ def test_the_format_of_the_document_is_measured_and_used(tmp_path: Path) -> None
 
 
 def test_the_engine_of_the_document_is_measured_and_runs_models_whole(tmp_path: Path) -> None:
-    run_block(
-        "collage.Engine)", '"reference", "onnxruntime"', "import numpy as np\n" + CHECK_ENGINE, tmp_path
-    )
+    run_block("collage.Engine)", '"reference", "onnxruntime"', "import numpy as np\n" + CHECK_ENGINE, tmp_path)
 
 
 def run_block(holds: str, backends: str, check: str, tmp_path: Path) -> None:
@@ -56,9 +54,7 @@ def run_block(holds: str, backends: str, check: str, tmp_path: Path) -> None:
     (code,) = (block for block in blocks if holds in block)
     kind = ((6, 5), TensorProto.FLOAT)
     nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
-    onnx.save(
-        onnx_model(nodes, {"x": kind}, {"y": kind}, {"axis": np.array(0, np.int64)}), tmp_path / "model.onnx"
-    )
+    onnx.save(onnx_model(nodes, {"x": kind}, {"y": kind}, {"axis": np.array(0, np.int64)}), tmp_path / "model.onnx")
     script = tmp_path / "script.py"
     arguments = f'"model.onnx", backends=[{backends}], db="db.sqlite", progress=False'
     script.write_text(code.replace('"model.onnx"', arguments) + check)

@@ -50,9 +50,7 @@ def joins() -> onnx.ModelProto:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_parts_are_made_in_their_place(threads: int, tmp_path: Path) -> None:
     # With TVM, the last concatenation fused with what is before it takes about as long.
-    module = collage.compile(
-        joins(), backends=["onednn"], threads=threads, db=tmp_path / "db.sqlite", progress=False
-    )
+    module = collage.compile(joins(), backends=["onednn"], threads=threads, db=tmp_path / "db.sqlite", progress=False)
     joined = [each for each in module.placement if each["ops"] in (["concat"], ["split"])]
     assert [each["backend"] for each in joined] == ["view"] * 3
     assert not {"concat", "split"} & {op for each in module.program.launches for op in each.ops}

@@ -78,15 +78,12 @@ class TakesBytes(OnnxRuntime):
 
 
 @pytest.mark.parametrize("engine", [OnnxRuntime, TakesBytes])
-def test_an_engine_runs_a_model_whose_shapes_depend_on_data(
-    tmp_path: Path, engine: type[OnnxRuntime]
-) -> None:
+def test_an_engine_runs_a_model_whose_shapes_depend_on_data(tmp_path: Path, engine: type[OnnxRuntime]) -> None:
     registry = collage.Registry()
     registry.register(engine())
     model = detector()
     inputs = {
-        info.name: drawn(4, *(d.dim_value for d in info.type.tensor_type.shape.dim))
-        for info in model.graph.input
+        info.name: drawn(4, *(d.dim_value for d in info.type.tensor_type.shape.dim)) for info in model.graph.input
     }
     module = collage.compile(model, registry=registry, db=tmp_path / "db.sqlite", progress=False, quick=True)
     assert parts_of(module).program.suffix is not None

@@ -28,9 +28,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(model: onnx.ModelProto, database: Path, **options: Any) -> collage.CompiledModule:
-    return collage.compile(
-        model, db=database, progress=False, quick=True, backends=["onnxruntime"], **options
-    )
+    return collage.compile(model, db=database, progress=False, quick=True, backends=["onnxruntime"], **options)
 
 
 def two_rates(through: str = "") -> onnx.ModelProto:
@@ -52,9 +50,7 @@ def two_rates(through: str = "") -> onnx.ModelProto:
 
     nodes = [
         helper.make_node("Equal", ["r" if through else "rate", "wanted"], ["fast"]),
-        helper.make_node(
-            "If", ["fast"], ["y"], then_branch=branch("long", "a"), else_branch=branch("short", "b")
-        ),
+        helper.make_node("If", ["fast"], ["y"], then_branch=branch("long", "a"), else_branch=branch("short", "b")),
     ]
     if through == "Cast":
         nodes.insert(0, helper.make_node("Cast", ["rate"], ["r"], to=TensorProto.INT64))
@@ -159,9 +155,7 @@ FAULTS: dict[str, tuple[object, str, Any, str]] = {
 
 
 @pytest.mark.parametrize("step", FAULTS)
-def test_a_step_that_fails_costs_the_placement_only(
-    step: str, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_costs_the_placement_only(step: str, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, name, fault, reason = FAULTS[step]
     node = helper.make_node
     nodes = [node("Celu", ["x"], ["c"]), node("MatMul", ["c", "w"], ["m"]), node("Tanh", ["m"], ["y"])]

@@ -99,9 +99,7 @@ def test_other_constants_are_noticed(tmp_path: Path) -> None:
         Artifacts(tmp_path, {0: other}).load("it")
 
 
-def test_the_weights_of_an_engines_model_are_the_graphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_of_an_engines_model_are_the_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collage.kernel.artifacts._LARGE", 256)
     model = import_model(conv_net())
     whole = Subgraph(model, tuple(range(len(model.graph.nodes))))

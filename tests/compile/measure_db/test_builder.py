@@ -107,9 +107,7 @@ def test_a_kernel_that_ends_the_builder_is_rejected_by_the_worker(
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_builder_that_is_killed_costs_nothing_but_its_help(
-    model: Model, database: Database, tmp_path: Path
-) -> None:
+def test_a_builder_that_is_killed_costs_nothing_but_its_help(model: Model, database: Database, tmp_path: Path) -> None:
     with measurer(model, database, Noting(tmp_path / "log")) as made:
         made.measure(REQUESTS[:4])
         builder = made.session.builder(start=False)
@@ -119,9 +117,7 @@ def test_a_builder_that_is_killed_costs_nothing_but_its_help(
         assert all(isinstance(each, Measurement) for each in found.values())
 
 
-def test_a_session_may_be_closed_while_the_process_starts(
-    model: Model, database: Database, tmp_path: Path
-) -> None:
+def test_a_session_may_be_closed_while_the_process_starts(model: Model, database: Database, tmp_path: Path) -> None:
     made = measurer(model, database, Noting(tmp_path / "log"))
     builder = made.session.builder(start=True)
     made.close()

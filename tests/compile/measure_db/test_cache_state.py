@@ -40,8 +40,7 @@ def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = ((8, 512), TensorProto.FLOAT)
     names = [f"w{index}" for index in range(5)]
     nodes = [
-        helper.make_node("MatMul", ["x" if i == 0 else f"t{i - 1}", name], [f"t{i}"])
-        for i, name in enumerate(names)
+        helper.make_node("MatMul", ["x" if i == 0 else f"t{i - 1}", name], [f"t{i}"]) for i, name in enumerate(names)
     ]
     weights = {name: np.ones((512, 512), np.float32) for name in names}
     model = import_model(onnx_model(nodes, {"x": kind}, {"t4": kind}, weights))
@@ -52,9 +51,7 @@ def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weights_among(Subgraph(part_of(model, 0), (first,))) == 4 * MIB
     monkeypatch.setattr(collage.measure.timing.cache_state, "last_level_cache", lambda: 32 * MIB)
     assert weights_among(one) == 8 * MIB  # in the cache
-    assert (
-        weights_among(Subgraph(part_of(model, 500 * MIB), (first,))) == 64 * MIB
-    )  # a part of a larger network
+    assert weights_among(Subgraph(part_of(model, 500 * MIB), (first,))) == 64 * MIB  # a part of a larger network
     monkeypatch.setattr(collage.measure.timing.cache_state, "last_level_cache", lambda: 2 * MIB)
     whole = Subgraph(model, tuple(range(first, last + 1)))
     assert weights_among(whole) == 0  # never in the cache

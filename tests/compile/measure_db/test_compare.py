@@ -45,9 +45,7 @@ def test_shape_and_dtype_must_agree() -> None:
 
 def test_small_floats() -> None:
     expected = np.array([1, 2], ml_dtypes.bfloat16)
-    assert relative_error(np.array([1, 2.015625], ml_dtypes.bfloat16), expected) == pytest.approx(
-        0.0078, rel=0.01
-    )
+    assert relative_error(np.array([1, 2.015625], ml_dtypes.bfloat16), expected) == pytest.approx(0.0078, rel=0.01)
     big = np.array([60000, -60000], np.float16)
     assert relative_error(-big, big) == 2  # and not the infinity that float16 would give
 
@@ -95,9 +93,7 @@ def test_outputs_of_any_size_are_compared_in_any_layout(shape: tuple[int, ...], 
 @pytest.mark.parametrize("layout", [PLAIN, BLOCKED, CHANNELS_LAST])
 def test_normal_noise_is_told_by_its_largest_element(layout: Storage) -> None:
     rng = np.random.default_rng(3)
-    wanted = (rng.standard_normal((2, 24, 9, 9)) * np.geomspace(0.1, 10, 24)[:, None, None]).astype(
-        np.float32
-    )
+    wanted = (rng.standard_normal((2, 24, 9, 9)) * np.geomspace(0.1, 10, 24)[:, None, None]).astype(np.float32)
     scale = np.abs(wanted).max(axis=(2, 3), keepdims=True)
     drawn = rng.standard_normal(wanted.shape)
     actual = (wanted + 1e-3 * scale * drawn / np.abs(drawn).max()).astype(np.float32)

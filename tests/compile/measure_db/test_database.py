@@ -47,9 +47,7 @@ def test_what_is_put_is_got_by_another_process(path: Path) -> None:
         assert database.get([]) == {}
 
 
-@pytest.mark.parametrize(
-    "part", ["digest", "backend", "backend_version", "settings", "hardware", "tvm_version"]
-)
+@pytest.mark.parametrize("part", ["digest", "backend", "backend_version", "settings", "hardware", "tvm_version"])
 def test_each_part_of_the_key_counts(path: Path, part: str) -> None:
     with Database(path) as database:
         database.put(KEY, MEASURED)
@@ -275,9 +273,7 @@ def test_migration_keeps_what_is_there(path: Path) -> None:
         assert database.run("SELECT note FROM kernels") == [("none",)]
 
 
-def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a database from before the gate knew NaN, and those of a gate before the present one."""
     path.parent.mkdir()
     with sqlite3.connect(path) as old:
@@ -285,9 +281,7 @@ def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(
             migration(old)
         old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         old.execute("PRAGMA user_version = 2")
-        columns = (
-            "digest, backend, backend_version, settings, threads, hardware, tvm_version, median_us, noise_us"
-        )
+        columns = "digest, backend, backend_version, settings, threads, hardware, tvm_version, median_us, noise_us"
         old.execute(
             f"INSERT INTO kernels ({columns}, min_us, repeats, max_error, created, description) "
             f"VALUES ({', '.join('?' * 14)})",

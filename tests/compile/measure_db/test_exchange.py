@@ -98,12 +98,8 @@ _outcomes = st.one_of(
     st.sampled_from([Rejection(kind, "why") for kind in RejectionKind]),
     st.builds(lambda repeats, busy: Slower(12.0, 11.0, repeats, busy), st.sampled_from([0, 3, 12]), _busy),
 )
-_keys = st.builds(
-    lambda d, t: replace(KEY, digest=d, threads=t), st.sampled_from("ab"), st.sampled_from([1, 2])
-)
-_plans = st.builds(
-    lambda g, p: replace(PLAN, graph=g, placement=p), st.sampled_from("gh"), st.sampled_from("pq")
-)
+_keys = st.builds(lambda d, t: replace(KEY, digest=d, threads=t), st.sampled_from("ab"), st.sampled_from([1, 2]))
+_plans = st.builds(lambda g, p: replace(PLAN, graph=g, placement=p), st.sampled_from("gh"), st.sampled_from("pq"))
 _timings = st.builds(lambda noise, busy: Timing(10.0, noise, 9.0, 12.0, 8, busy), _noises, _busy)
 _facts = st.one_of(
     st.tuples(st.just("epsilon_us"), st.sampled_from("xy")),
@@ -184,9 +180,7 @@ def test_import_takes_what_this_machine_can_use_and_says_what_not(tmp_path: Path
         ("message", "x" * (1 << 21)),
     ],
 )
-def test_rows_that_collage_cannot_have_written_are_not_taken(
-    tmp_path: Path, column: str, value: object
-) -> None:
+def test_rows_that_collage_cannot_have_written_are_not_taken(tmp_path: Path, column: str, value: object) -> None:
     file = filled(tmp_path / "theirs", {KEY: SURE, replace(KEY, digest="d2"): SURE})
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute(f"UPDATE kernels SET {column} = ? WHERE digest = 'd1'", (value,))
@@ -295,9 +289,7 @@ def test_killed_in_a_merge_all_or_nothing_is_there(tmp_path: Path) -> None:
     seen = set()
     for number in range(6):
         target = filled(tmp_path / f"{number}.sqlite", {KEY: UNSURE, replace(KEY, digest="mine"): SURE})
-        child = subprocess.Popen(
-            [sys.executable, "-c", _MERGE, str(target), str(source)], stdout=subprocess.PIPE
-        )
+        child = subprocess.Popen([sys.executable, "-c", _MERGE, str(target), str(source)], stdout=subprocess.PIPE)
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(number * 0.03)

@@ -58,17 +58,13 @@ class _Planted(Kernel):
         return spoiled
 
 
-def measured(
-    model: onnx.ModelProto | Model, spoil: Spoil, folder: Path, variant: Variant = ALL_PLAIN
-) -> Outcome:
+def measured(model: onnx.ModelProto | Model, spoil: Spoil, folder: Path, variant: Variant = ALL_PLAIN) -> Outcome:
     imported = model if isinstance(model, Model) else import_model(model)
     folder.mkdir(parents=True, exist_ok=True)
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
-    return measured_here(
-        KernelSource(subgraph, Planted(spoil), BuildOptions(variant=variant)), Samples(store)
-    )
+    return measured_here(KernelSource(subgraph, Planted(spoil), BuildOptions(variant=variant)), Samples(store))
 
 
 def right(inputs: Sequence[Any], output: Any, calls: int) -> None:
@@ -242,9 +238,7 @@ def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("shape", [[], [1], [4, 1], [64], [4, 64]])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_nan_of_an_operand_is_not_hidden_by_that_of_another(
-    lost: int, shape: list[int], tmp_path: Path
-) -> None:
+def test_nan_of_an_operand_is_not_hidden_by_that_of_another(lost: int, shape: list[int], tmp_path: Path) -> None:
     """Maxima of libraries give the second one of two numbers where one of them is NaN."""
     node = helper.make_node("Max", ["x", "c"], ["y"])
     model = make_model([node], {"x": [4, 64], "c": shape}, {"y": [4, 64]})
@@ -402,9 +396,7 @@ def test_kinds_of_inputs_change_one_item_and_leave_shapes_alone(kind: Any) -> No
     whole = rng.integers(0, 2, (3, 8))
     if kind.smaller:
         assert kind.inputs((floats, floats, whole), (True, True, True), rng) is None
-        _, *changed = kind.inputs(
-            (np.ones(999, np.float32), floats, whole, whole), (True, True, True, False), rng
-        )
+        _, *changed = kind.inputs((np.ones(999, np.float32), floats, whole, whole), (True, True, True, False), rng)
     else:
         changed = kind.inputs((floats, whole, whole), (True, True, False), rng)
     for before, after in zip((floats, whole, whole), changed, strict=True):

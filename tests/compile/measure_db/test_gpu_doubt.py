@@ -56,17 +56,13 @@ def test_what_is_recorded_in_this_compile_is_not_doubted(tmp_path: Path) -> None
     ("free_bytes", "again"),
     [(None, False), (9 << 30, False), (10 << 30, False), (10_300 << 20, False), (12 << 30, True)],
 )
-def test_a_kernel_is_tried_again_where_more_memory_is_free(
-    free_bytes: int | None, again: bool, tmp_path: Path
-) -> None:
+def test_a_kernel_is_tried_again_where_more_memory_is_free(free_bytes: int | None, again: bool, tmp_path: Path) -> None:
     rows = {KEYS[0]: SHORT, KEYS[1]: replace(SHORT, free_bytes=None)}
     assert known(tmp_path / "db", GpuNow(free_bytes), rows) == ({"d1"} if again else {"d0", "d1"})
 
 
 @pytest.mark.parametrize(("limit_s", "again"), [(0.0, False), (5.0, False), (60.0, True)])
-def test_what_took_too_long_is_tried_again_with_a_higher_limit(
-    limit_s: float, again: bool, tmp_path: Path
-) -> None:
+def test_what_took_too_long_is_tried_again_with_a_higher_limit(limit_s: float, again: bool, tmp_path: Path) -> None:
     slow = Rejection(RejectionKind.TIMEOUT, late(5.0) + "; it printed: nothing")
     rows = {KEYS[0]: slow, KEYS[1]: Rejection(RejectionKind.TIMEOUT, "hung beyond the worker's own limit")}
     with Database(filled(tmp_path / "db", rows)) as database:
@@ -77,9 +73,7 @@ def test_what_took_too_long_is_tried_again_with_a_higher_limit(
         assert KEYS[0] in database.get(KEYS, lambda _: limit_s)
 
 
-@pytest.mark.parametrize(
-    ("now", "again"), [(None, False), (4 << 30, False), (11 << 30, False), (16 << 30, True)]
-)
+@pytest.mark.parametrize(("now", "again"), [(None, False), (4 << 30, False), (11 << 30, False), (16 << 30, True)])
 def test_a_kernel_for_the_host_is_tried_again_where_more_of_its_memory_is_free(
     now: int | None, again: bool, tmp_path: Path
 ) -> None:

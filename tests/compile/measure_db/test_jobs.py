@@ -175,11 +175,7 @@ def test_only_a_reference_that_ended_by_itself_is_to_blame(kind: RejectionKind, 
         """Ends the first time it is asked for a check, and leaves a note of what it tried."""
 
         def ask(self, message: Any, what: str, threads: int) -> Any:
-            if (
-                isinstance(message, CheckKernel)
-                and not (tmp_path / "new.trying").exists()
-                and not self.checked
-            ):
+            if isinstance(message, CheckKernel) and not (tmp_path / "new.trying").exists() and not self.checked:
                 (tmp_path / "new.trying").touch()
                 self.checked.append("tried")
                 return self._die(message.number, Rejection(kind, "x"))

@@ -43,8 +43,7 @@ def test_times_are_positive_and_inputs_are_set_for_each_run(tmp_path: Path) -> N
 
 def test_the_parts_are_timed_in_the_rounds_of_the_whole_and_recalled_with_it(tmp_path: Path) -> None:
     first, again = (
-        collage.compile(gather_net(), backends=["tvm"], db=tmp_path / "db.sqlite", progress=False)
-        for _ in range(2)
+        collage.compile(gather_net(), backends=["tvm"], db=tmp_path / "db.sqlite", progress=False) for _ in range(2)
     )
     parts = [region.cost_us for region in first.program.launches]
     assert len(parts) > 1

@@ -42,9 +42,7 @@ def test_what_cannot_be_tried_on_nan_is_guarded(tmp_path: Path, monkeypatch: pyt
         assert isinstance(outcome, Measurement) and outcome.finite_only == (not keeps)
 
 
-def test_what_onnx_runtime_does_not_answer_is_guarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_onnx_runtime_does_not_answer_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = PartSession.run
 
     def refusing(session: PartSession, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:

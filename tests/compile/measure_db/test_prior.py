@@ -83,8 +83,7 @@ def test_a_file_holds_what_databases_tell_and_leaves_a_network_out(
 
 def test_a_file_is_small(tmp_path: Path) -> None:
     rows = [
-        Loss("net", f"conv2d{number}|1|1", ("native", "[a -> b; c]"), 1 + (number < 9), 0.25)
-        for number in range(5000)
+        Loss("net", f"conv2d{number}|1|1", ("native", "[a -> b; c]"), 1 + (number < 9), 0.25) for number in range(5000)
     ]
     assert 9 <= write_prior(tmp_path / "prior.json", {PLACE: rows}, 50_000) < 5000
     assert (tmp_path / "prior.json").stat().st_size <= 50_000
@@ -95,9 +94,7 @@ def test_a_file_is_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("better", ["one", "other"])
-def test_it_decides_the_order_of_measuring(
-    better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_decides_the_order_of_measuring(better: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: all candidates are tried, and the fastest is the same."""
     model, options = chain_model(), BuildOptions(threads=1)
     backends = {name: type(name, (NumpyBackend,), {"name": name})() for name in ("one", "other")}

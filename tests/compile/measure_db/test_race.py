@@ -25,9 +25,7 @@ class Track:
     noise: float = 0.02
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def lane(
-        self, ns: float, precision: str = "", charge_ns: float = 0.0, *, incumbent: bool = False
-    ) -> Lane:
+    def lane(self, ns: float, precision: str = "", charge_ns: float = 0.0, *, incumbent: bool = False) -> Lane:
         def run(count: int) -> float:
             took = ns * (1 + self.drift * self.now / 1e9) * (1 + self.noise * abs(self.rng.gauss(0, 1)))
             self.now += took * count
@@ -81,9 +79,7 @@ def test_what_a_call_costs_counts_in_the_order_and_not_in_the_time() -> None:
 
 
 @given(st.lists(st.floats(200.0, 50 * MS), min_size=1, max_size=30), st.booleans(), st.integers(0, 5))
-def test_a_race_takes_no_longer_than_its_candidates_may(
-    times: list[float], incumbent: bool, seed: int
-) -> None:
+def test_a_race_takes_no_longer_than_its_candidates_may(times: list[float], incumbent: bool, seed: int) -> None:
     """Ten milliseconds for each candidate, or six runs, on average, whatever is among them."""
     track = Track(rng=random.Random(seed), noise=0.0)
     lanes = [track.lane(ns) for ns in times]

@@ -95,9 +95,7 @@ def test_inner_values_are_those_of_the_operators(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", ["Tanh", "Gemm"])
-def test_wrong_conversion_is_found_and_can_be_avoided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
+def test_wrong_conversion_is_found_and_can_be_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     def wrong_tanh(inputs: Sequence[Any], attrs: dict[str, Any]) -> Any:
         return relax.op.sigmoid(inputs[0])
 
@@ -163,12 +161,8 @@ def test_operator_without_onnx_form_leaves_inner_values_unknown(
     assert wrong == {}
     matmul = next(n for n in model.graph.nodes if n.op == "matmul")
     assert matmul.outputs[0] in unknown(model, store)
-    outcome = measured_here(
-        KernelSource(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions()), Samples(store)
-    )
-    assert outcome == Rejection(
-        RejectionKind.UNSUPPORTED, "no reference value for a value inside an ONNX node"
-    )
+    outcome = measured_here(KernelSource(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions()), Samples(store))
+    assert outcome == Rejection(RejectionKind.UNSUPPORTED, "no reference value for a value inside an ONNX node")
     group = tuple(sorted(model.groups[matmul.source]))
     known = [v for n in group for v in model.graph.nodes[n].outputs if v not in unknown(model, store)]
     assert known, "the ONNX node's own output is known"

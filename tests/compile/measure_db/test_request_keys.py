@@ -97,9 +97,7 @@ def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
         (CandidateRequest(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
     ],
 )
-def test_keys_of_requests(
-    request_: CandidateRequest, digest: str, settings: str, effort: Effort, mark: str
-) -> None:
+def test_keys_of_requests(request_: CandidateRequest, digest: str, settings: str, effort: Effort, mark: str) -> None:
     version = "1.0" if request_.backend == "numpy" else "2.0"
     expected = (digest, request_.backend, version, settings + mark, 2, "some machine", tvm.__version__)
     assert astuple(keys(effort).key(request_)) == expected

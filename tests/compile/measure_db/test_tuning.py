@@ -48,9 +48,7 @@ class Tuner(collage.Tuner, NumpyBackend):
 
 def measurer_of(model: Model, database: Database, trials: int) -> Measurer:
     options = BuildOptions(1, trials)
-    settings = MeasureSettings(
-        {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=CandidateLimits(2.0)
-    )
+    settings = MeasureSettings({"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=CandidateLimits(2.0))
     return Measurer(WorkerSession(MeasuredModel(model), settings), database)
 
 
@@ -61,9 +59,7 @@ def measure(
         return measurer.measure(requests), measurer.measurements_made
 
 
-def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(
-    model: Model, database: Database
-) -> None:
+def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(model: Model, database: Database) -> None:
     found, made = measure(model, database, 3, RELU, TANH)
     relu, tanh = found[RELU], found[TANH]
     assert isinstance(relu, Measurement)

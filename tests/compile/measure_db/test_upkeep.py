@@ -84,9 +84,7 @@ def test_candidates_of_a_region_fastest_first_and_rejections_last(tmp_path: Path
         database.put(replace(KEY, digest="d2"), SURE, "matmul")
         database.put(replace(KEY, digest="d3", hardware="Xeon"), SURE, "conv2d + relu")
         found = candidates(database, "Conv2d+ReLU", RowFilter(hardware="EPYC abc"))
-        assert {d: [row["backend"] for row in rows] for d, rows in found.items()} == {
-            "d1": ["onednn", "tvm", "mkl"]
-        }
+        assert {d: [row["backend"] for row in rows] for d, rows in found.items()} == {"d1": ["onednn", "tvm", "mkl"]}
         assert candidates(database, "softmax", RowFilter()) == {}
         assert [row["digest"] for row in latest(database, RowFilter(only="measured"), 2)] == ["d3", "d2"]
         assert [row["backend"] for row in latest(database, RowFilter(only="rejected"), 9)] == ["mkl"]

@@ -28,9 +28,7 @@ def network() -> onnx.ModelProto:
         helper.make_node("GlobalMaxPool", ["c"], ["m"]),
     ]
     weights = {"w": rng.standard_normal((8, 8, 3, 3)).astype(np.float32)}
-    return make_model(
-        nodes, {"x": list(SHAPE), "y": list(SHAPE)}, {"c": list(SHAPE), "m": [2, 8, 1, 1]}, weights
-    )
+    return make_model(nodes, {"x": list(SHAPE), "y": list(SHAPE)}, {"c": list(SHAPE), "m": [2, 8, 1, 1]}, weights)
 
 
 def drawn(seed: int) -> dict[str, np.ndarray]:
@@ -140,9 +138,7 @@ def test_an_engine_that_cannot_be_bound_gets_copies(
         np.testing.assert_allclose(call.outputs[name], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_errors_of_the_engine_are_told(
-    whole: collage.CompiledModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_engine_are_told(whole: collage.CompiledModule, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("out of order")
 

@@ -47,9 +47,7 @@ def test_outputs_of_unknown_shapes_are_new_in_each_call(tmp_path: Path) -> None:
         np.testing.assert_array_equal(call.outputs["y"], np.stack(np.nonzero(x.reshape(3, 4))))
         assert call.outputs["y"] is not before
         before = call.outputs["y"]
-    with pytest.raises(
-        UsageError, match="runs the model's whole graph and makes the outputs: give inputs only"
-    ):
+    with pytest.raises(UsageError, match="runs the model's whole graph and makes the outputs: give inputs only"):
         module.bind(outputs={"y": np.zeros((2, 5), np.int64)})
 
 
@@ -137,9 +135,7 @@ def made_suffix(careful: Careful | None) -> collage.BoundSuffix:
     def launch() -> None:
         np.add(x, 1, out=a)
 
-    return collage.BoundSuffix(
-        suffix, Doubling(), TicketLock(), careful, {"x": x, "y": y}, Launches(launch, {"a": a})
-    )
+    return collage.BoundSuffix(suffix, Doubling(), TicketLock(), careful, {"x": x, "y": y}, Launches(launch, {"a": a}))
 
 
 @pytest.mark.parametrize("careful", [None, Answering()])

@@ -105,9 +105,7 @@ def test_steps_compute_one_after_the_other(team: Team, tasks: ctypes.CDLL) -> No
     scale, negate = address_of(tasks.scale), address_of(tasks.negate)
     parts = tuple(Task(scale, at[0] + 4 * i, at[1] + 4 * i, 100, by) for i in range(0, n, 100))
     halves = tuple(Task(negate, at[1] + 4 * i, at[2] + 4 * i, n // 2, launch) for i in (0, n // 2))
-    run = LaunchList(
-        team, [Step(parts), Step(halves, Mode.LEAD), Step((Task(scale, at[2], at[3], n, by),)), Step(())]
-    )
+    run = LaunchList(team, [Step(parts), Step(halves, Mode.LEAD), Step((Task(scale, at[2], at[3], n, by),)), Step(())])
     for _ in range(200):
         for array in arrays[1:]:
             array.fill(np.nan)
@@ -218,9 +216,7 @@ run()
 assert team_of(3) is team is run.team
 raise SystemExit(status)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -262,9 +258,7 @@ raise SystemExit(status or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @needs_core
 def test_a_fork_begins_with_no_events_and_keeps_its_own() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EVENTS], cwd=ROOT, timeout=60, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", EVENTS], cwd=ROOT, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -310,9 +304,7 @@ else:
     run()
     assert places() == [every], places()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

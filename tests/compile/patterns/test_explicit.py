@@ -82,16 +82,12 @@ def test_operators_with_too_many_arguments_are_refused_wherever_they_stand() -> 
         wildcard() | wrong,
         is_op("concat")(is_tuple([wrong])),
     ):
-        with pytest.raises(
-            RegistrationError, match=r"is_op\('relu'\) has 3 arguments; the operator takes 1 at most"
-        ):
+        with pytest.raises(RegistrationError, match=r"is_op\('relu'\) has 3 arguments; the operator takes 1 at most"):
             registry.patterns.add_pattern("tvm", pattern)
     registry.patterns.add_pattern("tvm", is_op("relu")(wildcard()) | is_op("add")(wildcard(), wildcard()))
 
 
-def test_a_rule_that_raises_is_left_out_with_a_warning(
-    context: MatchContext, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rule_that_raises_is_left_out_with_a_warning(context: MatchContext, caplog: pytest.LogCaptureFixture) -> None:
     def check(ops: object) -> bool:
         raise ValueError("boom")
 
@@ -102,7 +98,5 @@ def test_a_rule_that_raises_is_left_out_with_a_warning(
     matches, rejected = find_matches(context, "test", sources)
     assert {each.pattern for each in matches} == {"other"} and not rejected
     (told,) = caplog.messages
-    assert told.startswith(
-        "backend test: its pattern or rule mine is left out, since it raised ValueError: boom ("
-    )
+    assert told.startswith("backend test: its pattern or rule mine is left out, since it raised ValueError: boom (")
     assert "test_explicit.py, line" in told

@@ -74,9 +74,7 @@ def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
         leave.wait(10)
         done.append("holder")
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # TVM may have changed how it interrupts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # TVM may have changed how it interrupts
     holder = start(lambda: turns.run(hold))
     held.wait(10)
     try:
@@ -139,7 +137,5 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_turn_that_began_before_a_fork_ends_in_the_child() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr

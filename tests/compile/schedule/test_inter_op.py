@@ -24,8 +24,7 @@ def priced(draw: st.DrawFn, most: int) -> tuple[Dag, Costs]:
     dag = draw(dags(most))
     team = [draw(st.integers(1, 50)) for _ in range(len(dag))]
     alone = [
-        draw(st.one_of(st.none(), st.floats(0.8, 2.2).map(lambda factor, us=us: round(us * factor, 1))))
-        for us in team
+        draw(st.one_of(st.none(), st.floats(0.8, 2.2).map(lambda factor, us=us: round(us * factor, 1)))) for us in team
     ]
     return dag, Costs(tuple(map(float, team)), tuple(alone))
 
@@ -142,9 +141,7 @@ def test_nimble_runs_the_longest_chain_first_and_opara_in_turns() -> None:
 
 def test_large_networks_are_scheduled_in_seconds() -> None:
     rng = np.random.default_rng(0)
-    edges = [
-        (int(u), v) for v in range(1, 600) for u in {max(0, v - 1 - int(k)) for k in rng.integers(0, 8, 2)}
-    ]
+    edges = [(int(u), v) for v in range(1, 600) for u in {max(0, v - 1 - int(k)) for k in rng.integers(0, 8, 2)}]
     dag = Dag.of_edges(600, edges)
     team = rng.uniform(5, 50, 600)
     costs = Costs(tuple(team), tuple(team * rng.uniform(1, 2, 600)))

@@ -54,9 +54,7 @@ def check_alike(
     found, *about = walked(options, most_states, rules, endless)
     expected, *as_expected = walked_in_python(options, most_states, rules, endless)
     assert about == as_expected
-    assert (None if found is None else list(map(id, found))) == (
-        None if expected is None else list(map(id, expected))
-    )
+    assert (None if found is None else list(map(id, found))) == (None if expected is None else list(map(id, expected)))
     return bool(about[1])
 
 

@@ -186,9 +186,7 @@ def test_from_offers_to_a_placement(copy_us: float, offloads: bool) -> None:
     costs |= {("null_host", "nn.relu"): 5.0, ("null_device", "nn.relu"): 9.0}
     costs |= {("null_host", "tanh"): 5.0, ("null_device", "tanh"): 4.0}
     outcomes = {
-        each.request: Measurement(
-            costs[each.request.backend, graph.nodes[each.request.nodes[0]].op], 0.0, 0.0, 1, 0.0
-        )
+        each.request: Measurement(costs[each.request.backend, graph.nodes[each.request.nodes[0]].op], 0.0, 0.0, 1, 0.0)
         for each in offers
     }
     assert not refused
@@ -208,10 +206,7 @@ def test_from_offers_to_a_placement(copy_us: float, offloads: bool) -> None:
     assert nodes - {1} == ({2, 3, 4} if offloads else set())  # the first reshape is free on either side
     assert placement.predicted_us == (19.0 + 2 * copy_us if offloads else 110.0)
     assert len(placement.transforms) == (2 if offloads else 0)
-    assert (
-        placement.predicted_us
-        == place_exact(graph, candidates, 0.0, transforms_us=transforms_us).predicted_us
-    )
+    assert placement.predicted_us == place_exact(graph, candidates, 0.0, transforms_us=transforms_us).predicted_us
 
 
 LAUNCH_US, COPY_US = 4.0, 9.0
@@ -226,10 +221,7 @@ def like_a_gpu(rows: int, width: int) -> Offload:
     """
     kind = ((rows, width), TensorProto.FLOAT)
     nodes = [
-        *(
-            helper.make_node("MatMul", [x, w], [y])
-            for x, w, y in (("x", "u", "a"), ("b", "v", "c"), ("d", "w", "e"))
-        ),
+        *(helper.make_node("MatMul", [x, w], [y]) for x, w, y in (("x", "u", "a"), ("b", "v", "c"), ("d", "w", "e"))),
         helper.make_node("Relu", ["a"], ["b"]),
         helper.make_node("CumSum", ["c", "axis"], ["d"]),
         helper.make_node("Relu", ["e"], ["y"]),
@@ -240,10 +232,7 @@ def like_a_gpu(rows: int, width: int) -> Offload:
     size = rows * width
     work = {"matmul": size * width, "nn.relu": size, "cumsum": 4 * size}
     host = [3e-6 * work[node.op] for node in graph.nodes]
-    device = [
-        1e9 if node.op == "cumsum" else LAUNCH_US + us / 100
-        for node, us in zip(graph.nodes, host, strict=True)
-    ]
+    device = [1e9 if node.op == "cumsum" else LAUNCH_US + us / 100 for node, us in zip(graph.nodes, host, strict=True)]
     copy_us = COPY_US + 50e-6 * 4 * size
     return Offload(graph, tuple(zip(host, device, strict=True)), ((copy_us, copy_us),) * len(graph.values))
 

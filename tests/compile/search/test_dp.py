@@ -25,10 +25,7 @@ EPSILON = 0.5
 def total(candidates: Sequence[Candidate], margin: float) -> Fraction:
     """Exact sum of the charges: in the tests all costs are multiples of powers of two."""
     return sum(
-        (
-            Fraction(c.cost_us) + Fraction(EPSILON) + Fraction(margin) * Fraction(c.noise_us)
-            for c in candidates
-        ),
+        (Fraction(c.cost_us) + Fraction(EPSILON) + Fraction(margin) * Fraction(c.noise_us) for c in candidates),
         Fraction(0),
     )
 
@@ -110,9 +107,7 @@ def test_covers_in_a_circle_are_refused_and_nothing_else(case: tuple[Graph, list
 
 @settings(max_examples=60, deadline=None)
 @given(problems() | crossings(), st.sampled_from([0.0, 0.5]))
-def test_the_dynamic_program_equals_the_exact_solver(
-    case: tuple[Graph, list[Candidate]], margin: float
-) -> None:
+def test_the_dynamic_program_equals_the_exact_solver(case: tuple[Graph, list[Candidate]], margin: float) -> None:
     graph, candidates = case
     try:
         placement = place(graph, candidates, EPSILON, margin=margin)
@@ -127,9 +122,7 @@ def test_the_dynamic_program_equals_the_exact_solver(
 
 @settings(max_examples=60, deadline=None)
 @given(problems() | crossings(), st.randoms(use_true_random=False))
-def test_the_order_of_the_candidates_does_not_matter(
-    case: tuple[Graph, list[Candidate]], rng: random.Random
-) -> None:
+def test_the_order_of_the_candidates_does_not_matter(case: tuple[Graph, list[Candidate]], rng: random.Random) -> None:
     graph, candidates = case
 
     def answer(given: Sequence[Candidate]) -> Placement | str:
@@ -143,9 +136,7 @@ def test_the_order_of_the_candidates_does_not_matter(
 
 @settings(max_examples=100, deadline=None)
 @given(problems() | crossings(), st.integers(1, 3))
-def test_dropping_states_still_gives_a_placement(
-    case: tuple[Graph, list[Candidate]], max_states: int
-) -> None:
+def test_dropping_states_still_gives_a_placement(case: tuple[Graph, list[Candidate]], max_states: int) -> None:
     graph, candidates = case
     try:
         best = place(graph, candidates, EPSILON)

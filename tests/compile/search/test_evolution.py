@@ -53,9 +53,7 @@ class MadeUp:
         total = sum(self.kernel[n] for c in found.kept for n in c.nodes) + 1.0 * len(found.kept)
         for nodes, engine in found.regions:
             total += 6.0 + sum(self.inside[engine][n] for n in nodes)
-            total -= sum(
-                gain for (e, a, b), gain in self.fused.items() if e == engine and a in nodes and b in nodes
-            )
+            total -= sum(gain for (e, a, b), gain in self.fused.items() if e == engine and a in nodes and b in nodes)
         return total
 
     def run(self, genome: Genome) -> Trial:

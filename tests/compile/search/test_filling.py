@@ -14,10 +14,7 @@ MODEL = imported()
 
 
 def offers(backend: str, *node_sets: tuple[int, ...], precision: str = "") -> list[Offer]:
-    return [
-        Offer(CandidateRequest(nodes, backend, Variant(precision=precision)), "pattern")
-        for nodes in node_sets
-    ]
+    return [Offer(CandidateRequest(nodes, backend, Variant(precision=precision)), "pattern") for nodes in node_sets]
 
 
 def lacking(few: list[Offer], others: list[Offer]) -> set[tuple[str, tuple[int, ...]]]:

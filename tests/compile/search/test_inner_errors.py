@@ -45,10 +45,7 @@ def test_luck_at_the_outputs_of_a_region_is_not_believed(model: Model) -> None:
         CandidateRequest(everything, "engine", BF16): measured(1e-4),
     }
     offers = [Offer(request, "any") for request in outcomes]
-    found = {
-        (c.backend, c.nodes): math.sqrt(c.error)
-        for c in candidates_of(model, offers, (), outcomes, (), ERRORS)
-    }
+    found = {(c.backend, c.nodes): math.sqrt(c.error) for c in candidates_of(model, offers, (), outcomes, (), ERRORS)}
     assert found["engine", everything] == pytest.approx(math.hypot(5e-3, 4e-3))
     assert found["lib", (first,)] == pytest.approx(3e-3)
 
@@ -83,9 +80,7 @@ def test_what_is_read_and_written_rounded_is_charged(model: Model) -> None:
     narrow = narrowed(PLAIN, "bf16")
     found = {}
     for about, storage in (("wide", PLAIN), ("narrow", narrow)):
-        variant = Variant(
-            (storage, *[PLAIN] * (len(edges(model, (last,))[0]) - 1)), (PLAIN,), precision="bf16"
-        )
+        variant = Variant((storage, *[PLAIN] * (len(edges(model, (last,))[0]) - 1)), (PLAIN,), precision="bf16")
         request = CandidateRequest((last,), "lib", variant)
         outcomes = {request: measured(1e-4)}
         (candidate,) = candidates_of(model, [Offer(request, "any")], (), outcomes, (), errors)

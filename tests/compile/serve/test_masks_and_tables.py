@@ -107,9 +107,7 @@ def test_angles_that_depend_on_other_positions_are_refused() -> None:
     model = decoder(QWEN2)
     long_factor(model)
     options = DecoderOptions((8,), quick=True, max_length=1100)
-    with pytest.raises(
-        ModelError, match=r"node /rotary/cos \(Cos\) gives angles of a token that depend on the pos"
-    ):
+    with pytest.raises(ModelError, match=r"node /rotary/cos \(Cos\) gives angles of a token that depend on the pos"):
         compile_parts(model, options, default_registry(), quiet)
 
 
@@ -204,9 +202,7 @@ def clipped(model: onnx.ModelProto) -> tuple[str, list[onnx.NodeProto]]:
     return "Gather", [helper.make_node("Min", [POSITIONS, "end"], ["index"])]
 
 
-@pytest.mark.parametrize(
-    ("change", "wanted"), [(wrapped, 256), (by_several_axes, 256), (halved, 512), (clipped, None)]
-)
+@pytest.mark.parametrize(("change", "wanted"), [(wrapped, 256), (by_several_axes, 256), (halved, 512), (clipped, None)])
 def test_lookups_that_tell_how_far_positions_go(
     change: Callable[[onnx.ModelProto], tuple[str, list[onnx.NodeProto]]], wanted: int | None
 ) -> None:

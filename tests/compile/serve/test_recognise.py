@@ -98,9 +98,7 @@ def unused_cache(model: onnx.ModelProto) -> str:
 
 
 def branch(model: onnx.ModelProto) -> str:
-    inner = helper.make_graph(
-        [], "none", [], [helper.make_tensor_value_info("rotary.cos", TensorProto.FLOAT, None)]
-    )
+    inner = helper.make_graph([], "none", [], [helper.make_tensor_value_info("rotary.cos", TensorProto.FLOAT, None)])
     node = helper.make_node("If", ["flag"], ["unused"], "cache_branch", then_branch=inner, else_branch=inner)
     model.graph.node.append(node)
     return "node cache_branch (If) has a graph of its own"
@@ -154,8 +152,6 @@ def read_and_cut(model: onnx.ModelProto) -> Decoder:
 def test_an_encoder_is_refused() -> None:
     model = decoder(replace(GPT2, form=PLAIN))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("pooled", TensorProto.FLOAT, [1, 64]))
-    model.graph.node.append(
-        helper.make_node("ReduceMean", ["logits"], ["pooled"], "pool", axes=[1], keepdims=0)
-    )
+    model.graph.node.append(helper.make_node("ReduceMean", ["logits"], ["pooled"], "pool", axes=[1], keepdims=0))
     with pytest.raises(ModelError, match="must be logits"):
         recognise(model, "it")

@@ -167,9 +167,7 @@ def test_what_is_wrong_is_named_in_plain_words(
         (ChatBody, "messages", [{"role": "user", "content": [1] * 1000}]),
     ],
 )
-def test_a_body_has_few_errors_however_much_is_wrong(
-    kind: type[CommonBody], field: str, wrong: object
-) -> None:
+def test_a_body_has_few_errors_however_much_is_wrong(kind: type[CommonBody], field: str, wrong: object) -> None:
     usual = CHAT if kind is ChatBody else COMPLETION
     with pytest.raises(ApiError) as caught:
         parse(kind, json.dumps({**usual, field: wrong}).encode())

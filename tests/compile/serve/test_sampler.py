@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from collage.errors import UsageError
 from collage.serve.sampling import Chooser, Logprobs, Sampler, Sampling, choose_all, log_probabilities
 
-LOGITS = st.lists(st.integers(-40, 40), min_size=2, max_size=30).map(
-    lambda found: np.array(found, np.float32) / 8
-)
+LOGITS = st.lists(st.integers(-40, 40), min_size=2, max_size=30).map(lambda found: np.array(found, np.float32) / 8)
 
 
 def chosen(
@@ -24,17 +22,10 @@ def chosen(
     return choose_all(Chooser(logits.shape[1], threads), samplers, logits)
 
 
-def draws(
-    sampling: Sampling, logits: np.ndarray[Any, Any], count: int, prompt: tuple[int, ...] = ()
-) -> list[int]:
+def draws(sampling: Sampling, logits: np.ndarray[Any, Any], count: int, prompt: tuple[int, ...] = ()) -> list[int]:
     """The answer of a model whose logits are always the same."""
     sampler, chooser = Sampler(sampling, prompt), Chooser(len(logits))
-    return [
-        each[0]
-        for _ in range(count)
-        for each in choose_all(chooser, [sampler], logits[None])
-        if each is not None
-    ]
+    return [each[0] for _ in range(count) for each in choose_all(chooser, [sampler], logits[None]) if each is not None]
 
 
 def allowed(logits: np.ndarray[Any, Any], sampling: Sampling) -> set[int]:
@@ -54,9 +45,7 @@ def allowed(logits: np.ndarray[Any, Any], sampling: Sampling) -> set[int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    LOGITS, st.floats(0.1, 3), st.integers(0, 10), st.floats(0.05, 1), st.floats(0, 0.9), st.integers(0, 99)
-)
+@given(LOGITS, st.floats(0.1, 3), st.integers(0, 10), st.floats(0.05, 1), st.floats(0, 0.9), st.integers(0, 99))
 def test_draws_are_from_the_likeliest_tokens(
     logits: np.ndarray[Any, Any], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:

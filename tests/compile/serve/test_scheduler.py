@@ -52,9 +52,7 @@ OPTIONS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(JOBS, OPTIONS, st.integers(1, 3), st.integers(25, 60))
-def test_everything_ends_and_nothing_leaks(
-    jobs: list[Job], options: EngineOptions, workers: int, blocks: int
-) -> None:
+def test_everything_ends_and_nothing_leaks(jobs: list[Job], options: EngineOptions, workers: int, blocks: int) -> None:
     """The simulation itself checks blocks and plans at each iteration."""
     simulation = Simulation(jobs, options, NullRunner(workers=workers, block_count=blocks))
     simulation.run()
@@ -145,9 +143,7 @@ def test_without_a_target_prompts_are_small_beside_streams() -> None:
     jobs = [Job(0, (0,) * 3, 60) for _ in range(4)] + [Job(0.3, (1,) * 100, 2)]
     simulation = Simulation(jobs, EngineOptions(), NullRunner(block_count=128))
     simulation.run()
-    with_prompt = [
-        plan.tokens for plan in simulation.iterations if len(plan.sequences) == 5 and plan.tokens > 5
-    ]
+    with_prompt = [plan.tokens for plan in simulation.iterations if len(plan.sequences) == 5 and plan.tokens > 5]
     assert with_prompt == [24] * 5
 
 
@@ -232,9 +228,7 @@ def test_priorities_are_served_first_and_do_not_starve_others() -> None:
     simulation = Simulation([Job(0, (1,), 3), *first], EngineOptions(max_running=1), NullRunner())
     simulation.run()
     assert simulation.records[2].times[0] < simulation.records[1].times[0]
-    flood = [
-        Job(0.1 * i, (0,), 8, priority=-1) for i in range(300)
-    ]  # more than can be served, all more urgent
+    flood = [Job(0.1 * i, (0,), 8, priority=-1) for i in range(300)]  # more than can be served, all more urgent
     simulation = Simulation([Job(0, (1,), 3), *flood], EngineOptions(max_running=1), NullRunner())
     simulation.run()
     last = max(each.times[-1] for each in simulation.records)

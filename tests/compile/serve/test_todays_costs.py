@@ -57,13 +57,9 @@ def test_only_much_faster_iterations_are_measured_again(
     assert ("measured again" in caplog.text) == again
 
 
-def test_a_decoder_that_was_compiled_beside_other_work(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_decoder_that_was_compiled_beside_other_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = DecoderOptions((1, 16), threads=2, db=tmp_path / "m.sqlite", quick=True, max_length=64)
-    compiled = compile_decoder(
-        decoder(small(NAMED["gpt2_124m"])), options, default_registry(), lambda _: None
-    )
+    compiled = compile_decoder(decoder(small(NAMED["gpt2_124m"])), options, default_registry(), lambda _: None)
     wrong = {1: 4e4, 16: 3e4}  # so that iterations of one token would be run in the larger bucket, too
     path = tmp_path / "it.collage"
     save_decoder(with_costs(compiled, wrong, wrong), path)

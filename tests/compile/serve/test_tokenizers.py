@@ -85,13 +85,8 @@ def test_the_first_token_of_an_answer_keeps_its_blank(metaspace: bool, tmp_path:
     assert text_of(tokenizer, [BEGIN, HELLO, *[END] * 20], [WORLD, *[END] * 20, WORLD]) == " world world"
     assert text_of(tokenizer, [BEGIN], [WORLD, WORLD]) == "world world"  # nothing is before it
     with Engine(NullRunner(), tokenizer=tokenizer) as engine:  # its model says Hello whatever it is asked
-        assert (
-            engine.submit((BEGIN, HELLO), Sampling(max_tokens=2, temperature=0)).result().text
-            == " Hello Hello"
-        )
-        stopped = engine.submit(
-            (BEGIN, HELLO), Sampling(max_tokens=9, temperature=0, stop=(" Hello",))
-        ).result()
+        assert engine.submit((BEGIN, HELLO), Sampling(max_tokens=2, temperature=0)).result().text == " Hello Hello"
+        stopped = engine.submit((BEGIN, HELLO), Sampling(max_tokens=9, temperature=0, stop=(" Hello",))).result()
     assert (stopped.tokens, stopped.text, stopped.finish) == ((HELLO,), "", Finish.STOP)
 
 

@@ -36,9 +36,7 @@ def insert(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> None:
 
 def rename(model: onnx.ModelProto, name: str, other: str, last: int = 0) -> None:
     """Let nodes read another value; only the ``last`` ones of those that read it, where that is given."""
-    users = [
-        (node, place) for node in model.graph.node for place, each in enumerate(node.input) if each == name
-    ]
+    users = [(node, place) for node in model.graph.node for place, each in enumerate(node.input) if each == name]
     for node, place in users[-last:]:
         node.input[place] = other
 
@@ -50,9 +48,7 @@ def add_weight(model: onnx.ModelProto, name: str, value: Any) -> None:
 def test_a_cache_in_float16_is_refused() -> None:
     model = decoder(GPT2)
     model.graph.input[-1].type.tensor_type.elem_type = TensorProto.FLOAT16
-    with pytest.raises(
-        ModelError, match=r"its input past_key_values.1.value is float16, and must be float32\."
-    ):
+    with pytest.raises(ModelError, match=r"its input past_key_values.1.value is float16, and must be float32\."):
         recognise(model, "it")
 
 
@@ -183,9 +179,7 @@ def first_rows(model: onnx.ModelProto, tokens: int, places: list[int]) -> Any:
 
 def read_and_cut(model: onnx.ModelProto, tokens: int) -> tuple[list[Segment], OnnxGraph, Decoder]:
     found, graph = recognise(model, "it")
-    sized = (
-        graph if tokens == PROBE.tokens else read_graph(model, GraphSizes(tokens, PROBE.past), graph.places)
-    )
+    sized = graph if tokens == PROBE.tokens else read_graph(model, GraphSizes(tokens, PROBE.past), graph.places)
     return cut(sized, found), sized, found
 
 
@@ -267,9 +261,7 @@ def with_rotary_operator(interleaved: int) -> onnx.ModelProto:
         *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkvr"),
         helper.make_node("RotaryEmbedding", ["qx", "cos", "sin"], ["qr"], num_heads=4, **turn),
         helper.make_node("RotaryEmbedding", ["kx", "cos", "sin"], ["kr"], num_heads=2, **turn),
-        helper.make_node(
-            "Attention", ["qr", "kr", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2
-        ),
+        helper.make_node("Attention", ["qr", "kr", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2),
         helper.make_node("Softmax", ["rx"], ["shares"]),
         helper.make_node("ArgMax", ["shares"], ["best"], axis=-1),
         helper.make_node("Cast", ["best"], ["weight"], to=TensorProto.FLOAT),

@@ -40,9 +40,7 @@ def stored_narrow(variant: Variant, position: int) -> bool:
     return is_narrow(variant.inputs[position])
 
 
-def convolution(
-    shape: tuple[int, ...], weights: tuple[int, ...], *then: str, **attrs: Any
-) -> onnx.ModelProto:
+def convolution(shape: tuple[int, ...], weights: tuple[int, ...], *then: str, **attrs: Any) -> onnx.ModelProto:
     """A convolution with a bias, and with a residual and a relu where they are asked for."""
     rng = np.random.default_rng(0)
     fan = weights[1] * int(np.prod(weights[2:]))
@@ -102,9 +100,7 @@ def run(
     found = []
     for kind, storage, target in zip(subgraph.output_types, outputs, targets, strict=True):
         plain = from_layout(target, storage, kind)
-        np.testing.assert_array_equal(
-            as_bytes(to_layout(plain, storage)), as_bytes(target)
-        )  # padding is zero
+        np.testing.assert_array_equal(as_bytes(to_layout(plain, storage)), as_bytes(target))  # padding is zero
         found.append(plain)
     return found
 
@@ -129,9 +125,7 @@ def model(
     return evaluate(subgraph, taken, weights)
 
 
-def check(
-    variant: Variant, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], roundings: int = 1
-) -> None:
+def check(variant: Variant, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], roundings: int = 1) -> None:
     """Results are those of the model, but for float32 sums, and for ``roundings`` where they are stored narrow."""
     outputs = variant.outputs or (PLAIN,) * len(found)
     for mine, exact, storage in zip(found, wanted, outputs, strict=True):
@@ -168,9 +162,7 @@ def check_all(
     return built
 
 
-def check_special_values(
-    backend: Backend, subgraph: Subgraph, *, of_weights: bool = True, least: int = 1
-) -> None:
+def check_special_values(backend: Backend, subgraph: Subgraph, *, of_weights: bool = True, least: int = 1) -> None:
     """NaN and infinities in the data come out where the model has them, and denormals change nothing else."""
     x = np.random.default_rng(0).standard_normal(subgraph.input_types[0].shape).astype(np.float32)
     flat = x.reshape(-1)

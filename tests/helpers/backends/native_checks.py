@@ -106,9 +106,7 @@ def run_variant(
     return plain
 
 
-def check_all_variants(
-    subgraph: Subgraph, threads: int, seed: int = 0, backend: Backend = BACKEND
-) -> list[Variant]:
+def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0, backend: Backend = BACKEND) -> list[Variant]:
     """Every variant computes the right thing; returns them, at least one."""
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]

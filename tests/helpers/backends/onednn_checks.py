@@ -24,9 +24,7 @@ from tests.helpers.reference import evaluate
 BACKEND = OneDnn()
 needs_onednn = pytest.mark.skipif(not BACKEND.available(), reason=f"oneDNN: {BACKEND.available().reason}")
 
-needs_exact_sums = pytest.mark.skipif(
-    not has_exact_int8_sums(), reason="sums of 8-bit products saturate here"
-)
+needs_exact_sums = pytest.mark.skipif(not has_exact_int8_sums(), reason="sums of 8-bit products saturate here")
 LAYOUTS = frozenset(STORAGES if "avx512f" in flags() else (PLAIN, CHANNELS_LAST))
 """The layouts that oneDNN has kernels for: its blocks of channels are as wide as the processor's vectors."""
 

@@ -39,9 +39,7 @@ def fails(status: int, *arguments: str | Path, words: tuple[str, ...]) -> str:
     assert result.exit_code == status, result.output
     assert result.stdout == ""
     *before, line = result.stderr.splitlines()
-    assert all(re.match(r"collage: (warning: |best so far |\w+ \(\d+\)$)", each) for each in before), (
-        result.stderr
-    )
+    assert all(re.match(r"collage: (warning: |best so far |\w+ \(\d+\)$)", each) for each in before), result.stderr
     assert line.startswith("collage: error: ")
     for word in words:
         assert word in line, line

@@ -180,9 +180,7 @@ class NullMeasurer:
             for r, outcome in known.items()
         }
 
-    def measure(
-        self, requests: Iterable[CandidateRequest], progress: Any = None
-    ) -> dict[CandidateRequest, Outcome]:
+    def measure(self, requests: Iterable[CandidateRequest], progress: Any = None) -> dict[CandidateRequest, Outcome]:
         for request in requests:
             if request not in self.asked:
                 self.step(f"measure {request.backend} {request.nodes}")
@@ -465,9 +463,7 @@ class Made:
         workers = SimpleNamespace(prefetch=lambda threads: None)
         self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
         self.bench.costs = costs
-        self.bench.__dict__["_imported"] = Imported(
-            imported(model), original, source.as_loaded, {}, suffix=suffix
-        )
+        self.bench.__dict__["_imported"] = Imported(imported(model), original, source.as_loaded, {}, suffix=suffix)
         self.measurer = self.bench.measurer_ = NullMeasurer(imported(model), costs, self.step)
         self.runs = self.bench.runs_ = NullRuns(self.measurer, self.step)
         self.engines = NullEngines(engines, self.step)

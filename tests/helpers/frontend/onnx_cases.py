@@ -171,9 +171,7 @@ PRODUCTS = [
         pads=[1, 1, 1, 1],
         relax="nn.conv2d_transpose",
     ),
-    case(
-        "ConvTranspose", IMAGE, normal(4, 3, 3, 3), normal(6), group=2, strides=[2, 2], output_padding=[1, 1]
-    ),
+    case("ConvTranspose", IMAGE, normal(4, 3, 3, 3), normal(6), group=2, strides=[2, 2], output_padding=[1, 1]),
     case("ConvTranspose", VOLUME, normal(2, 3, 3, 3, 3), relax="nn.conv3d_transpose"),
 ]
 
@@ -252,10 +250,7 @@ DATA = [
         for r in ("add", "mul", "min", "max")
     ),
     case("ScatterND", X, np.array([[0, 2], [1, 0]]), Feed((2, 4)), relax="scatter_nd"),
-    *(
-        case("ScatterND", X, np.array([[0], [0]]), Feed((2, 3, 4)), reduction=r)
-        for r in ("add", "mul", "max")
-    ),
+    *(case("ScatterND", X, np.array([[0], [0]]), Feed((2, 3, 4)), reduction=r) for r in ("add", "mul", "max")),
     case("Expand", Feed((3, 1)), i64(2, 3, 4), relax="broadcast_to"),
     case("Tile", X, i64(1, 2, 3), relax="tile"),
     *(case("Pad", X, i64(0, 1, 0, 1, 0, 2), mode=m, relax="nn.pad") for m in ("constant", "edge", "reflect")),
@@ -290,20 +285,12 @@ IMAGES = [
         for m in ("nearest", "linear", "cubic")
         for c in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
     ),
-    *(
-        case("Resize", SMALL, None, f32(1, 1, 2, 3), mode="nearest", nearest_mode=r)
-        for r in ("floor", "ceil")
-    ),
+    *(case("Resize", SMALL, None, f32(1, 1, 2, 3), mode="nearest", nearest_mode=r) for r in ("floor", "ceil")),
     case("Resize", SMALL, None, f32(1, 1, 0.6, 0.7), mode="linear"),
     case("Resize", SMALL, None, f32(1, 1, 2, 2), mode="linear", antialias=1),
     case("Resize", Feed((1, 1, 2, 3, 4)), None, f32(1, 1, 2, 2, 2), mode="nearest"),
-    *(
-        case("GridSample", SMALL, Feed((1, 3, 3, 2), low=-1.2, high=1.2), padding_mode=p)
-        for p in ("zeros", "border")
-    ),
-    case(
-        "GridSample", SMALL, Feed((1, 3, 3, 2), low=-1.2, high=1.2), mode="linear", align_corners=1, opset=20
-    ),
+    *(case("GridSample", SMALL, Feed((1, 3, 3, 2), low=-1.2, high=1.2), padding_mode=p) for p in ("zeros", "border")),
+    case("GridSample", SMALL, Feed((1, 3, 3, 2), low=-1.2, high=1.2), mode="linear", align_corners=1, opset=20),
     case("AffineGrid", Feed((1, 2, 3)), i64(1, 2, 4, 5), opset=20, relax="image.affine_grid"),
     *(
         case(

@@ -38,9 +38,7 @@ class Misbehaving(NumpyBackend):
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         return _Around(self, super().load(artifact, options))
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         call()
 
 
@@ -50,9 +48,7 @@ class Slow(Misbehaving):
     name: ClassVar[str] = "slow"
     longer_s: ClassVar[float] = 0.001
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         time.sleep(self.longer_s)
         call()
 
@@ -67,9 +63,7 @@ class Slowest(Slow):
 class Segfault(Misbehaving):
     name: ClassVar[str] = "segfault"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         print("about to read address 8", file=sys.stderr, flush=True)
         ctypes.string_at(8)
 
@@ -77,9 +71,7 @@ class Segfault(Misbehaving):
 class Hang(Misbehaving):
     name: ClassVar[str] = "hang"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         while True:
             time.sleep(10)
 
@@ -89,18 +81,14 @@ class HangWithLock(Misbehaving):
 
     name: ClassVar[str] = "hang-with-lock"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         ctypes.PyDLL(None).sleep(1000)
 
 
 class Wrong(Misbehaving):
     name: ClassVar[str] = "wrong"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         call()
         np.multiply(outputs[0], 1.001, out=outputs[0])
 
@@ -108,9 +96,7 @@ class Wrong(Misbehaving):
 class Unwritten(Misbehaving):
     name: ClassVar[str] = "unwritten"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         last = outputs[0].reshape(-1)[-3:].copy()
         call()
         outputs[0].reshape(-1)[-3:] = last
@@ -121,9 +107,7 @@ class Forgetful(Misbehaving):
 
     name: ClassVar[str] = "accumulates"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         call()
         state["runs"] += 1
         np.multiply(outputs[0], state["runs"], out=outputs[0])
@@ -132,9 +116,7 @@ class Forgetful(Misbehaving):
 class WritesInputs(Misbehaving):
     name: ClassVar[str] = "writes-inputs"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         call()
         inputs[0][...] = 1
 
@@ -142,9 +124,7 @@ class WritesInputs(Misbehaving):
 class Bomb(Misbehaving):
     name: ClassVar[str] = "bomb"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         held = []
         while True:
             held.append(np.empty(1 << 24))
@@ -155,9 +135,7 @@ class Killed(Misbehaving):
 
     name: ClassVar[str] = "killed"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -166,9 +144,7 @@ class Terminates(Misbehaving):
 
     name: ClassVar[str] = "terminates"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
         os.abort()
 
@@ -176,18 +152,14 @@ class Terminates(Misbehaving):
 class Exits(Misbehaving):
     name: ClassVar[str] = "exits"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         os._exit(7)
 
 
 class SystemExits(Misbehaving):
     name: ClassVar[str] = "system-exits"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         sys.exit("enough")
 
 
@@ -196,9 +168,7 @@ class RaisesLater(Misbehaving):
 
     name: ClassVar[str] = "raises-later"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         call()
         state["runs"] += 1
         if state["runs"] > 2:
@@ -210,9 +180,7 @@ class BreaksPipes(Misbehaving):
 
     name: ClassVar[str] = "closes-files"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         os.closerange(0, 1000)
         time.sleep(30)
 
@@ -222,9 +190,7 @@ class Chatty(Misbehaving):
 
     name: ClassVar[str] = "chatty"
 
-    def run(
-        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
-    ) -> None:
+    def run(self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]) -> None:
         if state["runs"] < 3:
             print("hello " * 100, flush=True)
             os.write(1, b"hello from C\n" * 100)

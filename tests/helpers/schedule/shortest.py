@@ -72,9 +72,7 @@ def shortest_us(dag: Dag, costs: Costs) -> float:
     goal = np.zeros(columns)
     goal[0] = 1
     constraints: Any = LinearConstraint(matrix, np.array(least), np.inf)
-    result = milp(
-        goal, constraints=constraints, bounds=Bounds(np.zeros(columns), upper), integrality=integral
-    )
+    result = milp(goal, constraints=constraints, bounds=Bounds(np.zeros(columns), upper), integrality=integral)
     if not result.success:
         raise CollageError(f"the exact solver gave up: {result.message}")
     return float(result.fun)

@@ -45,12 +45,8 @@ def all_cases() -> list[Case]:
         ]
         found += [case("Softmax", Feed(_SHAPE, dtype), axis=-1)]
     found += [case("Cast", Feed(_SHAPE, source), to=_TYPES[to]) for source in _TYPES for to in _TYPES]
-    found += [
-        case("Where", BOOL, Feed((2, 3, 4), dtype), Feed((4,), dtype)) for dtype in (*INTEGERS, *_FLOATS)
-    ]
-    found += [
-        case("Pow", Feed(_SHAPE), scalar(power)) for power in (0.0, 0.5, 1.0, 2.0, 3.0, -0.5, -1.0, 2.5)
-    ]
+    found += [case("Where", BOOL, Feed((2, 3, 4), dtype), Feed((4,), dtype)) for dtype in (*INTEGERS, *_FLOATS)]
+    found += [case("Pow", Feed(_SHAPE), scalar(power)) for power in (0.0, 0.5, 1.0, 2.0, 3.0, -0.5, -1.0, 2.5)]
     found += [case("Clip", Feed(_SHAPE), f32(0).reshape(()), f32(6).reshape(()))]
     unique: dict[str, Case] = {}
     for each in found:
@@ -76,9 +72,7 @@ def _arithmetic(dtype: str) -> list[Case]:
     for op in "ReduceMax ReduceMin ReduceSum ReduceMean ReduceProd ReduceL1 ReduceSumSquare".split():
         found += [case(op, low, i64(*axes), keepdims=0) for axes in ((3,), (1,), (0, 2), (0, 1, 2, 3))]
     for op in ("ArgMax", "ArgMin"):
-        found += [
-            case(op, low, axis=axis, keepdims=0, select_last_index=last) for axis in (3, 1) for last in (0, 1)
-        ]
+        found += [case(op, low, axis=axis, keepdims=0, select_last_index=last) for axis in (3, 1) for last in (0, 1)]
     found += [case("MaxPool", low, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2], opset=12)]
     found += [case("MatMul", x, Feed((37, 5), dtype, 0, 9)), case("Gemm", x, Feed((37, 5), dtype, 0, 9))]
     found += [case("CumSum", low, scalar(3, "int64")), case("TopK", low, i64(2), axis=3, outputs=2)]
@@ -138,8 +132,6 @@ def as_model(each: Case) -> onnx.ModelProto:
             weights.append(numpy_helper.from_array(given, name))
     outputs = [f"y{i}" for i in range(each.outputs)]
     node = helper.make_node(each.op, names, outputs, **each.attrs)
-    graph = helper.make_graph(
-        [node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], weights
-    )
+    graph = helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", each.opset)], ir_version=8)
     return onnx.shape_inference.infer_shapes(model, strict_mode=True)

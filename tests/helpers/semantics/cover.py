@@ -67,9 +67,7 @@ class Cover:
         before = variant.inputs or (PLAIN,) * len(given)
         after = variant.outputs or (PLAIN,) * len(part.outputs)
         inputs = [aligned_copy(to_layout(array, layout)) for array, layout in zip(given, before, strict=True)]
-        outputs = [
-            aligned_array(stored_type(t, layout)) for t, layout in zip(part.output_types, after, strict=True)
-        ]
+        outputs = [aligned_array(stored_type(t, layout)) for t, layout in zip(part.output_types, after, strict=True)]
         call = self.backend.load(region.artifact, region.options).bind(inputs, outputs)
         for output in outputs:
             poison(output)

@@ -39,9 +39,7 @@ def write_folder(folder: Path, config: ReferenceConfig, *, tokenizer: bool = Tru
 
 @lru_cache(maxsize=4)
 def _alone(config: ReferenceConfig) -> ReferenceRunner:
-    whole = replace(
-        config, block_tokens=config.max_length, block_count=1, max_tokens=config.max_length, step_ms=0.0
-    )
+    whole = replace(config, block_tokens=config.max_length, block_count=1, max_tokens=config.max_length, step_ms=0.0)
     return ReferenceRunner(whole)
 
 

@@ -198,13 +198,9 @@ print(json.dumps(one_kernel("cublas", model, "fp16", "bf16")))
 def test_sums_of_many_parts_are_float32(tmp_path: Path) -> None:
     """cuBLASLt's heuristic offers algorithms that add up in 16 bits, too, as long as nobody forbids that."""
     found = json.loads(Gpu.build(tmp_path, "libcublasLt.so.13").run(SUMS).splitlines()[-1])
-    narrow = {
-        name: each["error"] for name, each in found.items() if "wide sums" in name and "failed" not in each
-    }
+    narrow = {name: each["error"] for name, each in found.items() if "wide sums" in name and "failed" not in each}
     assert len(narrow) == 4, found
-    assert all(error < LARGEST["fp16" if "fp16" in name else "bf16"] for name, error in narrow.items()), (
-        narrow
-    )
+    assert all(error < LARGEST["fp16" if "fp16" in name else "bf16"] for name, error in narrow.items()), narrow
 
 
 def _half_model(name: str) -> Subgraph:

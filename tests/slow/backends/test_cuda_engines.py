@@ -177,9 +177,7 @@ def test_pytorch_leaves_its_settings_as_they_are(change: str) -> None:
 
 
 INEXACT: dict[str, Callable[[Net], str]] = {
-    "decides by the last bit": lambda net: net.op(
-        "Floor", net.op("Div", net.input(256), net.weight(np.float32(41)))
-    ),
+    "decides by the last bit": lambda net: net.op("Floor", net.op("Div", net.input(256), net.weight(np.float32(41)))),
     "sum that rounds": lambda net: net.op(
         "Sub",
         net.op("Add", net.input(256), net.weight(np.float32(12582912))),
@@ -275,9 +273,7 @@ def test_a_compile_hands_them_over(tmp_path: Path) -> None:
     assert {each.backend for each in module.program.executed} <= {*names}
     np.testing.assert_allclose(module(x), expected(model, x), rtol=1e-4, atol=1e-5)
     rows = [
-        *sqlite3.connect(tmp_path / "db.sqlite").execute(
-            "SELECT backend, settings, median_us, message FROM kernels"
-        )
+        *sqlite3.connect(tmp_path / "db.sqlite").execute("SELECT backend, settings, median_us, message FROM kernels")
     ]
     whole = {
         (backend, settings.split(" on the original")[0].split("] ")[-1].strip())

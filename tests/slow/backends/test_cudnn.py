@@ -61,9 +61,7 @@ def conv(net: Net, source: Sequence[int], weights: Sequence[int], after: str = "
     return value
 
 
-def attention(
-    net: Net, mask: Sequence[int] = (), *, known: bool = False, split: bool = False, columns: int = 4
-) -> str:
+def attention(net: Net, mask: Sequence[int] = (), *, known: bool = False, split: bool = False, columns: int = 4) -> str:
     """Two items and three heads, whose rows are five. ``split`` takes the heads beside each other."""
     if split:
         orders = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
@@ -122,14 +120,10 @@ CASES: dict[str, Callable[[Net], str]] = {
         **{"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1},
     ),
     "maxima 1d": lambda net: net.op("MaxPool", net.input(1, 3, 8), kernel_shape=[2], strides=[2]),
-    "means 3d": lambda net: net.op(
-        "AveragePool", net.input(1, 3, 4, 4, 6), kernel_shape=[2, 2, 2], strides=[2, 2, 2]
-    ),
+    "means 3d": lambda net: net.op("AveragePool", net.input(1, 3, 4, 4, 6), kernel_shape=[2, 2, 2], strides=[2, 2, 2]),
     "mean of all": lambda net: net.op("GlobalAveragePool", net.input(2, 5, 4, 3)),
     "mean without axes": lambda net: net.op("ReduceMean", net.input(2, 5, 4, 3), net.ints(2, 3), keepdims=0),
-    "layer norm": lambda net: net.op(
-        "LayerNormalization", net.input(2, 5, 8), net.random(8), net.random(8), axis=-1
-    ),
+    "layer norm": lambda net: net.op("LayerNormalization", net.input(2, 5, 8), net.random(8), net.random(8), axis=-1),
     "rms norm": lambda net: net.op("RMSNormalization", net.input(2, 5, 8), net.random(8), axis=-1),
     "attention": lambda net: attention(net),
     "attention with a mask": lambda net: attention(net, (2, 1, 1, 5)),

@@ -74,9 +74,7 @@ def test_transposed_operands_and_results(proto: onnx.ModelProto, threads: int) -
 @needs_mkl
 @pytest.mark.parametrize("then", EPILOGUES)
 def test_every_ending_is_one_kernel(then: tuple[str, ...]) -> None:
-    (whole,) = [c for c in chains_of(product_model([1, 150, 64], 1030, then=then)) if len(c.outputs) == 1][
-        -1:
-    ]
+    (whole,) = [c for c in chains_of(product_model([1, 150, 64], 1030, then=then)) if len(c.outputs) == 1][-1:]
     assert whole.outputs == tuple(whole.model.graph.outputs)
     assert check(whole, 2) == {"columns", "columns, packed", "rows", "rows, packed", "", "packed"}
 

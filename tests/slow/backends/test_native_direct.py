@@ -54,9 +54,7 @@ def conv_model(
         operands = {"Clip": ["low", "high"], "Add": [f"r{i}"], "Mul": ["factor"]}.get(op, [])
         numbers |= {"low": np.array(0.5, np.float32), "high": np.array(6, np.float32)} if op == "Clip" else {}
         numbers |= (
-            {"factor": rng.standard_normal((groups * outs, *[1] * rank)).astype(np.float32)}
-            if op == "Mul"
-            else {}
+            {"factor": rng.standard_normal((groups * outs, *[1] * rank)).astype(np.float32)} if op == "Mul" else {}
         )
         if op == "Add":
             inputs[f"r{i}"] = [batch, groups * outs, *out]
@@ -74,13 +72,9 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
     strides = [*(draw(st.integers(1, 3)) for _ in range(rank - 1)), draw(st.integers(1, 2))]
     pads = [draw(st.integers(0, k)) for k in kernel + kernel]
     extra = [8] * (rank - 1) + [40]
-    size = [
-        draw(st.integers(max(1, k - pads[i] - pads[rank + i]), k + extra[i])) for i, k in enumerate(kernel)
-    ]
+    size = [draw(st.integers(max(1, k - pads[i] - pads[rank + i]), k + extra[i])) for i, k in enumerate(kernel)]
     then = draw(
-        st.sampled_from(
-            [(), ("Relu",), ("Clip",), ("Add", "Relu"), ("Mul", "Add"), ("Clip", "Relu"), ("Mul",)]
-        )
+        st.sampled_from([(), ("Relu",), ("Clip",), ("Add", "Relu"), ("Mul", "Add"), ("Clip", "Relu"), ("Mul",)])
     )
     return conv_model(
         groups,

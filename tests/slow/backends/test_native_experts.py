@@ -169,9 +169,7 @@ def test_every_column_of_every_expert_has_a_factor() -> None:
     sizes = 10.0 ** np.random.default_rng(3).integers(-20, 10, (3, 1, 45))
     weights = (matrices(3, 64, 45) * sizes).astype(np.float32)
     choice, x = [1, 0, 2, 1], data(4, 64)
-    wanted = np.stack(
-        [row @ rounded_weights(weights[c]) for row, c in zip(x.astype(float), choice, strict=True)]
-    )
+    wanted = np.stack([row @ rounded_weights(weights[c]) for row, c in zip(x.astype(float), choice, strict=True)])
     scale = np.abs(weights).max(1)[choice]
     np.testing.assert_allclose(of(weights, x, choice) / scale, wanted / scale, rtol=0, atol=1e-4)
 
@@ -384,13 +382,9 @@ def test_a_model_with_a_router_is_compiled(alone: bool, tmp_path: Path) -> None:
     model = routed(6, 2)
     backends = ["native", "tvm", *([] if alone else ["onnxruntime"])]
     options: dict[str, Any] = {"strict": True, "reassociate": False} if alone else {}
-    module = collage.compile(
-        model, backends=backends, db=tmp_path / "db", progress=False, threads=2, **options
-    )
+    module = collage.compile(model, backends=backends, db=tmp_path / "db", progress=False, threads=2, **options)
     (node,) = [each for each in module.summary()["nodes"] if each["op"] == OPERATOR]
-    assert any(
-        each["backend"] == "native" and each.keys() & {"cost_us", "least_us"} for each in node["candidates"]
-    )
+    assert any(each["backend"] == "native" and each.keys() & {"cost_us", "least_us"} for each in node["candidates"])
     if alone:
         assert {each.backend for each in module.program.launches if OPERATOR in each.ops} == {"native"}
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

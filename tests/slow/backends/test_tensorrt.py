@@ -55,15 +55,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
         (lambda name: Driver(1, problem=100), "the NVIDIA driver finds no GPU"),
     ],
 )
-def test_no_gpu(
-    load: Callable[[str], Any], reason: str, installed: Installer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_gpu(load: Callable[[str], Any], reason: str, installed: Installer, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tensorrt_cu13="11.4.0")
     pretend(monkeypatch, load)
     found = TensorRt().available().reason
-    assert found.startswith(
-        f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install"
-    )
+    assert found.startswith(f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install")
     assert "'.[tensorrt]'" in found and "has never run on a GPU" in found
 
 

@@ -127,9 +127,7 @@ def test_places_of_extremes_pass_over_nan(op: str, last: int, keep: int) -> None
     x = np.array(rows, np.float32)
     for axis in (0, 1, -1):
         net = Net(18)
-        same(
-            net.build(net.op(op, net.input(*x.shape), axis=axis, select_last_index=last, keepdims=keep)), [x]
-        )
+        same(net.build(net.op(op, net.input(*x.shape), axis=axis, select_last_index=last, keepdims=keep)), [x])
     whole = np.array([[3, 3, 1, 1, 3], [2, 2, 2, 2, 2]], np.int64)
     net = Net(18)
     given = net.input(2, 5, dtype="int64")

@@ -120,9 +120,7 @@ def kernels(group: str) -> tuple[Kernel, ...]:
                 lowered = lower(part.function, part.prim_funcs, WIDE_SUMS)
             except LoweringError:  # it has no kernel
                 continue
-            if not all(
-                each.dtype for each in lowered.outputs
-            ):  # nothing is computed, but a constant returned
+            if not all(each.dtype for each in lowered.outputs):  # nothing is computed, but a constant returned
                 continue
             found.append(Kernel(f"{name}: {subgraph}", lowered, tuple(values[v] for v in subgraph.inputs)))
             if group != "NETWORKS":
@@ -213,9 +211,7 @@ def test_products_are_rounded_before_they_are_added() -> None:
 
     rounded = instructions(lower(function(build, f32(64), f32(64))))
     assert "mul.rn.f32" in rounded and "fma" not in rounded
-    assert "fma.rn.f32" in instructions(
-        lower(function(lambda e, x, y: op.matmul(x, y), f32(8, 8), f32(8, 8)))
-    )
+    assert "fma.rn.f32" in instructions(lower(function(lambda e, x, y: op.matmul(x, y), f32(8, 8), f32(8, 8))))
     half = ((64,), "float16")
     (source,) = sources_of(lower(function(build, half, half)), "sm_90")
     assert source.text.count("__hmul_rn(") == 2

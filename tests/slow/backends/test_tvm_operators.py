@@ -40,14 +40,10 @@ def test_operators_of_onnx(name: str) -> None:
         with np.errstate(all="ignore"):
             cells = [each for each in try_case(case, {"tvm": Tvm()}, 2) if each.backend == "tvm"]
         wrong = [each for each in cells if each.status not in ("same", "not offered")]
-        assert not [
-            each for each in wrong if each.kind in ("", "usual numbers", "the whole range of integers")
-        ]
+        assert not [each for each in wrong if each.kind in ("", "usual numbers", "the whole range of integers")]
 
 
-@pytest.mark.parametrize(
-    "shape", [(), (1,), (1, 1, 1), (17,), (1, 5, 1, 3), (2, 3, 5, 7), (1031,), (3, 1, 70, 1)]
-)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1), (17,), (1, 5, 1, 3), (2, 3, 5, 7), (1031,), (3, 1, 70, 1)])
 def test_odd_shapes(shape: tuple[int, ...]) -> None:
     check(
         lambda e, x, y: op.nn.relu(e(op.add(op.tanh(x), y))),
@@ -64,9 +60,7 @@ def test_exp_edges() -> None:
     )
     (got,) = run(function(lambda e, x: op.exp(x), f32(15)), x)
     with np.errstate(over="ignore", under="ignore"):
-        np.testing.assert_allclose(
-            got, np.exp(x.astype(np.float64)).astype(np.float32), rtol=1e-6, atol=1.2e-38
-        )
+        np.testing.assert_allclose(got, np.exp(x.astype(np.float64)).astype(np.float32), rtol=1e-6, atol=1.2e-38)
 
 
 def test_log_edges() -> None:
@@ -78,9 +72,7 @@ def test_log_edges() -> None:
 
 def test_saturation_and_nan() -> None:
     x = np.array([-np.inf, -50, -9, 9, 50, np.inf, np.nan], np.float32)
-    tanh, sigmoid, erf = run(
-        function(lambda e, x: [e(op.tanh(x)), e(op.sigmoid(x)), e(op.erf(x))], f32(7)), x
-    )
+    tanh, sigmoid, erf = run(function(lambda e, x: [e(op.tanh(x)), e(op.sigmoid(x)), e(op.erf(x))], f32(7)), x)
     np.testing.assert_allclose(tanh, np.tanh(x), atol=1e-6)
     np.testing.assert_allclose(sigmoid, 1 / (1 + np.exp(-x.astype(np.float64))), atol=1e-6)
     np.testing.assert_allclose(erf[:-1], [-1, -1, -1, 1, 1, 1], atol=1e-6)
@@ -116,9 +108,7 @@ def test_deep_chains_of_polynomials_compile() -> None:
 def test_transposes(shape: tuple[int, ...]) -> None:
     axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
     for threads in (1, 2):
-        check(
-            lambda e, x: op.permute_dims(x, axes), lambda x: x.transpose(axes), f32(*shape), threads=threads
-        )
+        check(lambda e, x: op.permute_dims(x, axes), lambda x: x.transpose(axes), f32(*shape), threads=threads)
 
 
 REDUCE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -150,9 +140,7 @@ def test_reductions(name: str, shape: tuple[int, ...]) -> None:
 )
 def test_softmax(shape: tuple[int, ...], axis: int) -> None:
     for threads in (1, 2):
-        check(
-            lambda e, x: op.nn.softmax(x, axis), lambda x: np_softmax(x, axis), f32(*shape), threads=threads
-        )
+        check(lambda e, x: op.nn.softmax(x, axis), lambda x: np_softmax(x, axis), f32(*shape), threads=threads)
     check(lambda e, x: op.nn.log_softmax(x, axis), lambda x: np.log(np_softmax(x, axis)), f32(*shape))
 
 
@@ -160,9 +148,7 @@ def test_softmax(shape: tuple[int, ...], axis: int) -> None:
 def test_ceil_mode_average_agrees_with_tvm(include: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = f32(1, 3, 8, 8)
     func = function(
-        lambda e, x: op.nn.avg_pool2d(
-            x, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True, count_include_pad=include
-        ),
+        lambda e, x: op.nn.avg_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1), ceil_mode=True, count_include_pad=include),
         spec,
     )
     (ours,) = run(func, draw(spec))
@@ -189,14 +175,10 @@ STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 70)),
-    steps=st.lists(
-        st.tuples(st.sampled_from(sorted(STEPS)), st.booleans(), st.booleans()), min_size=1, max_size=6
-    ),
+    steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans(), st.booleans()), min_size=1, max_size=6),
     threads=st.sampled_from([1, 2]),
 )
-def test_random_chains(
-    shape: tuple[int, int, int], steps: list[tuple[str, bool, bool]], threads: int
-) -> None:
+def test_random_chains(shape: tuple[int, int, int], steps: list[tuple[str, bool, bool]], threads: int) -> None:
     """Chains of maps, reductions and layout changes, some with skip connections, some values returned."""
 
     def build(emit: Callable[[Any], Any], x: Any) -> list[Any]:

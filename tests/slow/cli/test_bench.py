@@ -63,9 +63,7 @@ def test_unknown_engines_are_named_at_once(network: Path) -> None:
     )
 
 
-def test_an_engine_that_fails_is_named(
-    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_is_named(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from collage.bench import engines as bench
 
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [8]}, {"y": [8]})
@@ -128,9 +126,7 @@ def test_ctrl_c_during_the_compile_ends_the_command(
     assert "collage: interrupted; the measurements made so far are kept" in result.stderr
 
 
-def test_what_has_ended_the_compile_of_a_module_is_told(
-    network: Path, database: Path, tmp_path: Path
-) -> None:
+def test_what_has_ended_the_compile_of_a_module_is_told(network: Path, database: Path, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped.collage"
     succeeds("compile", network, "-o", stopped, "--db", tmp_path / "db.sqlite", "--budget", "0.01")
     options = ("--engines", "onnxruntime", "--rounds", "1", "--json")
@@ -160,9 +156,7 @@ def test_the_budget_is_that_of_the_compile(network: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("option", [("--budget", "8"), ("--quick",), ("--db", "db.sqlite")])
 def test_what_is_of_no_use_with_a_module(option: tuple[str, ...], network: Path, module: Path) -> None:
-    fails(
-        2, "bench", network, "--module", module, *option, words=(f"{option[0]} is of no use with --module",)
-    )
+    fails(2, "bench", network, "--module", module, *option, words=(f"{option[0]} is of no use with --module",))
 
 
 def test_outputs_that_are_drawn_are_not_compared(tmp_path: Path) -> None:

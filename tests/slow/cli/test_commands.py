@@ -22,9 +22,7 @@ from tests.helpers.cuda_driver import Driver, no_driver, pretend
 
 def test_version_and_module() -> None:
     assert succeeds("--version").strip() == f"collage {package.__version__}"
-    done = subprocess.run(
-        [sys.executable, "-m", "collage", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "collage", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"collage {package.__version__}"
 
 
@@ -68,16 +66,12 @@ def test_names_in_a_database_of_others_do_not_reach_the_terminal_as_commands(tmp
     row = "INSERT INTO kernels (digest, backend, backend_version, settings, threads, hardware, tvm_version, created, "
     row += "description, rejection, gate) VALUES (?, ?, '1', '', 1, ?, '1', 0, '', ?, 1)"
     with closing(sqlite3.connect(path)) as foreign, foreign:
-        foreign.execute(
-            row, ("a", "\x1b[2Jmkl\n999 on gold", "cpu\x1b]0;title\x07\nrejected: 0", "cra\x9bshed")
-        )
+        foreign.execute(row, ("a", "\x1b[2Jmkl\n999 on gold", "cpu\x1b]0;title\x07\nrejected: 0", "cra\x9bshed"))
         foreign.execute(row, ("b", b"\xff", "cpu\u202e", None))
     text = succeeds("db", "stats", "--db", path)
     assert "mkl" in text and "title" in text and "shed" in text
     assert not [
-        each
-        for each in text
-        if each != "\n" and not each.isprintable() and each != "\N{REPLACEMENT CHARACTER}"
+        each for each in text if each != "\n" and not each.isprintable() and each != "\N{REPLACEMENT CHARACTER}"
     ]
     assert not [line for line in text.splitlines() if line.startswith(("999 on gold", "rejected: 0"))]
     assert set(json_of("db", "stats", "--db", path, "--json")["rejections"].values()) == {1}
@@ -137,9 +131,7 @@ def test_doctor_tells_of_versions(
 def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "Collage's native core cannot be used: it was not built. Install a compiler."
     monkeypatch.setattr("collage.native.library.core_problem", lambda: problem)
-    checks = {
-        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
-    }
+    checks = {each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]}
     assert checks["native core"] == {
         "name": "native core",
         "status": "warn",
@@ -200,9 +192,7 @@ def test_doctor_tells_of_a_gpu(
     assert fix in found.fix
 
 
-def test_a_compile_for_a_gpu_that_is_not_there(
-    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_for_a_gpu_that_is_not_there(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, no_driver)
     out = tmp_path / "net.collage"
     words = ("nothing here computes on cuda: there is no NVIDIA driver", "--device cpu or auto")

@@ -89,9 +89,7 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
 
 
 def lines(command: str) -> list[str]:
-    found = [
-        line for document in DOCUMENTS for block in blocks("sh", document) for line in block.splitlines()
-    ]
+    found = [line for document in DOCUMENTS for block in blocks("sh", document) for line in block.splitlines()]
     return [line for line in dict.fromkeys(found) if line.startswith(command)]
 
 

@@ -90,9 +90,7 @@ def requests_of(name: str) -> list[CandidateRequest]:
 
 
 def test_crashes_cost_only_themselves(bench: Bench, database: Database) -> None:
-    requests = [
-        CandidateRequest((n,), name) for n in range(4) for name in ("numpy", "segfault", "wrong", "mine")
-    ]
+    requests = [CandidateRequest((n,), name) for n in range(4) for name in ("numpy", "segfault", "wrong", "mine")]
     found = bench.measurer(database).measure(requests)
     assert bench.measurer(database).known(requests) == found
     assert not (Path(bench.session.folder) / "values").exists()  # nothing was measured here
@@ -169,9 +167,7 @@ def test_the_placement_is_the_same(ray: Any, tmp_path: Path) -> None:
 def test_no_node_matches(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "host", lambda: Target("Sparc", "none", 1))  # here, and not on the node
     with (
-        pytest.raises(
-            ClusterError, match=r"no node of the cluster at local matches this machine: .*, not Sparc\.$"
-        ),
+        pytest.raises(ClusterError, match=r"no node of the cluster at local matches this machine: .*, not Sparc\.$"),
         on_cluster(TWO, {}),
     ):
         pytest.fail("it is connected")

@@ -127,9 +127,7 @@ def test_the_limit_runs_while_the_child_does_not_read(stopped: ChildProcess) -> 
     assert not stopped.alive
 
 
-@pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread"
-)
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
 def test_an_interrupt_ends_the_child_that_does_not_read(stopped: ChildProcess) -> None:
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()

@@ -27,9 +27,7 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda name: Driver(1, version=12090), "the NVIDIA driver is for CUDA 12.9", "CUDA 13.0 or later"),
     ],
 )
-def test_what_is_missing(
-    load: Callable[[str], Any], problem: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing(load: Callable[[str], Any], problem: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, load)
     with pytest.raises(NoGpuError) as raised:
         gpu()

@@ -39,9 +39,7 @@ def names(place: Path) -> list[str]:
 
 def run(program: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, **options
-    )
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, **options)
 
 
 HOLD = """
@@ -256,9 +254,7 @@ def test_an_ignored_signal_stays_ignored(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
-    place: Path, tmp_path: Path, number: int
-) -> None:
+def test_a_compile_killed_within_seconds_leaves_nothing_for_long(place: Path, tmp_path: Path, number: int) -> None:
     """At moments from the first import to the worker's first kernels; the next sweep, at the latest, removes all."""
     import onnx
 
@@ -266,9 +262,7 @@ def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
     for seconds in (1.0, 3.0):
         command = ["-m", "collage", "compile", tmp_path / "net.onnx", "-o", tmp_path / "out.collage"]
         options: Sequence[object] = ("--db", tmp_path / "db.sqlite", "--backends", "onednn,tvm", "--quiet")
-        process = subprocess.Popen(
-            [sys.executable, *map(str, (*command, *options))], stderr=subprocess.PIPE, cwd=ROOT
-        )
+        process = subprocess.Popen([sys.executable, *map(str, (*command, *options))], stderr=subprocess.PIPE, cwd=ROOT)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

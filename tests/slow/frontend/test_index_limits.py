@@ -36,9 +36,7 @@ def embedding() -> onnx.ModelProto:
         "two": np.array(2),
     }
     integers = dict.fromkeys(("ids", "raw"), TensorProto.INT64)
-    return make_model(
-        nodes, {"ids": [3], "raw": [3]}, {"y": [3, 4], "others": [1, 3, 1, 1]}, weights, types=integers
-    )
+    return make_model(nodes, {"ids": [3], "raw": [3]}, {"y": [3, 4], "others": [1, 3, 1, 1]}, weights, types=integers)
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +157,7 @@ def test_all_valid_indices_are_taken_and_no_others(names: list[str], backend: st
     module = collage.compile(model, backends=[backend], db=tmp_path / "db", progress=False, quick=True)
     rng = np.random.default_rng(1)
     floats = {
-        info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(
-            np.float32
-        )
+        info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(np.float32)
         for info in model.graph.input
         if info.name not in names
     }
@@ -216,9 +212,7 @@ def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
     module.save(tmp_path / "m.collage")
     for each in (module, collage.load(tmp_path / "m.collage")):
         each(np.array([0, 9, -10]))
-        with pytest.raises(
-            InputError, match="ids holds the index 10, which is out of range: its table has 10 rows"
-        ):
+        with pytest.raises(InputError, match="ids holds the index 10, which is out of range: its table has 10 rows"):
             each(np.array([0, 10, 1]))
 
 
@@ -232,6 +226,4 @@ def test_casts_that_change_numbers_are_not_looked_through(first: int, limits: di
         helper.make_node("Gather", ["table", "index"], ["y"]),
     ]
     types = {"ids": TensorProto.INT64}
-    assert (
-        index_limits(make_model(nodes, {"ids": [3]}, {"y": [3, 4]}, {"table": TABLE}, types=types)) == limits
-    )
+    assert index_limits(make_model(nodes, {"ids": [3]}, {"y": [3, 4]}, {"table": TABLE}, types=types)) == limits

@@ -57,9 +57,7 @@ def typed_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def tensor(
-    element: int = TensorProto.FLOAT, shape: Sequence[int | str | None] | None = None
-) -> onnx.TypeProto:
+def tensor(element: int = TensorProto.FLOAT, shape: Sequence[int | str | None] | None = None) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(element, shape)
 
 
@@ -99,17 +97,14 @@ def test_strict_refuses_what_is_not_converted(database: Path) -> None:
     with pytest.raises(CollageError, match=r"compress \(Compress\)"):
         compiled(positive_rows(), database, strict=True)
     weights = {
-        name: RNG.standard_normal(shape).astype(np.float32)
-        for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)))
+        name: RNG.standard_normal(shape).astype(np.float32) for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)))
     }
     nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], "lstm", hidden_size=2)]
     lstm = make_model(nodes, {"x": [4, 1, 3]}, {"y": [4, 1, 1, 2]}, weights)
     with pytest.raises(ModelError, match=r"strict: 1 ONNX nodes are not converted.*lstm \(LSTM\)"):
         compiled(lstm, database, strict=True)
     relu = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [3]}, {"y": [3]})
-    np.testing.assert_array_equal(
-        compiled(relu, database, strict=True)(np.array([-1, 0, 2], np.float32)), [0, 0, 2]
-    )
+    np.testing.assert_array_equal(compiled(relu, database, strict=True)(np.array([-1, 0, 2], np.float32)), [0, 0, 2])
 
 
 def test_sequences_go_in_and_out(database: Path) -> None:
@@ -118,9 +113,7 @@ def test_sequences_go_in_and_out(database: Path) -> None:
         helper.make_node("SequenceInsert", ["s", "x"], ["t"]),
         helper.make_node("SequenceAt", ["t", "last"], ["y"]),
     ]
-    model = typed_model(
-        nodes, {"s": sequence, "x": tensor(shape=[2])}, {"t": sequence, "y": tensor(shape=[2])}
-    )
+    model = typed_model(nodes, {"s": sequence, "x": tensor(shape=[2])}, {"t": sequence, "y": tensor(shape=[2])})
     model.graph.initializer.append(numpy_helper.from_array(np.array(-1), "last"))
     module = compiled(model, database)
     assert module.inputs["s"] == "sequence(float32[2])"
@@ -212,10 +205,7 @@ def scan() -> onnx.ModelProto:
 
 
 def unary(element: int, *operators: str) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node(operator, [f"t{i}" if i else "x"], [f"t{i + 1}"])
-        for i, operator in enumerate(operators)
-    ]
+    nodes = [helper.make_node(operator, [f"t{i}" if i else "x"], [f"t{i + 1}"]) for i, operator in enumerate(operators)]
     last = f"t{len(operators)}"
     return make_model(nodes, {"x": [2, 5]}, {last: [2, 5]}, types={"x": element, last: element})
 
@@ -286,8 +276,7 @@ def test_bfloat16_goes_into_onnx_runtime() -> None:
     model = make_model(nodes, {"x": [3]}, {"y": [3]}, types={"x": TensorProto.BFLOAT16}).SerializeToString()
     x = np.array([-1, 0.5, 3], ml_dtypes.bfloat16)
     read, made = (
-        ValuePort(name, ValueType(TENSOR, dtype, (3,)))
-        for name, dtype in (("x", "bfloat16"), ("y", "float32"))
+        ValuePort(name, ValueType(TENSOR, dtype, (3,))) for name, dtype in (("x", "bfloat16"), ("y", "float32"))
     )
     for found in (
         OnnxRuntime().session(model, BuildOptions(threads=1)).run([x]),
@@ -300,9 +289,7 @@ def test_bfloat16_goes_into_onnx_runtime() -> None:
 def reshape() -> onnx.ModelProto:
     """Its second input is a shape, which random numbers are not."""
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
-    return make_model(
-        nodes, {"x": [2, 6], "shape": [2]}, {"y": ["a", "b"]}, types={"shape": TensorProto.INT64}
-    )
+    return make_model(nodes, {"x": [2, 6], "shape": [2]}, {"y": ["a", "b"]}, types={"shape": TensorProto.INT64})
 
 
 def test_inputs_to_measure_with(database: Path) -> None:
@@ -386,9 +373,7 @@ def test_an_engine_that_crashes_hangs_or_errs_costs_itself_only(database: Path) 
 
 
 def test_without_an_engine_that_takes_it(database: Path) -> None:
-    with pytest.raises(
-        CollageError, match=r"depends on data.*no engine can run the model whole: there is none"
-    ):
+    with pytest.raises(CollageError, match=r"depends on data.*no engine can run the model whole: there is none"):
         compiled(positive_rows(), database, backends=["tvm"])
     nodes = [helper.make_node("Magic", ["x"], ["y"], domain="nobody.knows")]
     model = make_model(nodes, {"x": [3]}, {"y": [3]})

@@ -57,16 +57,10 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("db") / "db.sqlite"
 
 
-@pytest.mark.parametrize(
-    ("stage", "times"), [("verify", 1), ("measure", 3), ("run", 1), ("compare", 1), ("check", 1)]
-)
-def test_ctrl_c_at_any_stage(
-    stage: str, times: int, database: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("stage", "times"), [("verify", 1), ("measure", 3), ("run", 1), ("compare", 1), ("check", 1)])
+def test_ctrl_c_at_any_stage(stage: str, times: int, database: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        module = collage.compile(
-            conv_net(), backends=BACKENDS, db=database, progress=interrupting(stage, times)
-        )
+        module = collage.compile(conv_net(), backends=BACKENDS, db=database, progress=interrupting(stage, times))
     assert "interrupted; handing over the best module so far" in caplog.text
     assert module.report.ended == "interrupt"
     assert module.report.best_so_far[0].label == "onnxruntime, as written"
@@ -74,9 +68,7 @@ def test_ctrl_c_at_any_stage(
 
 
 @pytest.mark.parametrize("stage", ["measure", "compare"])
-def test_measuring_that_fails_loses_nothing(
-    stage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_measuring_that_fails_loses_nothing(stage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As where the disk is full: no kernel is to blame, and there is a module."""
 
     def fail(progress: Progress) -> None:

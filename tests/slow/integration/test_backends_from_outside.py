@@ -129,9 +129,7 @@ class RaisingRule(collage.BasePatternRule):
         raise ValueError("boom")
 
 
-def test_what_a_plugin_does_wrong_is_a_warning_that_names_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_plugin_does_wrong_is_a_warning_that_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     registry = collage.builtin_registry(with_entry_points=False)
     for way in ("unavailable", "gives_a_rule", "gives_a_class", "rule_raises"):
         registry.register(type(way, (Clumsy,), {"name": way})())
@@ -144,10 +142,7 @@ def test_what_a_plugin_does_wrong_is_a_warning_that_names_it(
     told = "\n".join(caplog.messages)
     assert "backend gives_a_rule: its patterns and rules are left out; sources() has to return a list" in told
     assert "backend gives_a_class: sources() has the class TakeAll, which is no instance of a rule" in told
-    assert (
-        "backend rule_raises: its pattern or rule RaisingRule is left out, since it raised ValueError: boom"
-        in told
-    )
+    assert "backend rule_raises: its pattern or rule RaisingRule is left out, since it raised ValueError: boom" in told
     assert told.count("patterns or rules are registered for tvmm, and no backend has that name") == 1
     reason = registry.availability()["unavailable"].reason
     assert reason == "its available() returned None, which is no collage.Availability"

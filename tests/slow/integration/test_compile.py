@@ -143,9 +143,7 @@ def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
 
 
 def test_missing_shapes_come_with_a_flag_to_paste() -> None:
-    model = make_model(
-        [helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]}
-    )
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
     with pytest.raises(UsageError, match=r"x: nx3xhxw.*--shape x:1x3x224x224"):
         collage.compile(model, progress=False)
     with pytest.raises(UsageError, match=r"unknown input in the given shapes: q\. Valid: x"):
@@ -192,9 +190,7 @@ def test_outputs_that_are_inputs_or_constants(database: Path) -> None:
 
 
 def test_without_a_backend_for_some_operator(database: Path) -> None:
-    words = (
-        r"no kernel of tvm can run nn\.conv2d \(conv1\), .*\. Allow more backends, such as .*onnxruntime.*\. "
-    )
+    words = r"no kernel of tvm can run nn\.conv2d \(conv1\), .*\. Allow more backends, such as .*onnxruntime.*\. "
     for quick in (False, True):
         with pytest.raises(CollageError, match=words):
             collage.compile(conv_net(), backends="tvm", db=database, progress=False, quick=quick)

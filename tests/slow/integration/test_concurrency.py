@@ -33,9 +33,7 @@ def branches(depth: int = 3) -> onnx.ModelProto:
     nodes, weights = [], {}
 
     def conv(source: str, to: str, window: int, groups: int = 1) -> None:
-        weights[f"w_{to}"] = (rng.standard_normal((32, 32 // groups, window, window)) / window / 5).astype(
-            np.float32
-        )
+        weights[f"w_{to}"] = (rng.standard_normal((32, 32 // groups, window, window)) / window / 5).astype(np.float32)
         pads = [window // 2] * 4
         nodes.append(helper.make_node("Conv", [source, f"w_{to}"], [to], pads=pads, group=groups))
 
@@ -57,9 +55,7 @@ def branches(depth: int = 3) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module", params=["list", "nimble", "opara"])
-def module(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> collage.CompiledModule:
+def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> collage.CompiledModule:
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
     propose = streams._proposals
 
@@ -104,9 +100,7 @@ def test_streams_survive_the_module_file(module: collage.CompiledModule, tmp_pat
     check(loaded)
 
 
-def test_streams_are_recalled(
-    module: collage.CompiledModule, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_streams_are_recalled(module: collage.CompiledModule, tmp_path_factory: pytest.TempPathFactory) -> None:
     with nothing_but_recalled():
         again = collage.compile(
             branches(),

@@ -44,9 +44,7 @@ def test_killed_compiles_lose_nothing_and_leave_nobody_behind(tmp_path: Path) ->
 
 def test_two_compiles_at_once_with_one_database(tmp_path: Path) -> None:
     models = [saved(conv_net(), tmp_path / "a.onnx"), saved(elementwise_net(), tmp_path / "b.onnx")]
-    jobs = [
-        Compile(model, tmp_path / model.stem, ("--db", str(tmp_path / "db"), *OPTIONS)) for model in models
-    ]
+    jobs = [Compile(model, tmp_path / model.stem, ("--db", str(tmp_path / "db"), *OPTIONS)) for model in models]
     processes = [job.start() for job in jobs]
     for job, process in zip(jobs, processes, strict=True):
         assert process.wait(300) == 0, (job.home / "compile.txt").read_text()

@@ -103,9 +103,7 @@ class Compiled:
         return dict(np.load(self.feeds))
 
     def expected(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        session = onnxruntime.InferenceSession(
-            str(self.folder / "model.onnx"), providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(str(self.folder / "model.onnx"), providers=["CPUExecutionProvider"])
         names = [each.name for each in session.get_outputs()]
         return dict(zip(names, session.run(None, inputs), strict=True))
 
@@ -151,9 +149,7 @@ def test_kernels_of_tvm_are_built_in_another_process(compiled: Compiled) -> None
     assert compiled.spent_s[AHEAD] > 0
 
 
-def test_little_time_is_enough_for_a_placement_on_the_gpu(
-    gpu: Gpu, compiled: Compiled, tmp_path: Path
-) -> None:
+def test_little_time_is_enough_for_a_placement_on_the_gpu(gpu: Gpu, compiled: Compiled, tmp_path: Path) -> None:
     """No engine runs the whole model on the GPU, so few candidates are measured, and the copies to it and back."""
     chosen = {"device": "cuda", "backends": ["tvm_cuda", "cublas"], "threads": 1, "budget_s": 0.5}
     paths = [str(each) for each in (compiled.folder / "model.onnx", tmp_path / "db.sqlite", tmp_path / "out")]
@@ -213,9 +209,7 @@ def test_the_file_in_other_processes(gpu: Gpu, compiled: Compiled) -> None:
         ({"COLLAGE_STANDIN_CUDA": "12080"}, "not available, the NVIDIA driver is for CUDA 12.8; it needs"),
     ],
 )
-def test_a_file_that_cannot_be_loaded(
-    gpu: Gpu, compiled: Compiled, settings: dict[str, str], words: str
-) -> None:
+def test_a_file_that_cannot_be_loaded(gpu: Gpu, compiled: Compiled, settings: dict[str, str], words: str) -> None:
     done = gpu.attempt(LOAD, str(compiled.folder / "out.collage"), compiled.feeds, "none", **settings)
     assert (done.returncode, len(done.stdout.splitlines())) == (3, 1), done.stderr
     assert words in done.stdout

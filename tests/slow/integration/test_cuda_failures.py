@@ -74,9 +74,7 @@ def compiled(gpu: Gpu, model: Path, folder: Path, **settings: str) -> Result:
     return Result(backends, float(np.abs(found - wanted).max()), list(rows))
 
 
-def test_a_kernel_that_corrupts_the_context_while_it_is_measured(
-    gpu: Gpu, model: Path, tmp_path: Path
-) -> None:
+def test_a_kernel_that_corrupts_the_context_while_it_is_measured(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     """It fails after it was launched. Each such candidate costs a worker, and the others are placed."""
     found = compiled(gpu, model, tmp_path, COLLAGE_STANDIN_CORRUPT_LATE="product")
     assert found.error < 1e-6 and found.backends == {"tvm_cuda"}
@@ -163,9 +161,7 @@ def test_a_lack_of_memory_is_tried_again_when_there_is_more(gpu: Gpu, model: Pat
 
     compiled(gpu, model, tmp_path, **denied)
     (first,) = refused()
-    assert first[2] is not None and 0 < first[2] < 256 << 20, (
-        "what the worker found, which has measured others"
-    )
+    assert first[2] is not None and 0 < first[2] < 256 << 20, "what the worker found, which has measured others"
     compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="256")  # as much as then
     assert refused() == [first]
     compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="512")

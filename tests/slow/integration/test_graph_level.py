@@ -63,15 +63,11 @@ def test_the_report_says_how_the_search_went(module: collage.CompiledModule) -> 
     assert found["genes"] >= 2
     assert found["history"][0] == (0.0, 1.0)
     assert found["times"] == found["history"][-1][1] <= 1.0
-    tried = [
-        c for node in module.summary()["nodes"] for c in node["candidates"] if c["pattern"] == "graph level"
-    ]
+    tried = [c for node in module.summary()["nodes"] for c in node["candidates"] if c["pattern"] == "graph level"]
     assert tried
 
 
-def test_a_second_compile_repeats_it_without_a_measurement(
-    module: collage.CompiledModule, database: Path
-) -> None:
+def test_a_second_compile_repeats_it_without_a_measurement(module: collage.CompiledModule, database: Path) -> None:
     again = compiled(database)
     assert again.report.measurements_made == 0
     assert again.report.graph_level == module.report.graph_level
@@ -106,9 +102,7 @@ def on_ort(plan: Plan) -> int:
     return isinstance(plan, Placed) and [c.backend for c in plan.placement.candidates].count("onnxruntime")
 
 
-def test_what_wins_is_handed_over_with_the_right_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_wins_is_handed_over_with_the_right_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole networks timed as if two regions of ONNX Runtime were what the machine likes best."""
     like = tmp_path / "db.sqlite"
 

@@ -34,9 +34,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(model: onnx.ModelProto, database: Path, **options: Any) -> collage.CompiledModule:
     """The model as a mix if there is one, however fast engines are on it."""
     with preferred():
-        return collage.compile(
-            model, db=database, progress=False, **{"quick": True, "budget_s": math.inf, **options}
-        )
+        return collage.compile(model, db=database, progress=False, **{"quick": True, "budget_s": math.inf, **options})
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -59,9 +57,7 @@ def fresh(module: collage.CompiledModule, model: onnx.ModelProto, seed: int) -> 
     return found
 
 
-def assert_agrees(
-    module: collage.CompiledModule, model: onnx.ModelProto, valid: onnx.ModelProto | None = None
-) -> None:
+def assert_agrees(module: collage.CompiledModule, model: onnx.ModelProto, valid: onnx.ModelProto | None = None) -> None:
     """The module's outputs are those of ONNX Runtime on the model, or on a ``valid`` form of it; bound calls, too."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -340,9 +336,7 @@ def noisy(
     outputs = {"y": shape, "z": shape, **dict.fromkeys(masks, shape)}
     model = make_model(nodes, {"x": shape, **inputs}, outputs, weights, types=kinds)
     if function:
-        model.functions.append(
-            helper.make_function("own", "Noise", ["a"], ["b"], list(function), model.opset_import)
-        )
+        model.functions.append(helper.make_function("own", "Noise", ["a"], ["b"], list(function), model.opset_import))
         model.opset_import.append(helper.make_opsetid("own", 1))
         model.ir_version = 10
     return model
@@ -363,9 +357,7 @@ DRAWING: dict[str, Callable[[], onnx.ModelProto]] = {
     "Dropout with a mask": lambda: noisy(N("Dropout", ["m", "half", "yes"], ["d", "mask"]), masks=["mask"]),
     "Dropout by an input": lambda: noisy(N("Dropout", ["m", "half", "train"], ["d"]), inputs={"train": []}),
     "Bernoulli": lambda: noisy(N("Sigmoid", ["m"], ["s"]), N("Bernoulli", ["s"], ["d"])),
-    "Multinomial": lambda: noisy(
-        N("Multinomial", ["m"], ["i"], sample_size=64), N("Cast", ["i"], ["d"], to=FLOAT)
-    ),
+    "Multinomial": lambda: noisy(N("Multinomial", ["m"], ["i"], sample_size=64), N("Cast", ["i"], ["d"], to=FLOAT)),
     "RandomNormal": lambda: noisy(N("RandomNormal", [], ["n"], shape=[8, 64]), N("Add", ["m", "n"], ["d"])),
     "in a function": lambda: noisy(
         OWN_NOISE, function=[N("RandomUniformLike", ["a"], ["n"]), N("Add", ["a", "n"], ["b"])]
@@ -374,9 +366,7 @@ DRAWING: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "quick"), [*((name, True) for name in DRAWING), ("Dropout with a mask", False)]
-)
+@pytest.mark.parametrize(("name", "quick"), [*((name, True) for name in DRAWING), ("Dropout with a mask", False)])
 def test_random_numbers_are_drawn_in_each_call(name: str, quick: bool, database: Path) -> None:
     model = DRAWING[name]()
     module = compiled(model, database, quick=quick)
@@ -390,9 +380,7 @@ def test_random_numbers_are_drawn_in_each_call(name: str, quick: bool, database:
     if "Dropout" in name:
         dropped = float((one["y"] == 0).mean())
         assert 0.3 < dropped < 0.7
-        np.testing.assert_allclose(
-            one["y"][one["y"] != 0], np.tanh(-2 * one["z"])[one["y"] != 0], rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(one["y"][one["y"] != 0], np.tanh(-2 * one["z"])[one["y"] != 0], rtol=1e-4, atol=1e-5)
     if "mask" in one:
         assert one["mask"].dtype == bool
         np.testing.assert_array_equal(one["mask"], one["y"] != 0)
@@ -459,9 +447,7 @@ def batch_first(op: str, steps: int, directions: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("op", "steps", "directions"), [("LSTM", 5, 2), ("GRU", 1, 1)])
-def test_recurrent_operators_with_the_batch_first(
-    op: str, steps: int, directions: int, database: Path
-) -> None:
+def test_recurrent_operators_with_the_batch_first(op: str, steps: int, directions: int, database: Path) -> None:
     """ONNX Runtime runs none of these, so the standard's evaluator tells what is right."""
     model = batch_first(op, steps, directions)
     module = compiled(model, database)

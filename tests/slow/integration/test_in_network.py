@@ -72,9 +72,7 @@ def used(module: collage.CompiledModule) -> set[str]:
 
 def reasons(module: collage.CompiledModule, backend: str) -> list[str]:
     """Why candidates of the backend were rejected after they had been measured."""
-    return [
-        c.reason for c in module.report.candidates if c.backend == backend and "in the network" in c.reason
-    ]
+    return [c.reason for c in module.report.candidates if c.backend == backend and "in the network" in c.reason]
 
 
 WAYS = [
@@ -123,9 +121,7 @@ def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp
     module = compiled(tmp_path / "db.sqlite", Beside("loads elsewhere"), Slow(), effort=effort)
     found = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
     (reason,) = found
-    assert reason.startswith(
-        "failed: in the process that compiles: the beside kernel tanh cannot be loaded: not here"
-    )
+    assert reason.startswith("failed: in the process that compiles: the beside kernel tanh cannot be loaded: not here")
 
 
 def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
@@ -170,9 +166,7 @@ def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
     log.unlink()
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert [r.nodes for r in again.program.launches] == [r.nodes for r in module.program.launches]
-    assert len(log.read_text().splitlines()) == len(again.program.launches) + log.read_text().count(
-        "original"
-    )
+    assert len(log.read_text().splitlines()) == len(again.program.launches) + log.read_text().count("original")
 
 
 def test_a_kernel_that_cannot_be_made_again_is_left_out(tmp_path: Path) -> None:

@@ -60,9 +60,7 @@ def unread(*nodes: onnx.NodeProto, element: int = onnx.TensorProto.INT64) -> onn
         "one": np.array(1),
         "yes": np.array([True]),
     }
-    return make_model(
-        [*product, *nodes], {"u": [4, 8], "x": [4, 8]}, {"y": [4, 8]}, weights, types={"u": element}
-    )
+    return make_model([*product, *nodes], {"u": [4, 8], "x": [4, 8]}, {"y": [4, 8]}, weights, types={"u": element})
 
 
 def branch(*nodes: onnx.NodeProto) -> onnx.GraphProto:
@@ -156,10 +154,7 @@ def test_profiles_reach_onnx_runtime() -> None:
 def test_profiles_reach_openvino() -> None:
     engine, model = OpenVino(), elementwise_net().SerializeToString()
     base = BuildOptions(threads=2, exclusive=True)
-    found = {
-        profile: engine.load(model, replace(base, profile=profile))._compiled
-        for profile in engine.profiles(base)
-    }
+    found = {profile: engine.load(model, replace(base, profile=profile))._compiled for profile in engine.profiles(base)}
     assert set(found) == {"", "not pinned", "one thread"}
     assert [found[each].get_property("INFERENCE_NUM_THREADS") for each in ("", "one thread")] == [2, 1]
     assert found["not pinned"].get_property("ENABLE_CPU_PINNING") is False
@@ -213,7 +208,5 @@ def test_signals_are_survived_after_openvino_models_have_gone(tmp_path: Path) ->
         "signal.signal(signal.SIGUSR1, lambda *about: print('handled'))\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "net.onnx")], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "net.onnx")], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr

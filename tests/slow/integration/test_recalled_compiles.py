@@ -143,9 +143,7 @@ def searched(db: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> colla
     return module if placed else None
 
 
-def test_a_compile_with_a_budget_recalls_a_finished_one(
-    copy: Path, first: tuple[Path, collage.CompiledModule]
-) -> None:
+def test_a_compile_with_a_budget_recalls_a_finished_one(copy: Path, first: tuple[Path, collage.CompiledModule]) -> None:
     with nothing_but_recalled():
         module = compiled(conv_net(), copy, budget=Budget.of(60.0))
     assert (module.report.ended, module.report.measurements_made) == ("finished", 0)
@@ -153,9 +151,7 @@ def test_a_compile_with_a_budget_recalls_a_finished_one(
 
 
 @pytest.mark.parametrize("options", [{"seed": 7}, {"streams": False}], ids=str)
-def test_other_options_search_again(
-    options: dict[str, Any], copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_options_search_again(options: dict[str, Any], copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert searched(copy, monkeypatch, **options) is not None
     assert finished_in(copy) == 2
 
@@ -176,9 +172,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=["rejected", "deleted"])
-def test_a_changed_kernel_makes_it_out_of_date(
-    change: str, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_kernel_makes_it_out_of_date(change: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(conv_net(), copy)
     kernels = [each for each in first.program.launches if not each.is_transform and each.backend != "view"]
     chosen = kernels[0].backend

@@ -119,9 +119,7 @@ def test_inputs_are_guarded_where_only_the_last_check_finds_nan(
 ) -> None:
     """Where the gate has missed that a kernel drops NaN, the module is wrong on NaN, and its inputs are scanned."""
     run = RegionJob.run
-    monkeypatch.setattr(
-        RegionJob, "run", lambda *about: ((what, _right(outcome)) for what, outcome in run(*about))
-    )
+    monkeypatch.setattr(RegionJob, "run", lambda *about: ((what, _right(outcome)) for what, outcome in run(*about)))
     module = compiled(conv_net(), ["openvino", "onednn"], tmp_path)
     assert not any(region.finite_only for region in module.program.regions)
     assert sum(len(region.scans) for region in module.program.regions) == 1
@@ -175,16 +173,12 @@ def test_what_is_rounded_after_a_quotient(
     """Not x * (2 / 41) for x / 41 * 2, not r / r for 1 / r * r, and no reciprocals."""
     kinds = {"Cast": TensorProto.FLOAT, "Bool": TensorProto.BOOL}
     made = [
-        helper.make_node("Cast", taken, given, to=kinds[op])
-        if op in kinds
-        else helper.make_node(op, taken, given)
+        helper.make_node("Cast", taken, given, to=kinds[op]) if op in kinds else helper.make_node(op, taken, given)
         for op, taken, given in nodes
     ]
     used = {name for node in made for name in node.input}
     weights = {name: np.float32(v) for name, v in {"width": 41, "one": 1, "two": 2}.items() if name in used}
-    model = make_model(
-        [helper.make_node("Relu", ["x"], ["r"]), *made], {"x": [64, 64]}, {"y": [64, 64]}, weights
-    )
+    model = make_model([helper.make_node("Relu", ["x"], ["r"]), *made], {"x": [64, 64]}, {"y": [64, 64]}, weights)
     x = np.arange(1, 64 * 64 + 1, dtype=np.float32).reshape(64, 64) / 2
     found = compiled(model, backends, tmp_path).run({"x": x})["y"]
     np.testing.assert_array_equal(found, reference(model, {"x": x})[0])
@@ -209,9 +203,7 @@ def test_rounding_by_a_large_constant(backends: list[str] | None, nodes: list[st
     module = compiled(model, None if backends is None else [*backends, "onnxruntime"], tmp_path)
     x = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
     expected = np.rint(40 * x)
-    np.testing.assert_array_equal(
-        module.run({"x": x})["y"], np.maximum(expected, 0) if "Relu" in nodes else expected
-    )
+    np.testing.assert_array_equal(module.run({"x": x})["y"], np.maximum(expected, 0) if "Relu" in nodes else expected)
 
 
 _WHOLE = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
@@ -278,9 +270,7 @@ def test_normalisation_of_numbers_far_from_zero(backends: list[str] | None, tmp_
     np.testing.assert_allclose(compiled(model, backends, tmp_path).run({"x": x})["y"], expected, atol=0.02)
 
 
-_POSITIVE = {
-    name: np.abs(np.random.default_rng(7).standard_normal((64, 64))).astype(np.float32) for name in "xz"
-}
+_POSITIVE = {name: np.abs(np.random.default_rng(7).standard_normal((64, 64))).astype(np.float32) for name in "xz"}
 _QUOTIENT = [helper.make_node("Div", ["x", "z"], ["q"]), helper.make_node("Relu", ["q"], ["y"])]
 _AFTER_A_PRODUCT = [
     helper.make_node("MatMul", ["x", "w"], ["m"]),
@@ -323,9 +313,7 @@ def test_nan_that_a_kernel_makes_inside_of_itself(
     ],
     ids=str,
 )
-def test_the_maximum_of_what_is_masked_everywhere(
-    backends: list[str] | None, axes: list[int], tmp_path: Path
-) -> None:
+def test_the_maximum_of_what_is_masked_everywhere(backends: list[str] | None, axes: list[int], tmp_path: Path) -> None:
     """Of negative infinities it is one of them, and not the least finite number."""
     nodes = [helper.make_node("ReduceMax", ["x"], ["y"], axes=axes, keepdims=0)]
     shape = [2, 6, 8, 24]

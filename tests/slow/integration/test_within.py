@@ -24,9 +24,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("within") / "measurements.sqlite"
 
 
-needs_bf16 = pytest.mark.skipif(
-    BF16 not in reduced_precisions(), reason="this CPU has no bfloat16 arithmetic"
-)
+needs_bf16 = pytest.mark.skipif(BF16 not in reduced_precisions(), reason="this CPU has no bfloat16 arithmetic")
 TOLERANCE = 1e-2
 
 
@@ -36,8 +34,7 @@ def transformer(tokens: int = 64, width: int = 512) -> onnx.ModelProto:
     shapes = {"q": (width, width), "k": (width, width), "v": (width, width), "o": (width, width)}
     shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
     weights: dict[str, Any] = {
-        name: (rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
-        for name, shape in shapes.items()
+        name: (rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32) for name, shape in shapes.items()
     }
     weights["root"] = np.array(width**-0.5, np.float32)
     nodes = [

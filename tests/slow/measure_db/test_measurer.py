@@ -76,9 +76,7 @@ def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database)
         assert second.race([numpy, slow])[slow] == to_the_end
 
 
-def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(
-    model: Model, database: Database
-) -> None:
+def test_what_lost_against_another_backend_is_raced_again_with_a_slower_one(model: Model, database: Database) -> None:
     """Nobody knows by how much it is faster than the one that is left."""
     fast, slow, slowest = (CandidateRequest((0,), name) for name in ("numpy", "slow", "slowest"))
     with measurer(model, database, hostile.Slowest()) as alone:

@@ -73,9 +73,7 @@ NATIVE = {
 @pytest.mark.parametrize(
     ("kind", "name", "value"), [(kind, *each) for kind, changes in NATIVE.items() for each in changes]
 )
-def test_numbers_beyond_buffers(
-    corpus: dict[str, Path], kind: str, name: str, value: Any, tmp_path: Path
-) -> None:
+def test_numbers_beyond_buffers(corpus: dict[str, Path], kind: str, name: str, value: Any, tmp_path: Path) -> None:
     if kind not in corpus:
         pytest.skip(f"no {kind} here")
 
@@ -143,9 +141,7 @@ def test_backends_that_nobody_knows_are_named(corpus: dict[str, Path], tmp_path:
     succeeds("show", path)  # which loads none
 
 
-def test_names_from_a_file_neither_reach_the_terminal_nor_a_page(
-    corpus: dict[str, Path], tmp_path: Path
-) -> None:
+def test_names_from_a_file_neither_reach_the_terminal_nor_a_page(corpus: dict[str, Path], tmp_path: Path) -> None:
     def change(contents: Contents) -> None:
         (module,) = contents.manifest["modules"]
         report, region = module["report"], module["program"]["regions"][0]
@@ -193,9 +189,7 @@ def test_the_digest_is_of_everything(corpus: dict[str, Path], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", [12, 14, 97])
-def test_a_manifest_of_another_compression_is_damage(
-    method: int, corpus: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_manifest_of_another_compression_is_damage(method: int, corpus: dict[str, Path], tmp_path: Path) -> None:
     """What unpacks it raises errors of its own: that of lzma (14) is no error of the system's."""
     data = bytearray(corpus["tvm_elementwise"].read_bytes())
     entry = data.rindex(b"manifest.json") - 46
@@ -203,9 +197,7 @@ def test_a_manifest_of_another_compression_is_damage(
     data[entry + 10] = method
     (header,) = struct.unpack_from("<I", data, entry + 42)
     start = header + 30 + sum(struct.unpack_from("<HH", data, header + 26))
-    data[start : start + 9] = (
-        b"\x09\x04\x05\x00" + b"\xff" * 5
-    )  # how lzma's properties begin, and impossible ones
+    data[start : start + 9] = b"\x09\x04\x05\x00" + b"\xff" * 5  # how lzma's properties begin, and impossible ones
     path = tmp_path / "packed.collage"
     path.write_bytes(data)
     with pytest.raises(ModuleFileError, match=r"packed\.collage is damaged"):
@@ -245,16 +237,12 @@ def refused_in_little_memory(path: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("claimed", [100, None])
-def test_a_manifest_that_unpacks_to_far_more_is_refused(
-    method: int, claimed: int | None, tmp_path: Path
-) -> None:
+def test_a_manifest_that_unpacks_to_far_more_is_refused(method: int, claimed: int | None, tmp_path: Path) -> None:
     refused_in_little_memory(with_manifest(tmp_path / "bomb.collage", method, [BLANK] * 200, claimed=claimed))
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_manifest_with_far_more_values_than_the_file_has_bytes_is_refused(
-    values: str, tmp_path: Path
-) -> None:
+def test_a_manifest_with_far_more_values_than_the_file_has_bytes_is_refused(values: str, tmp_path: Path) -> None:
     path = with_manifest(
         tmp_path / "dense.collage", zipfile.ZIP_DEFLATED, [b'{"a":[', *[VALUES[values]] * 10_000, b"0]}"]
     )

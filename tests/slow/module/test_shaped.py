@@ -99,9 +99,7 @@ def test_a_call_runs_the_placement_for_its_shapes(file: Path, caplog: pytest.Log
     assert module.inputs["a"].count(" or ") == 1
 
 
-def test_other_shapes_run_on_onnx_runtime_with_one_warning(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_shapes_run_on_onnx_runtime_with_one_warning(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     module = loaded(file)
     clone = module.clone()
     with caplog.at_level(logging.WARNING, logger="collage"):

@@ -45,8 +45,6 @@ def test_random_lists_give_the_right_numbers_without_a_race(stress: Path, size: 
         timeout=600,  # the machine may be busy with other tests
         env=environment,
     )
-    if (
-        "unexpected memory mapping" in run.stderr
-    ):  # an older ThreadSanitizer on a kernel with more random bits
+    if "unexpected memory mapping" in run.stderr:  # an older ThreadSanitizer on a kernel with more random bits
         pytest.skip("ThreadSanitizer does not start here")
     assert run.returncode == 0, run.stderr[-4000:]

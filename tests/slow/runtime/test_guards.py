@@ -139,9 +139,7 @@ def compiled(
     folder: Path, registry: collage.Registry, model: onnx.ModelProto | None = None, **options: Any
 ) -> collage.CompiledModule:
     options = {"backends": ["drops"], **options}
-    return collage.compile(
-        model or network(), db=folder / "db.sqlite", registry=registry, progress=False, **options
-    )
+    return collage.compile(model or network(), db=folder / "db.sqlite", registry=registry, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +247,7 @@ for before in (False, True):
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder / "fork.collage")]
     path = os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))
     environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        command, cwd=ROOT, timeout=120, capture_output=True, text=True, check=True, env=environment
-    )
+    done = subprocess.run(command, cwd=ROOT, timeout=120, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["10", "20"]
 
 

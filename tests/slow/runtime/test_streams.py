@@ -119,9 +119,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[int]]:
         )
         if what == "join" and len(parts := draw(some)) > 1:
             joined.append(new(TensorType((sum(types[part].size for part in parts),), "float32")))
-            regions.append(
-                Region("view", ("concat",), (v,), (), tuple(parts), (joined[-1],), threads=threads)
-            )
+            regions.append(Region("view", ("concat",), (v,), (), tuple(parts), (joined[-1],), threads=threads))
         elif what == "split" and joined:
             whole = draw(st.sampled_from(joined))
             found = [new(KIND) for _ in range(types[whole].size // 64)]
@@ -253,9 +251,7 @@ def test_a_failure_on_one_stream_ends_the_run_and_the_next_one_is_whole(add: cty
     on = [{"threads": 1, "stream": s} for s in (0, 1, 1)]
     reads = [(0,), (0,), (1, 2)]
     regions = [Region("add", ("add",), (v,), (), reads[v], (v + 1,), **on[v]) for v in range(3)]
-    program = make_program(
-        regions, [Port("x", 0, KIND)], [Port("y", 3, KIND)], dict.fromkeys(range(4), KIND), 2
-    )
+    program = make_program(regions, [Port("x", 0, KIND)], [Port("y", 3, KIND)], dict.fromkeys(range(4), KIND), 2)
     assert program.ordered.events == ((0, 2),)
     kernels = [AddKernel(add, 0) for _ in range(3)]
     whole = Executor(program, kernels, {})
@@ -279,7 +275,5 @@ def test_when_launches_could_begin() -> None:
     ]
     reads = [(0,), (0,), (1, 2), (3,)]
     regions = [Region("add", ("add",), (v,), (), reads[v], (v + 1,), **on[v]) for v in range(4)]
-    program = make_program(
-        regions, [Port("x", 0, KIND)], [Port("y", 4, KIND)], dict.fromkeys(range(5), KIND), 2
-    )
+    program = make_program(regions, [Port("x", 0, KIND)], [Port("y", 4, KIND)], dict.fromkeys(range(5), KIND), 2)
     assert begins(program.ordered, [50, 20, 70, 90], 10) == [10, 10, 50, 70]

@@ -71,9 +71,7 @@ def test_nimble_is_concurrent_with_the_fewest_synchronisations(dag: Dag) -> None
     matching = maximum_matching(reduced)
     assert len(set(matching.values())) == len(matching)
     mine = synchronisations(dag, streams)
-    assert (
-        mine == synchronisations(reduced, streams) == len(reduced.edges) - len(matching)
-    )  # theorems 1 and 3
+    assert mine == synchronisations(reduced, streams) == len(reduced.edges) - len(matching)  # theorems 1 and 3
     for parts in partitions(range(len(dag))):
         other = [next(i for i, part in enumerate(parts) if v in part) for v in range(len(dag))]
         if maximum_logical_concurrency(dag, other):

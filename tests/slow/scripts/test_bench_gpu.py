@@ -103,9 +103,7 @@ def test_a_network_on_a_stand_in(tmp_path: Path) -> None:
     gpu.run(code.format("rivals"), json.dumps(task.plain()), str(tmp_path / "rivals.json"), "60")
     again = json.loads((tmp_path / "rivals.json").read_text())
     assert again["load"]["error"] < 1e-5
-    assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {
-        "collage"
-    }
+    assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {"collage"}
 
 
 def test_a_module_that_an_engine_ends_is_timed_from_host_to_host(tmp_path: Path) -> None:

@@ -34,9 +34,7 @@ def test_what_the_modules_are_made_of_runs(tmp_path: Path) -> None:
     good = tmp_path / "good"
     good.mkdir()
     list(changed_modules(good, 1))
-    cases = [
-        Changed(i, each.name, each.read_bytes(), ".collage") for i, each in enumerate(sorted(good.iterdir()))
-    ]
+    cases = [Changed(i, each.name, each.read_bytes(), ".collage") for i, each in enumerate(sorted(good.iterdir()))]
     assert len(cases) > 10
     assert run(Start("module"), cases, tmp_path) == {OK}
 

@@ -39,9 +39,7 @@ def reduced_problems(draw: st.DrawFn) -> Case:
         if draw(st.integers(0, 9)):
             candidates.append(each)
         for _ in range(draw(st.integers(0, 2))):
-            reduced = replace(
-                each, cost_us=draw(st.integers(0, 16)) / 4, error=float(draw(st.integers(1, 6)))
-            )
+            reduced = replace(each, cost_us=draw(st.integers(0, 16)) / 4, error=float(draw(st.integers(1, 6))))
             values = graph.nodes[each.nodes[-1]].outputs
             storages = draw(st.lists(st.sampled_from([PLAIN, BLOCKED]), min_size=2, max_size=2))
             writes = [(v, s) for v, s in zip(values, storages, strict=False) if stored and s != PLAIN]
@@ -57,9 +55,7 @@ def reduced_problems(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=100, deadline=None)
 @given(reduced_problems(), st.integers(0, 20), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.3, 4.0]))
-def test_placement_under_a_budget_equals_brute_force(
-    case: Case, budget: int, margin: float, price_us: float
-) -> None:
+def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, margin: float, price_us: float) -> None:
     """Whatever price the search begins with."""
     graph, candidates, costs = case
     about = Budget(budget, gap=0.0, price_us=price_us)

@@ -77,9 +77,7 @@ def rotated(x: Array, cos: Array, sin: Array, heads: Heads) -> Array:
     """x [token, head, dim] in float64, rotated by its tokens' angles [token, rotary / 2]."""
     found = x.astype(np.float64).copy()
     half, end = heads.rotary // 2, heads.rotary
-    first, second = (
-        (slice(0, end, 2), slice(1, end, 2)) if heads.interleaved else (slice(0, half), slice(half, end))
-    )
+    first, second = (slice(0, end, 2), slice(1, end, 2)) if heads.interleaved else (slice(0, half), slice(half, end))
     a, b = found[..., first].copy(), found[..., second].copy()
     found[..., first] = a * cos[:, None] - b * sin[:, None]
     found[..., second] = b * cos[:, None] + a * sin[:, None]
@@ -173,9 +171,7 @@ def iterate(
         at = 0
         for seq, count, start in part:
             here = qkv[at : at + count]
-            cos, sin = (
-                each[start : start + count].astype(np.float64) for each in (rotations.cos, rotations.sin)
-            )
+            cos, sin = (each[start : start + count].astype(np.float64) for each in (rotations.cos, rotations.sin))
             q = rotated(here[:, :at_k].reshape(count, heads.heads, heads.dim), cos, sin, heads)
             k = rotated(here[:, at_k:at_v].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads)
             v = here[:, at_v:].reshape(count, heads.kv_heads, heads.value_dim)
@@ -282,9 +278,7 @@ def test_a_stream_has_the_same_numbers_whatever_runs_beside_it() -> None:
 
     def attended(first: int, count: int) -> Array:
         out = np.full((count, 768), np.nan, np.float32)
-        operands = Operands(
-            *(Rows(qkv[first:], 768 * part, 3 * 768) for part in range(3)), Rows(out, 0, 768), cache
-        )
+        operands = Operands(*(Rows(qkv[first:], 768 * part, 3 * 768) for part in range(3)), Rows(out, 0, 768), cache)
         batch = AttentionBatch(heads, 2)
         steps = attention_steps(heads, batch, operands, Rotations(empty, empty), 2)
         blocks = [tuple(range(10 * each, 10 * each + 10)) for each in range(first, first + count)]
@@ -354,9 +348,7 @@ def test_cache_in_8_bits(heads: Heads) -> None:
     assert iterate(heads, MIXED, 2, 4, "int8") < 1e-5
 
 
-@pytest.mark.parametrize(
-    "heads", [*EIGHT_BITS, Heads(4, 2, 32, 32, False, 0.2), Heads(8, 4, 64, 64, True, 0.125)]
-)
+@pytest.mark.parametrize("heads", [*EIGHT_BITS, Heads(4, 2, 32, 32, False, 0.2), Heads(8, 4, 64, 64, True, 0.125)])
 def test_the_error_of_a_cache_in_8_bits(heads: Heads) -> None:
     """What docs/serving.md says of normal numbers, against float64 on what was not rounded."""
     error = iterate(heads, MIXED, 2, 4, "int8", compared="float64")
@@ -365,9 +357,7 @@ def test_the_error_of_a_cache_in_8_bits(heads: Heads) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("dim", "value_dim", "cells"), [(192, 128, 320), (128, 192, 320), (24, 20, 56)])
-def test_a_block_has_the_bytes_of_its_keys_and_values(
-    dim: int, value_dim: int, cells: int, dtype: str
-) -> None:
+def test_a_block_has_the_bytes_of_its_keys_and_values(dim: int, value_dim: int, cells: int, dtype: str) -> None:
     """Keys have no room for the size of values, nor the other way; values are filled up to vectors of 16."""
     heads = Heads(4, 2, dim, 0, False, 1.0, value_dim=value_dim)
     cache = make_cache(heads, 3, dtype)
@@ -391,9 +381,7 @@ def test_8_bits_of_zeros_and_of_what_is_not_finite() -> None:
     out = aligned_empty((4, 16), "float32")
     rows = [Rows(qkv, offset, 48) for offset in (0, 16, 32)]
     empty = np.zeros((MOST, 0), np.float32)
-    steps = attention_steps(
-        heads, batch, Operands(*rows, Rows(out, 0, 16), cache), Rotations(empty, empty), 2
-    )
+    steps = attention_steps(heads, batch, Operands(*rows, Rows(out, 0, 16), cache), Rotations(empty, empty), 2)
     batch.fill([Slice((0, 0), 0, (0,), True), Slice((0,), 0, (1,), True), Slice((0,), 0, (2,), True)])
     LaunchList(team_of(2), steps)()
     assert (np.abs(out[:2]) < 1e-30).all()

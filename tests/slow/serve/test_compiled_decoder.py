@@ -64,9 +64,7 @@ def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]
     ],
     ids=["chunked", "orca", "target"],
 )
-def test_the_engine_gives_the_tokens_of_onnx_runtime(
-    original: Any, file: Path, options: EngineOptions
-) -> None:
+def test_the_engine_gives_the_tokens_of_onnx_runtime(original: Any, file: Path, options: EngineOptions) -> None:
     draw = random.Random(0)
     common = tuple(draw.randrange(256) for _ in range(70))
     prompts = [(*common[: draw.randint(1, 70)], draw.randrange(256)) for _ in range(12)]
@@ -104,9 +102,7 @@ def test_the_server_gives_the_tokens_of_onnx_runtime(original: Any, file: Path) 
 
 
 @pytest.mark.usefixtures("needs_server")
-def test_a_folder_tells_how_many_positions_there_are_and_what_ends_an_answer(
-    original: Any, tmp_path: Path
-) -> None:
+def test_a_folder_tells_how_many_positions_there_are_and_what_ends_an_answer(original: Any, tmp_path: Path) -> None:
     """Neither is in the ONNX file of a decoder with rotary positions. A link leads to the file, as in caches."""
     ends = alone(original, (1, 2, 3), 9)
     folder, other = tmp_path / "qwen2", tmp_path / "other"

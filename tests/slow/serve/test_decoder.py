@@ -64,9 +64,7 @@ class Ready:
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
-def ready(
-    request: pytest.FixtureRequest, database: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ready]:
+def ready(request: pytest.FixtureRequest, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
     model = MODELS[request.param]
     path = tmp_path_factory.mktemp("decoder") / "it.collage"
     save_decoder(compiled(model, database, (2, 24)), path)
@@ -80,9 +78,7 @@ def error_of(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=8), st.integers(0, 99)
-)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=8), st.integers(0, 99))
 def test_any_mix_of_chunks_and_single_tokens(ready: Ready, chunks: list[list[int]], seed: int) -> None:
     """Each iteration has some tokens of some of three sequences, whose blocks are anywhere in the cache."""
     random = np.random.default_rng(seed)
@@ -225,8 +221,7 @@ def test_buckets_share_weights(ready: Ready) -> None:
         for artifact in parts.artifacts
         if isinstance(artifact, Framed)
         for array in artifact.arrays
-        if len(array)
-        == 4 * 64 * 128  # a product of a feed-forward network, of which each layer has two or three
+        if len(array) == 4 * 64 * 128  # a product of a feed-forward network, of which each layer has two or three
     ]
     products = 3 * (2 if "position_ids" in found.wiring[0].reads else 3)
     assert len(arrays) == 2 * products
@@ -269,9 +264,7 @@ def test_other_forms_of_attention(shape: DecoderShape, database: Path) -> None:
     model = decoder(shape)
     runner = DecoderRunner(compiled(model, database, (24,)), default_registry(), 4)
     tokens = list(range(30, 50))
-    found = [
-        runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0].copy() for at in range(0, 20, 5)
-    ]
+    found = [runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0].copy() for at in range(0, 20, 5)]
     wanted = OriginalDecoder(model, 2).logits(tokens)[4::5]
     assert error_of(np.stack(found), wanted) < 1e-3
 

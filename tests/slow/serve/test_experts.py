@@ -164,9 +164,7 @@ def test_what_is_no_mixture_of_equal_experts_is_refused(change: Change) -> None:
     change(model)
     found = with_fixed_shapes(model, PROBE)
     assert len([node for node in found.graph.node if is_product(node)]) == 3 * (MOE.layers - 1)
-    with pytest.raises(
-        ModelError, match=r"node /?model\.layers\.0/NonZero.* makes as many rows as the tokens say"
-    ):
+    with pytest.raises(ModelError, match=r"node /?model\.layers\.0/NonZero.* makes as many rows as the tokens say"):
         refuse(found)
 
 

@@ -151,9 +151,7 @@ class Stream:
     def tokens(self) -> list[int]:
         """What has come at the end."""
         self._thread.join()
-        return [
-            token for each in self.events if "choices" in each for token in each["choices"][0]["token_ids"]
-        ]
+        return [token for each in self.events if "choices" in each for token in each["choices"][0]["token_ids"]]
 
 
 def expected() -> list[int]:
@@ -195,9 +193,7 @@ def test_a_killed_engine_costs_only_its_own_streams(door: Served) -> None:
     whole = [each for each in streams if each.done]
     assert 0 < len(whole) < 6
     assert all(each.tokens() == expected() for each in whole)
-    assert all(
-        "killed by SIGKILL" in each.events[-1]["error"]["message"] for each in streams if not each.done
-    )
+    assert all("killed by SIGKILL" in each.events[-1]["error"]["message"] for each in streams if not each.done)
     assert replica.pid in replicas_of(door)
 
 

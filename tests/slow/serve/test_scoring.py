@@ -84,9 +84,7 @@ def with_window(size: int, layer: int = -1) -> Change:
         node, tag = softmax(model, layer), f"window{layer}"
         weight(model, "low", np.float32(-np.inf))
         made = [
-            helper.make_node(
-                "Less", [distances(model), weight(model, f"size{tag}", np.int64(size))], [f"{tag}.near"]
-            ),
+            helper.make_node("Less", [distances(model), weight(model, f"size{tag}", np.int64(size))], [f"{tag}.near"]),
             helper.make_node("Where", [f"{tag}.near", node.input[0], "low"], [f"{tag}.seen"], tag),
         ]
         insert(model, node.output[0], made)
@@ -175,9 +173,7 @@ def with_other_angles(model: onnx.ModelProto) -> None:
                 helper.make_node("Mul", [node.input[0], slow], [f"{name}.angles"]),
                 helper.make_node(node.op_type, [f"{name}.angles"], [name]),
             ]
-    users = [
-        node for node in model.graph.node if node.op_type == "Mul" and node.input[1].startswith("rotary.")
-    ]
+    users = [node for node in model.graph.node if node.op_type == "Mul" and node.input[1].startswith("rotary.")]
     assert len(users) == 8  # q and k of two layers, by cos and sin
     insert(model, users[4].output[0], new)
     for node in users[4:]:
@@ -211,14 +207,10 @@ def options(tmp_path: Path, processes: int = 1) -> DecoderOptions:
     ],
     ids=["window", "windows", "slopes", "softcap", "sinks"],
 )
-def test_logits_are_those_of_onnx_runtime(
-    shape: Any, changes: list[Change], allowed: float, tmp_path: Path
-) -> None:
+def test_logits_are_those_of_onnx_runtime(shape: Any, changes: list[Change], allowed: float, tmp_path: Path) -> None:
     """Also beyond the tokens that a compile compares."""
     model = changed(decoder(shape), *changes)
-    save_decoder(
-        compile_decoder(model, options(tmp_path), default_registry(), quiet), tmp_path / "it.collage"
-    )
+    save_decoder(compile_decoder(model, options(tmp_path), default_registry(), quiet), tmp_path / "it.collage")
     runner = DecoderRunner(load_decoder(tmp_path / "it.collage", default_registry()), default_registry(), 8)
     tokens = np.random.default_rng(0).integers(0, runner.vocabulary, 170).tolist()
     wanted = OriginalDecoder(model, 2).logits(tokens)

@@ -141,9 +141,7 @@ def test_browsers_let_pages_of_chosen_origins_use_the_server(server: Served, fol
             return response.headers["access-control-allow-origin"]
 
     assert allowed(server, page) is None
-    with served(
-        folder, "--allow-origin", "HTTP://localhost:3000/", "--allow-origin", "https://x.org"
-    ) as some:
+    with served(folder, "--allow-origin", "HTTP://localhost:3000/", "--allow-origin", "https://x.org") as some:
         assert [allowed(some, page, method) for method in ("OPTIONS", "POST")] == [page, page]
         assert [allowed(some, other, method) for method in ("OPTIONS", "POST")] == [None, None]
 
@@ -443,8 +441,6 @@ def test_missing_libraries_are_named(folder: Path) -> None:
         "from collage.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "serve", str(folder)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code, "serve", str(folder)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert "the server needs starlette, uvicorn: pip install '.[serve]'" in done.stderr

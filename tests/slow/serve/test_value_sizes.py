@@ -105,9 +105,7 @@ def of_widths(q: int, k: int, v: int, heads: int, kv_heads: int) -> onnx.ModelPr
         helper.make_node("MatMul", ["a", "o"], ["logits"]),
     ]
     types = {"input_ids": TensorProto.INT64}
-    return make_model(
-        nodes, {"input_ids": ["b", "s"]}, {"logits": ["b", "s", 50]}, weights, opset=23, types=types
-    )
+    return make_model(nodes, {"input_ids": ["b", "s"]}, {"logits": ["b", "s", 50]}, weights, opset=23, types=types)
 
 
 def test_operands_without_heads() -> None:

@@ -19,9 +19,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What has been made; there are three plans."""
     found: list[str] = []
 
-    def offered(
-        graph: CudnnGraph, precision: str, *, direct: bool, device: Any = None
-    ) -> Iterator[CudnnPlan]:
+    def offered(graph: CudnnGraph, precision: str, *, direct: bool, device: Any = None) -> Iterator[CudnnPlan]:
         for number in range(3):
             found.append(f"{precision}{number}")
             yield CudnnPlan(b"%d" % number, number)

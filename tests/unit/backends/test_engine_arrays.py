@@ -70,9 +70,7 @@ def test_where_it_cannot_be_attached_the_next_call_tries_again() -> None:
 
 @needs_openvino
 def test_a_session_has_its_own_buffers_again_after_a_failure() -> None:
-    model = make_model(
-        [helper.make_node("Sub", ["a", "b"], ["y"])], {"a": [2, 3], "b": [2, 3]}, {"y": [2, 3]}, {}
-    )
+    model = make_model([helper.make_node("Sub", ["a", "b"], ["y"])], {"a": [2, 3], "b": [2, 3]}, {"y": [2, 3]}, {})
     session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
     a, b = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     np.testing.assert_array_equal(session.run([a, b])[0], a - b)

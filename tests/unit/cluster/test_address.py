@@ -26,9 +26,7 @@ def test_addresses(text: str, host_port: tuple[str, int] | None) -> None:
     assert as_address(address) is address
 
 
-@pytest.mark.parametrize(
-    "text", ["", "head", "head:", "head:0", "head:70000", "http://head:80", "ray://head", "a b:1"]
-)
+@pytest.mark.parametrize("text", ["", "head", "head:", "head:0", "head:70000", "http://head:80", "ray://head", "a b:1"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UsageError, match=r"no address of a cluster; give auto, local, HOST:PORT or ray://"):
         as_address(text)

@@ -52,9 +52,7 @@ def test_output_has_one_scale_for_all_of_an_output() -> None:
         ([1.0, 2.0], [math.nan, 2.0], math.inf),
     ],
 )
-def test_output_compares_what_is_out_of_the_ordinary(
-    reference: list[float], actual: list[float], error: float
-) -> None:
+def test_output_compares_what_is_out_of_the_ordinary(reference: list[float], actual: list[float], error: float) -> None:
     found = metric_of("output").measured({"y": np.array(reference)}, {"y": np.array(actual)})
     assert found == error
 

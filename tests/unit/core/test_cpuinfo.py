@@ -140,9 +140,7 @@ def test_instruction_sets_count() -> None:
     ],
 )
 def test_instructions_for_reduced_precisions(flags: str, precisions: set[str]) -> None:
-    text = (
-        f"processor\t: 0\nmodel name\t: made up\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n\n"
-    )
+    text = f"processor\t: 0\nmodel name\t: made up\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n\n"
     assert cpu_flags(text) == {*flags.split()}
     assert precisions_of(cpu_flags(text)) == precisions
     assert cpu_flags("") == frozenset()

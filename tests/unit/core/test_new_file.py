@@ -39,9 +39,7 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_the_umask_is_the_systems_to_apply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
-) -> None:
+def test_the_umask_is_the_systems_to_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
     """It belongs to all threads of the process, so that nobody may change it in order to read it."""
     before = os.umask(umask)
     try:

@@ -34,8 +34,7 @@ def tagger(op: str, *, lengths: bool = False, **attributes: Any) -> onnx.ModelPr
         inputs.append(helper.make_tensor_value_info("n", TensorProto.INT32, ["b"]))
     gates = 5 * GATES[op]
     weights = [
-        numpy_helper.from_array(np.ones((1, gates, width), np.float32), name)
-        for name, width in (("w", 3), ("r", 5))
+        numpy_helper.from_array(np.ones((1, gates, width), np.float32), name) for name, width in (("w", 3), ("r", 5))
     ]
     graph = helper.make_graph(
         nodes, "test", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights
@@ -55,9 +54,7 @@ def tagger(op: str, *, lengths: bool = False, **attributes: Any) -> onnx.ModelPr
         ("RNN", (4, 0, 3), {}, ""),
     ],
 )
-def test_what_ends_the_process_is_named(
-    op: str, shape: Sequence[int], attributes: dict[str, Any], wanted: str
-) -> None:
+def test_what_ends_the_process_is_named(op: str, shape: Sequence[int], attributes: dict[str, Any], wanted: str) -> None:
     assert empty_recurrent(tagger(op, **attributes), {"x": shape}) == wanted
 
 

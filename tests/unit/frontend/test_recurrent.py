@@ -58,9 +58,7 @@ def recurrent(
 def drawn(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {
-        info.name: (2 * rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim])).astype(
-            np.float32
-        )
+        info.name: (2 * rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim])).astype(np.float32)
         for info in model.graph.input
     }
 

@@ -60,9 +60,7 @@ def test_names_of_devices(name: str) -> None:
         Storage(name)
 
 
-@pytest.mark.parametrize(
-    "storage", [*STORAGES, *BF16_STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")]
-)
+@pytest.mark.parametrize("storage", [*STORAGES, *BF16_STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")])
 def test_texts_are_read_back(storage: Storage) -> None:
     assert parse_storage(str(storage), KNOWN) == storage
     transform = LayoutTransform(KIND, storage, BLOCKED)
@@ -109,9 +107,7 @@ def rounded_to_bf16(
 
 @settings(deadline=None)
 @given(shapes, st.sampled_from(BF16_STORAGES), st.integers(-130, 110))
-def test_narrow_values_are_rounded_to_the_nearest(
-    shape: tuple[int, ...], storage: Storage, exponent: int
-) -> None:
+def test_narrow_values_are_rounded_to_the_nearest(shape: tuple[int, ...], storage: Storage, exponent: int) -> None:
     kind = TensorType(shape, "float32")
     if storage.format.problem(kind):
         return
@@ -160,9 +156,7 @@ def test_scales_without_an_inverse_are_refused(scale: float) -> None:
         stored_in_steps(PLAIN, False, scale)
 
 
-@pytest.mark.parametrize(
-    "name", ["plain-u8-00000000", "plain-u8-7fc00000", "plain-u8-bf800000", "plain-u8-1"]
-)
+@pytest.mark.parametrize("name", ["plain-u8-00000000", "plain-u8-7fc00000", "plain-u8-bf800000", "plain-u8-1"])
 def test_damaged_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"steps of|no storage format"):
         parse_storage(name, FORMATS)

@@ -91,9 +91,7 @@ shapes = st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 5), st.
 
 
 @given(shapes, st.lists(st.integers(1, 4).map(lambda n: 8 * n), min_size=2, max_size=3), st.integers(0, 3))
-def test_what_is_joined_lies_there_one_after_another(
-    shape: tuple[int, ...], extents: list[int], axis: int
-) -> None:
+def test_what_is_joined_lies_there_one_after_another(shape: tuple[int, ...], extents: list[int], axis: int) -> None:
     """In every layout that is said to be free, and in every other one it does not, or not aligned."""
     parts = [(*shape[:axis], n, *shape[axis + 1 :]) for n in extents]
     graph = joined(*parts, axis=axis)
@@ -104,9 +102,7 @@ def test_what_is_joined_lies_there_one_after_another(
         pieces = [to_layout(each, layout).reshape(-1) for each in arrays]
         whole = to_layout(np.concatenate(arrays, axis), layout).reshape(-1)
         together = np.concatenate(pieces)
-        aligned = all(
-            stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1)
-        )
+        aligned = all(stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1))
         assert (layout in free) == (aligned and np.array_equal(together, whole))
 
 

@@ -50,9 +50,7 @@ class Misfit(AddOne):
 
 def executor(*kernels: Kernel) -> Executor:
     """Kernels of the backends b0, b1, ..., one after another."""
-    regions = [
-        Region(f"b{n}", ("add", "relu"), (n,), (f"node {n}",), (n,), (n + 1,)) for n in range(len(kernels))
-    ]
+    regions = [Region(f"b{n}", ("add", "relu"), (n,), (f"node {n}",), (n,), (n + 1,)) for n in range(len(kernels))]
     types = dict.fromkeys(range(len(kernels) + 1), KIND)
     ports = [Port("x", 0, KIND)], [Port("y", len(kernels), KIND)]
     return Executor(make_program(regions, *ports, types), kernels, {})
@@ -62,9 +60,7 @@ def test_an_error_names_the_kernel_that_fails() -> None:
     chain = executor(AddOne(), AddOne(), AddOne())
     (y,) = chain.run([np.array([1, 2, 3], np.float32)])
     np.testing.assert_array_equal(y, [4, 5, 6])
-    with pytest.raises(
-        CollageError, match=r"^the b1 kernel add\+relu fails on these inputs: it is negative$"
-    ):
+    with pytest.raises(CollageError, match=r"^the b1 kernel add\+relu fails on these inputs: it is negative$"):
         executor(Unchecked(), AddOne(), AddOne()).run([np.array([-4, 2, 3], np.float32)])
 
 

@@ -33,9 +33,7 @@ def program(
     types: Mapping[int, TensorType] | None = None,
 ) -> Program:
     types = types or dict.fromkeys(range(last + 1), KIND)
-    return make_program(
-        regions, [Port("x", 0, types[0])], [Port("y", last, types[last])], types, devices=devices
-    )
+    return make_program(regions, [Port("x", 0, types[0])], [Port("y", last, types[last])], types, devices=devices)
 
 
 def test_each_device_has_an_arena() -> None:

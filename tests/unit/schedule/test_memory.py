@@ -36,9 +36,7 @@ def test_values_alive_together_do_not_overlap(given_lives: dict[int, Lifetime]) 
                     or plan.offsets[b] + max(life_b.nbytes, 1) <= plan.offsets[a]
                 )
                 assert apart, (a, b)
-    assert (
-        plan.lower_bound <= plan.nbytes <= sum(-(-max(x.nbytes, 1) // 64) * 64 for x in given_lives.values())
-    )
+    assert plan.lower_bound <= plan.nbytes <= sum(-(-max(x.nbytes, 1) // 64) * 64 for x in given_lives.values())
 
 
 def test_a_chain_needs_two_buffers() -> None:

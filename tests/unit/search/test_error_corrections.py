@@ -39,11 +39,7 @@ def test_what_was_found_earlier_is_not_forgotten() -> None:
     assert factors_by(plans).of(A) < TRUE[C] / 2
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.sampled_from([A, B, C]), st.floats(1e-12, 1.0), min_size=1), min_size=1, max_size=8
-    )
-)
+@given(st.lists(st.dictionaries(st.sampled_from([A, B, C]), st.floats(1e-12, 1.0), min_size=1), min_size=1, max_size=8))
 def test_each_plan_is_explained(plans: list[dict[Kind, float]]) -> None:
     seen = [run(each) for each in plans]
     found = factors_by(seen)

@@ -18,14 +18,9 @@ def test_runs_of_an_engine_are_joined_with_the_views_between_them() -> None:
 
 
 def test_libraries_and_single_parts_are_left_alone() -> None:
-    assert (
-        region_merges(placement(("tvm", 0), ("tvm", 1), ("a", 2), ("b", 3), ("a", 4)), {"a", "b"}, {"view"})
-        == []
-    )
+    assert region_merges(placement(("tvm", 0), ("tvm", 1), ("a", 2), ("b", 3), ("a", 4)), {"a", "b"}, {"view"}) == []
 
 
 def test_a_view_at_the_end_of_a_run_stays_outside() -> None:
     assert region_merges(placement(("a", 0), ("view", 1), ("b", 2)), {"a", "b"}, {"view"}) == []
-    assert region_merges(placement(("a", 0), ("a", 1), ("view", 2), ("b", 3)), {"a", "b"}, {"view"}) == [
-        ((0, 1), "a")
-    ]
+    assert region_merges(placement(("a", 0), ("a", 1), ("view", 2), ("b", 3)), {"a", "b"}, {"view"}) == [((0, 1), "a")]

@@ -20,9 +20,7 @@ ENGINES = ("ort", "ov")
 def encoding_of(graph: Graph, placement: Placement, most_genes: int = 48) -> Encoding:
     every = range(len(graph.nodes))
     kinds = {c: str(c.nodes) for c in placement.candidates}
-    return encode(
-        graph, placement, dict.fromkeys(ENGINES, every), kinds.__getitem__, {VIEW}, most_genes=most_genes
-    )
+    return encode(graph, placement, dict.fromkeys(ENGINES, every), kinds.__getitem__, {VIEW}, most_genes=most_genes)
 
 
 def singles(graph: Graph, backends: dict[int, str] | None = None) -> Placement:
@@ -45,9 +43,7 @@ def encoded(draw: st.DrawFn) -> tuple[Graph, Encoding]:
     graph, candidates = draw(problems(max_nodes=9))
     names = {"a": "lib", "b": "ort", "c": "ov"}
     found = [Candidate(c.nodes, names[c.backend], c.cost_us) for c in candidates]
-    found += [
-        Candidate((n,), draw(st.sampled_from(["lib", "lib", VIEW])), 5.0) for n in range(len(graph.nodes))
-    ]
+    found += [Candidate((n,), draw(st.sampled_from(["lib", "lib", VIEW])), 5.0) for n in range(len(graph.nodes))]
     return graph, encoding_of(graph, place(graph, found, 0.5), draw(st.sampled_from([2, 48])))
 
 

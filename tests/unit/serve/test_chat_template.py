@@ -75,9 +75,7 @@ def test_in_the_manner_of_llama_3() -> None:
 
 def test_in_the_manner_of_qwen() -> None:
     """With the block that marks answers, and loops that are left and gone on with."""
-    turns = [
-        f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in [*TALK, TALK[1], TALK[2]]
-    ]
+    turns = [f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in [*TALK, TALK[1], TALK[2]]]
     start = "<|im_start|>assistant\n"
     assert prompt(QWEN, [*TALK, TALK[1], TALK[2]]) == "".join(turns[:4]) + start
     odd = [TALK[1], {"role": "developer", "content": "x"}, TALK[3]]

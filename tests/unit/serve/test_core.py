@@ -58,9 +58,7 @@ def test_blocks_that_are_kept_are_not_counted_twice() -> None:
     core = Core(NullRunner(block_count=5), EngineOptions())
     core.add(Request(0, (0,) * 13, Sampling(max_tokens=1, temperature=0)), 0.0)
     step(core)
-    core.add(
-        Request(1, (1,) * 5, Sampling(max_tokens=3, temperature=0)), 0.0
-    )  # 2 blocks; 3 are left, all kept
+    core.add(Request(1, (1,) * 5, Sampling(max_tokens=3, temperature=0)), 0.0)  # 2 blocks; 3 are left, all kept
     core.add(Request(2, (0,) * 13, Sampling(max_tokens=3, temperature=0)), 0.0)  # these 3 and one more
     assert step(core)[0] == [(1, 5)]
     while core.busy:

@@ -117,9 +117,7 @@ class _Reader:
             same = before == [size for size in shape if size > 1]
             return self._rows(node.input[0]) if same else None
         of_tokens = [each in self.graph.from_tokens for each in node.input]
-        operands = [
-            self._rows(each) if depends else None for each, depends in zip(node.input, of_tokens, strict=True)
-        ]
+        operands = [self._rows(each) if depends else None for each, depends in zip(node.input, of_tokens, strict=True)]
         if any(depends and each is None for depends, each in zip(of_tokens, operands, strict=True)):
             return None
         return self.steps.add_for_all(node, operands, self.experts)

@@ -48,9 +48,7 @@ _RESHAPING = frozenset("Unsqueeze Squeeze Flatten Reshape Identity".split())
 def base_of(graph: OnnxGraph, name: str) -> str:
     """The value that has the same elements in the same order, and perhaps other axes."""
     node = graph.producers.get(name)
-    while node is not None and (
-        node.op_type in _RESHAPING or _moves_ones(graph, node) or _keeps_dtype(graph, node)
-    ):
+    while node is not None and (node.op_type in _RESHAPING or _moves_ones(graph, node) or _keeps_dtype(graph, node)):
         name = node.input[0]
         node = graph.producers.get(name)
     return name

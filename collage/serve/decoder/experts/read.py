@@ -42,9 +42,7 @@ from collage.serve.decoder.onnx_graph import OnnxGraph, attribute, described
 
 _SAME = frozenset({"Cast", "Identity"})
 _OF_HITS = frozenset("Transpose Squeeze Unsqueeze Split Slice NonZero".split())
-_LENGTHS = frozenset(
-    "Shape Size Concat Gather Slice Squeeze Unsqueeze Cast Mul Add ReduceProd Identity".split()
-)
+_LENGTHS = frozenset("Shape Size Concat Gather Slice Squeeze Unsqueeze Cast Mul Add ReduceProd Identity".split())
 
 
 def mixtures(graph: OnnxGraph, tokens: int) -> list[Mixture]:
@@ -367,11 +365,7 @@ class _Reader:
 
     def _step(self, node: onnx.NodeProto, taken: Sequence[Value | None]) -> Value | None:
         rows = [each for each in taken if isinstance(each, ExpertRows)]
-        if (
-            not rows
-            or len({each.expert for each in rows}) > 1
-            or len(rows) < sum(v is not None for v in taken)
-        ):
+        if not rows or len({each.expert for each in rows}) > 1 or len(rows) < sum(v is not None for v in taken):
             return None
         expert = rows[0].expert
         steps = self.steps.setdefault(expert, ExpertSteps(self.graph))

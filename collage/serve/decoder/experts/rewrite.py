@@ -30,9 +30,7 @@ def write(mixture: Mixture, graph: OnnxGraph) -> Written | None:
     """The mixture in that form, or None if its experts do not compute the same of other weights."""
     bodies = [
         Body.of(steps, part.made)
-        for steps, part in zip(
-            mixture.steps, sorted(mixture.total.parts, key=lambda each: each.expert), strict=True
-        )
+        for steps, part in zip(mixture.steps, sorted(mixture.total.parts, key=lambda each: each.expert), strict=True)
     ]
     first = bodies[0]
     if any(body.common(graph) != first.common(graph) for body in bodies):
@@ -111,9 +109,7 @@ class _Writer:
     def _stacked(self, operands: Sequence[Operand], step: ExpertStep, about: str) -> str:
         """The experts' parameters, one after the other: matrices of a product, or vectors."""
         known = {name: array_of(self.graph.weights[name]) for name in {each.name for each in operands}}
-        arrays = [
-            known[each.name] if each.number is None else known[each.name][each.number] for each in operands
-        ]
+        arrays = [known[each.name] if each.number is None else known[each.name][each.number] for each in operands]
         if step.operator != "MatMul":
             return self._constant(np.stack([each.reshape(-1) for each in arrays]), about)
         turned = operands[0].turned  # of all, or of none

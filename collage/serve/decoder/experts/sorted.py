@@ -112,9 +112,7 @@ class _Reader:
         self.known.update(told)
         return list(told)
 
-    def _made(
-        self, node: onnx.NodeProto, taken: Sequence[_Value | None]
-    ) -> _Value | Sequence[_Value | None] | None:
+    def _made(self, node: onnx.NodeProto, taken: Sequence[_Value | None]) -> _Value | Sequence[_Value | None] | None:
         first = taken[0]
         if node.domain not in ("", "ai.onnx"):
             return None
@@ -201,9 +199,7 @@ class _Reader:
                 part = self.steps[rows.expert].columns(rows.made, first, end)
                 made.append(_Own(rows.expert, part, end - first))
             else:
-                parts = [
-                    each.columns(one, first, end) for each, one in zip(self.steps, rows.made, strict=True)
-                ]
+                parts = [each.columns(one, first, end) for each, one in zip(self.steps, rows.made, strict=True)]
                 made.append(_All(tuple(parts), end - first))
         return made
 
@@ -241,9 +237,7 @@ class _Reader:
         """The features of the rows that a node makes of others, which are two axes."""
         shapes = []
         for name, each in zip(node.input, taken, strict=True):
-            shape = (
-                (self.pairs, each.width) if isinstance(each, (_All, _Own)) else self.graph.shapes.get(name)
-            )
+            shape = (self.pairs, each.width) if isinstance(each, (_All, _Own)) else self.graph.shapes.get(name)
             if isinstance(each, (_Numbers, _Factors, Total)) or (name and (shape is None or len(shape) > 2)):
                 return None
             shapes.append(shape or (1,))
@@ -296,12 +290,7 @@ class _Reader:
     def _counts(self, name: str) -> bool:
         """Whether a value is a sum over tokens of a one for each expert that a token has chosen, and zeros."""
         node = self.graph.producers.get(name)
-        if (
-            node is None
-            or node.op_type != "ReduceSum"
-            or len(node.input) < 2
-            or attribute(node, "keepdims", 1)
-        ):
+        if node is None or node.op_type != "ReduceSum" or len(node.input) < 2 or attribute(node, "keepdims", 1):
             return False
         axes = self.graph.constants.get(node.input[1])
         if axes is None or axes.tolist() not in ([0], [-2]):

@@ -161,9 +161,7 @@ class Body:
 
         kept = (steps[step] for step in places)
         return Body(
-            tuple(
-                ExpertStep(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept
-            ),
+            tuple(ExpertStep(each.operator, each.attributes, tuple(map(moved, each.operands))) for each in kept),
             moved(made),
         )
 
@@ -221,9 +219,7 @@ class ExpertSteps:
             return None
         return self._append(node.op_type, _attributes(node), [each or Operand("none") for each in given])
 
-    def add_for_all(
-        self, node: onnx.NodeProto, operands: Sequence[Operand | None], experts: int
-    ) -> Operand | None:
+    def add_for_all(self, node: onnx.NodeProto, operands: Sequence[Operand | None], experts: int) -> Operand | None:
         """Add the steps of a node that computes [experts, tokens, features], as ``add`` does."""
         if node.op_type == "MatMul":
             dims = self._dims(node.input[1])

@@ -176,9 +176,7 @@ def test_any_mix_of_prefill_and_decode(both: Both, counts: list[list[int]], seed
             continue
         before = ranks.sent_bytes
         assert_close(ranks.step(slices), whole.step(slices))
-        wanted = cache_bytes(
-            slices, compiled.heads, len(compiled.decoder.layers), size, compiled.decoder.vocabulary
-        )
+        wanted = cache_bytes(slices, compiled.heads, len(compiled.decoder.layers), size, compiled.decoder.vocabulary)
         assert ranks.sent_bytes - before == wanted
 
 

@@ -56,9 +56,7 @@ def test_answers_are_those_of_one_process(
         assert answers(runner, EngineOptions(max_running=2, policy="orca")) == expected
 
 
-def test_other_values_than_rows_of_floats_do_not_cross_borders(
-    qwen: Ready, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_values_than_rows_of_floats_do_not_cross_borders(qwen: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_rank, "_type", lambda *_: TensorType((8, 64), "int64"))
     with pytest.raises(UsageError, match=r"is int64 \[.*\] and is read by several layers"):
         pipeline_rank.stage_of(qwen.compiled, 1, 2)
@@ -68,16 +66,11 @@ def test_other_values_than_rows_of_floats_do_not_cross_borders(
 def test_a_killed_process_fails_all_requests(qwen: Ready, expected: list[tuple[int, ...]], kind: str) -> None:
     with running(qwen.path, kind) as runner:
         engine = Engine(runner, EngineOptions(max_running=2))
-        streams = [
-            engine.submit((1, 2, n), Sampling(max_tokens=150, temperature=0, ignore_eos=True))
-            for n in range(4)
-        ]
+        streams = [engine.submit((1, 2, n), Sampling(max_tokens=150, temperature=0, ignore_eos=True)) for n in range(4)]
         next(iter(streams[0]))
         os.kill(runner.pids[0], signal.SIGKILL)
         for each in streams:  # those that wait for their turn, too
-            with pytest.raises(
-                CollageError, match=r"process 1 of the decoder has ended \(killed by SIGKILL\)"
-            ):
+            with pytest.raises(CollageError, match=r"process 1 of the decoder has ended \(killed by SIGKILL\)"):
                 each.result()
         with pytest.raises(CollageError, match="make a new one"):
             engine.submit((1, 2, 3))

@@ -73,9 +73,7 @@ def runner(divided: Divided) -> Iterator[ThreadRunner]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 99)
-)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 99))
 def test_any_mix_is_right(divided: Divided, runner: ThreadRunner, counts: list[list[int]], seed: int) -> None:
     """Logits are those of ONNX Runtime on the whole decoder, and each layer sends two all-reduces."""
     original = OriginalDecoder(divided.original, 1)
@@ -91,9 +89,7 @@ def test_any_mix_is_right(divided: Divided, runner: ThreadRunner, counts: list[l
         tokens = sum(len(each.token_ids) for each in slices)
         assert sent == LAYERS * tensor_bytes(tokens, divided.shape.width, 2)
         rows = [
-            wanted[mix.sequence_of(part)][part.start + len(part.token_ids) - 1]
-            for part in slices
-            if part.wants_logits
+            wanted[mix.sequence_of(part)][part.start + len(part.token_ids) - 1] for part in slices if part.wants_logits
         ]
         for row, expected_row in zip(found, rows, strict=True):
             assert np.abs(row - expected_row).max() < 1e-3
@@ -113,10 +109,7 @@ def test_each_process_has_its_part_of_every_product(name: str, form: str) -> Non
     shape, seen = small(NAMED[name], 2), []
     for part in (Shards(tuple(segments), (), description), *parts):
         tensors = {
-            key: tensor.dims
-            for each in part.segments
-            for key, tensor in each.weights.items()
-            if "layers" in key
+            key: tensor.dims for each in part.segments for key, tensor in each.weights.items() if "layers" in key
         }
         seen.append(sum(int(np.prod(dims)) for dims in tensors.values() if len(dims) == 2))
     gates = 2 if name == "gpt2_124m" else 3
@@ -142,9 +135,7 @@ def test_attention_whose_output_is_normed_is_refused() -> None:
     next(each for each in model.graph.node if each.name == node.name).input[0] = "normed"
     description, _ = recognise(model, "it")
     graph = read_graph(model, GraphSizes(4, PROBE.past))
-    with pytest.raises(
-        ModelError, match=r"node normed \(LpNormalization\) needs whole rows of attention's output"
-    ):
+    with pytest.raises(ModelError, match=r"node normed \(LpNormalization\) needs whole rows of attention's output"):
         shard(graph, cut(graph, description), description, 0, 2)
 
 
@@ -157,9 +148,7 @@ def test_a_feed_forward_part_beside_attention_is_refused() -> None:
     gate.input[0] = up.input[0] = first.input[0]
     description, _ = recognise(model, "it")
     graph = read_graph(model, GraphSizes(4, PROBE.past))
-    with pytest.raises(
-        ModelError, match=r"of a feed-forward part beside the attention: this decoder cannot be"
-    ):
+    with pytest.raises(ModelError, match=r"of a feed-forward part beside the attention: this decoder cannot be"):
         shard(graph, cut(graph, description), description, 0, 2)
 
 
