@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -237,24 +237,23 @@ class _BoundableSession(Session):
         if problem := empty_recurrent(onnx.load_from_string(self._recurrent), shapes):
             raise InputError(f"{problem} for these inputs, with which ONNX Runtime would end the process.")
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
         if self._recurrent:
             self._refuse_empty(dict(zip(self._names, inputs, strict=True)))
         kinds = [info.type for info in self._session.get_outputs()]
         if not all(each.startswith("tensor(") for each in kinds) or "tensor(string)" in kinds:
             return super().bind_inputs(inputs)  # fetching strings from a binding ends the process
-        binding = _with_inputs(self._session, inputs)
-        fixed = all(_is_fixed(info.shape) for info in self._session.get_outputs())
-        return _InputBinding(self._inner, binding, self._outputs, inputs, fixed=fixed)
+        return _InputBinding(self._inner, _with_inputs(self._session, inputs), self._outputs, inputs)
 
 
-class _InputBinding:
-    """A call of a session on fixed inputs that gives new outputs."""
+class _InputBinding(Sequence[Any]):
+    """A call of a session on fixed inputs, and the outputs of the last one, which become new arrays when they are read.
 
-    def __init__(
-        self, session: Any, binding: Any, outputs: Sequence[str], inputs: Sequence[Array], *, fixed: bool
-    ) -> None:
-        """``fixed`` says that the outputs have the same shapes in each run."""
+    A run writes into the outputs of the one before it. Once one fails at that, since they get other shapes, each run
+    makes its own.
+    """
+
+    def __init__(self, session: Any, binding: Any, outputs: Sequence[str], inputs: Sequence[Array]) -> None:
         import onnxruntime as ort
 
         self._keep = inputs
@@ -262,20 +261,34 @@ class _InputBinding:
         self._run = session.run_with_iobinding
         device = ort.OrtDevice.make("cpu", 0)._get_c_device()
         self._outputs = [(name, device) for name in outputs]
-        self._fixed = fixed
+        self._reuses = True
         self._bind_outputs()
 
-    def __call__(self) -> list[Any]:
-        if not self._fixed:
+    def __call__(self) -> Sequence[Any]:
+        if not self._reuses:
             self._bind_outputs()
-        self._run(self._binding, None)
-        return list(self._binding.copy_outputs_to_cpu())
+        try:
+            self._run(self._binding, None)
+        except Exception:
+            if not self._reuses:
+                raise
+            self._reuses = False
+            return self()
+        return self
 
     def _bind_outputs(self) -> None:
-        """Forget the outputs of the last run: a run into them fails if they get other shapes."""
         self._binding.clear_binding_outputs()
         for each in self._outputs:
             self._binding.bind_output(*each)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._binding.copy_outputs_to_cpu()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._binding.copy_outputs_to_cpu())
 
 
 class _SessionKernel(Kernel):

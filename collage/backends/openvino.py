@@ -269,7 +269,7 @@ class _ModelSession(Session):
                 self._request.set_input_tensor(index, _shared(self._buffers[index]))
         return [np.array(results[port]) for port in self._outputs]
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
         """A call without copies of the inputs, nor of the outputs whose shapes OpenVINO knows."""
         request = self._compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self._compiled.inputs, self._read(inputs), strict=True)):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import cached_property
+from typing import TypeAlias
 
 import onnx
 
@@ -21,6 +24,7 @@ from collage.compiler.plan_runs import PlanRuns
 from collage.compiler.task import Task
 from collage.compiler.whole_bench import WholeBench
 from collage.core.progress import Progress
+from collage.core.threads import in_thread
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
@@ -39,6 +43,8 @@ from collage.report.report import NodeReport
 from collage.search.candidates import offers_of
 
 log = logging.getLogger(__name__)
+
+Tools: TypeAlias = "tuple[Measurer, Assembler, PlanRuns]"
 
 
 class Bench:
@@ -69,13 +75,37 @@ class Bench:
         """The seconds that the workers have spent, by kind of work. They are known at the end."""
         self._workers = workers
         self._crews = crews
-        self._tools: tuple[Measurer, Assembler, PlanRuns] | None = None
+        self._tools: Tools | None = None
+        self._coming: Future[Tools] | None = None
+        self._session: WorkerSession | None = None
         self.why_no_graph: ModelError | None = None
         """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
+
+    def begin(self) -> None:
+        """Import the model, start its worker and compute reference values in a thread: engines load meanwhile."""
+        self._workers.prefetch(self.task.target.threads)
+        self._coming = in_thread(self._prepared)
+
+    def _prepared(self) -> Tools:
+        tools = self._tools_for(self._imported.model)
+        self._session = tools[0].session
+        with suppress(Exception):  # who asks again is told
+            self._session.evaluated()
+        return tools
+
+    def settle(self) -> None:
+        """Wait for the thread, which would disturb a race."""
+        if self._coming is not None:
+            wait([self._coming])
 
     def close(self) -> None:
         """Put the workers away. Closing twice does nothing."""
         try:
+            if self._coming is not None:
+                if self._session is not None and not self._coming.done():
+                    self._session.end()
+                with suppress(Exception):
+                    self._tools, self._coming = self._coming.result(), None
             if self._tools is not None:
                 measurer = self._tools[0]
                 self.spent_s = self.spent_s or measurer.session.spent()
@@ -104,6 +134,7 @@ class Bench:
     @property
     def imported(self) -> Imported:
         """The import of the model. Raises ModelError, each time."""
+        self.settle()
         if self.why_no_graph is not None:
             raise self.why_no_graph
         try:
@@ -114,7 +145,6 @@ class Bench:
 
     @cached_property
     def _imported(self) -> Imported:
-        self.show(Progress("import", 0, 1, self.task.source.name))
         found = import_model(self.task)
         self.known.note(*found.notes)
         return found
@@ -164,20 +194,24 @@ class Bench:
         return self._started[2]
 
     @property
-    def _started(self) -> tuple[Measurer, Assembler, PlanRuns]:
+    def _started(self) -> Tools:
         if self._tools is None:
+            self.show(Progress("import", 0, 1, self.task.source.name))
             self._tools = self._verified(self.imported.model)
             self._match()
         return self._tools
 
-    def _verified(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
+    def _verified(self, model: Model) -> Tools:
         """The tools for the graph. Nodes that TVM's importer converts wrongly are opaque from then on.
 
         That is repeated, since a node that reads what another one got wrong is compared then.
         """
         self.show(Progress("verify", 0, 1, model.name))
         while True:
-            tools = self._tools_for(model)
+            if self._coming is None:
+                tools = self._tools_for(model)
+            else:
+                tools, self._coming = self._coming.result(), None
             try:
                 wrong = tools[0].verify()
             except BaseException:
@@ -189,10 +223,10 @@ class Bench:
             opaque = {**model.opaque, **wrong}
             model = from_simplified(model.onnx, model.name, opaque, model.example_inputs, model.assumed)
 
-    def _tools_for(self, model: Model) -> tuple[Measurer, Assembler, PlanRuns]:
+    def _tools_for(self, model: Model) -> Tools:
         task = self.task
-        guards = fits_an_artifact(self.imported.original)
-        measured = MeasuredModel(model, as_loaded=self.imported.as_loaded, guards=guards, exact=task.options.exact)
+        guards = fits_an_artifact(self._imported.original)
+        measured = MeasuredModel(model, as_loaded=self._imported.as_loaded, guards=guards, exact=task.options.exact)
         settings = MeasureSettings(
             task.backends,
             task.keyed_versions,

@@ -48,11 +48,7 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         versions=dict(task.versions),
         finalists=figures(selected.timings),
         opaque=_opaque(bench),
-        notes=(
-            *_about_fixed(fixed),
-            *_why_whole(bench, best, plan),
-            *known.told,
-        ),
+        notes=(*_about_fixed(fixed), *_why_whole(bench, best, plan), *known.told),
         nodes=tuple(bench.nodes),
         candidates=tuple(_candidates(bench)),
         arena_bytes=program.memory.nbytes,
@@ -157,20 +153,10 @@ def _candidates(bench: Bench) -> Iterator[CandidateReport]:
 def _candidate(request: CandidateRequest, pattern: str, outcome: Outcome | None) -> CandidateReport:
     variant = request.variant
     found = CandidateReport(
-        request.nodes,
-        request.backend,
-        pattern,
-        variant.layout,
-        variant.split,
-        precision=variant.precision,
+        request.nodes, request.backend, pattern, variant.layout, variant.split, precision=variant.precision
     )
     if isinstance(outcome, Measurement):
-        return replace(
-            found,
-            cost_us=outcome.median_us,
-            noise_us=outcome.noise_us,
-            finite_only=outcome.finite_only,
-        )
+        return replace(found, cost_us=outcome.median_us, noise_us=outcome.noise_us, finite_only=outcome.finite_only)
     if outcome is None:
         return replace(found, verdict="not measured: known times ruled it out, or the compile was stopped")
     if isinstance(outcome, Slower):

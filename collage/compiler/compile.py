@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import TypeVar
 
 from collage.backends.devices import backends_on
@@ -29,12 +28,7 @@ from collage.core.memory import memory_for_worker
 from collage.core.printable import printable
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
-from collage.errors import (
-    CollageError,
-    DatabaseError,
-    MeasurementError,
-    UsageError,
-)
+from collage.errors import CollageError, DatabaseError, MeasurementError, UsageError
 from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.shapes import fix_shapes, model_inputs
@@ -54,11 +48,7 @@ from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 
 log = logging.getLogger(__name__)
 
-_WHY = {
-    BUDGET: "the budget is over",
-    INTERRUPT: "the compile was interrupted",
-    FAILURE: "measuring failed",
-}
+_WHY = {BUDGET: "the budget is over", INTERRUPT: "the compile was interrupted", FAILURE: "measuring failed"}
 _INTERRUPTED = "interrupted; handing over the best module so far (Ctrl-C again ends at once)"
 
 T = TypeVar("T")
@@ -106,8 +96,6 @@ def compile_model(
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = clock.deadline
         kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
-        if not options.strict:  # then no engine is tried meanwhile
-            Thread(target=_import_tvm, daemon=True).start()
         database = stack.enter_context(Database(options.db, since=options.since))
         on_gpu = [each for each, backend in backends.items() if backend.device == CUDA]
         memory = partial(memory_for_worker, CandidateLimits().worker_memory())
@@ -120,11 +108,6 @@ def compile_model(
             _close(bench)
         report = report_of(bench, best, selected, started)
     return CompiledModule(selected.parts, report, selected.executor)
-
-
-def _import_tvm() -> None:
-    import collage.frontend.relax.importer
-    import collage.patterns.relax_form  # noqa: F401
 
 
 def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, name: str) -> Source:

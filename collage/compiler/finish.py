@@ -192,17 +192,7 @@ class Finish:
             parts, whole = referee.guarded(plan, load)
             predicted_us = max(predicted_us, timing.median_us)
             absolute, relative = referee.suffixes.errors.get(plan, (absolute, relative))
-        return Selection(
-            plan,
-            parts,
-            whole or executor,
-            {},
-            timing.median_us,
-            predicted_us,
-            absolute,
-            relative,
-            error,
-        )
+        return Selection(plan, parts, whole or executor, {}, timing.median_us, predicted_us, absolute, relative, error)
 
     @property
     def _hurried(self) -> bool:

@@ -19,17 +19,7 @@ from collage.check.final_check import BEYOND_GUARDS, FinalCheck, Finding
 from collage.check.metrics import MetricError
 from collage.compiler.bench import Bench
 from collage.compiler.executable import Entry, Executable, graph_digest, network_key
-from collage.compiler.plan import (
-    Beyond,
-    Failed,
-    Placed,
-    Plan,
-    RaceFailedError,
-    Ran,
-    Verdict,
-    Whole,
-    is_reduced,
-)
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, RaceFailedError, Ran, Verdict, Whole, is_reduced
 from collage.compiler.suffixes import Suffixes
 from collage.core.progress import Progress
 from collage.errors import CollageError, DatabaseError, MeasurementError, ModelError
@@ -43,6 +33,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DUEL = Pace(rounds=6, least=FEWEST, limit_s=1.0)
+_AGAIN = Pace(rounds=FEWEST + 1, least=FEWEST, limit_s=0.5)
 LAST = Pace(rounds=30, least=SURE, limit_s=8.0)
 _SETTLE_S = 0.03
 _LAST_S, _OPENINGS = 4.0, 3.0
@@ -81,7 +72,7 @@ class Referee:
             pace = Pace(FEWEST, FEWEST) if len(plans) == 1 else DUEL
             timings = self.race(plans, pace)
             if best in timings and _ratio(timings, plan, best) < 1.0:  # who was lucky once has to win again
-                timings = max(timings, self.race(plans, pace, " again"), key=lambda each: _ratio(each, plan, best))
+                timings = max(timings, self.race(plans, _AGAIN, " again"), key=lambda each: _ratio(each, plan, best))
             launches = self.launches(plan)
         except RaceFailedError as error_:
             return error_.failed
@@ -111,6 +102,8 @@ class Referee:
     def _race(self, plans: Sequence[Plan], pace: Pace) -> Mapping[str, Timing]:
         self._bench.show(Progress("compare", 0, 1, ", ".join(plan.label for plan in plans)))
         turns = {}
+        if len(plans) > 1:
+            self._bench.settle()
         for number, plan in enumerate(plans):
             self.open(plan)
             turns[str(number)] = partial(self.guarded, plan, partial(self._turn, plan, plans))

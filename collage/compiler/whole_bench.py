@@ -130,10 +130,7 @@ class WholeBench:
         source = task.source
         self.task = task
         self.form = form or WholeForm(
-            source.original,
-            source.example_inputs,
-            task.options.seed,
-            numbers=compared_numbers(source.original),
+            source.original, source.example_inputs, task.options.seed, numbers=compared_numbers(source.original)
         )
         self.found = EngineTrial()
         self.made = 0
@@ -188,18 +185,18 @@ class WholeBench:
         if self._engines is not None:
             self._engines.add_form(FOLDED, model)
 
-    def trial(self, plans: Sequence[Whole], *, prefetch: bool = False) -> EngineTrial:
+    def trial(self, plans: Sequence[Whole], meanwhile: Callable[[], None] | None = None) -> EngineTrial:
         """The trial of these plans, from the database or made now. Raises ModelError as ``engines`` does.
 
-        With ``prefetch`` a worker for what comes after it is started meanwhile.
+        If it is made now, ``meanwhile`` is called first, which begins something in a thread.
         """
         labels = ", ".join(plan.label for plan in plans)
         key = self._trial_key(plans)
         found = key.look_up(self._database)
         if found is None:
             self._show(Progress("measure", 0, 1, f"the whole model on {labels}"))
-            if prefetch:
-                self._workers.prefetch(self.task.target.threads)
+            if meanwhile is not None:
+                meanwhile()
             found = self.engines.trial(plans)
             self.made += len(plans)
             key.record(self._database, found)

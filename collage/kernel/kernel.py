@@ -49,9 +49,10 @@ class Session(ABC):
         """
         return None
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
         """A call that reads these contiguous arrays of numbers each time, and gives outputs as ``run`` does.
 
-        By default, it is ``run`` on them. May raise anything for arrays that do not fit.
+        The outputs are read before the next call, and once. By default, it is ``run`` on the arrays. May raise anything
+        for arrays that do not fit.
         """
         return partial(self.run, inputs)

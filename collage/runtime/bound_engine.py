@@ -90,22 +90,30 @@ class BoundSuffix(_OnEngine):
         self._call = _engine_call(session, read)
         self._names = tuple(port.name for port in suffix.outputs)
         self._makes_all = self._names == tuple(suffix.writes)
-        self.outputs: dict[str, Any] = {}
+        self._made: Sequence[Any] | None = None
+        self._outputs: dict[str, Any] | None = None
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The outputs of the last call by name; none before the first one."""
+        if self._outputs is None:
+            found = {} if self._made is None else dict(zip(self._suffix.writes, self._made, strict=True))
+            if found and not self._makes_all:
+                found = {name: found[name] if name in found else self._known[name] for name in self._names}
+            self._outputs, self._made = found, None
+        return self._outputs
 
     def _run(self) -> None:
-        self.outputs = {}  # the engine may write to their memory again where nobody else has it
+        self._made = self._outputs = None  # the engine may write to their memory again where nobody else has it
         if self._launch is not None:
             self._launch()
-        made = self._careful_outputs()
-        if made is None:
-            try:
-                made = self._call()
-            except Exception as error:  # an engine raises anything
-                raise self._error(error) from error
-        found = dict(zip(self._suffix.writes, made, strict=True))
-        if not self._makes_all:
-            found = {name: found[name] if name in found else self._known[name] for name in self._names}
-        self.outputs = found
+        if self._careful is not None and (made := self._careful_outputs()) is not None:
+            self._made = made
+            return
+        try:
+            self._made = self._call()
+        except Exception as error:  # an engine raises anything
+            raise self._error(error) from error
 
 
 def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:

@@ -6,8 +6,7 @@ The engine takes and gives values of any type, and allocates its own memory.
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from collage.runtime.bound import BoundCall, bind
 from collage.runtime.bound_engine import BoundEngine, BoundSuffix, Launches, bind_engine, has_buffers
 from collage.runtime.executor import Executor
 from collage.runtime.original import Careful, are_ordinary
-from collage.runtime.ticket_lock import Result, TicketLock
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.suffix import Suffix, ValuePort
 
 
@@ -40,7 +39,7 @@ class SuffixExecutor:
         """The region that the engine runs, and the model's inputs and outputs."""
         self._session = session
         self._careful = careful
-        self._turn = _Turn(suffix.region.backend)
+        self._turn = TicketLock(suffix.region.backend)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
@@ -110,24 +109,6 @@ class SuffixExecutor:
             text = library_text(error)
             raise CollageError(f"{self.suffix.region.backend} fails on these inputs: {text}") from error
         return dict(zip(self.suffix.writes, given, strict=True))
-
-
-class _Turn(TicketLock):
-    """Callers take turns. Raises CollageError in a forked process, before anything runs there."""
-
-    def __init__(self, engine: str) -> None:
-        super().__init__()
-        self._engine = engine
-        self._process = os.getpid()
-
-    def run(self, function: Callable[[], Result]) -> Result:
-        """What the function returns, as ``TicketLock.run``."""
-        if self._process != os.getpid():
-            raise CollageError(
-                f"this module was loaded before the process forked, and the threads of {self._engine} did not come "
-                "along: load it again in the child, or start the child by spawning."
-            )
-        return super().run(function)
 
 
 def _bound(port: ValuePort, inputs: Mapping[str, Any]) -> Any:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from collage.errors import CollageError
+
 Result = TypeVar("Result")
+
+_process = os.getpid()
+"""Asked for once, since asking takes as long as all of a free lock."""
+
+
+def _in_forked_child() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class TicketLock:
@@ -14,35 +30,34 @@ class TicketLock:
 
     With ``threading.Lock`` the thread that releases it has it again before another one is awake. It is no context
     manager: code that gives a lock back can be interrupted by Ctrl-C before it has done so. Here each thread holds a
-    lock of its own until it leaves the queue, in a ``with`` that Python enters and leaves without a gap for signals.
+    lock of its own while it is in the queue, in a ``with`` that Python enters and leaves without a gap for signals.
     """
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._last: _Place | None = None
+    def __init__(self, engine: str = "") -> None:
+        """``engine`` names an engine whose threads a forked process does not have: there, nothing is run."""
+        self._queue: deque[threading.Lock] = deque()
+        self._engine = engine
+        self._process = _process
 
     def run(self, function: Callable[[], Result]) -> Result:
-        """What the function returns, which is called once all threads that came before have left."""
-        mine = _Place(threading.Lock())
-        with mine.kept:
-            with self._guard:
-                mine.before = before = self._last
-                self._last = mine
-            while before is not None:
-                with before.kept:  # that thread has left
+        """What the function returns, which is called once all threads that came before have left.
+
+        Raises CollageError in a forked process if there is an engine.
+        """
+        if self._engine and self._process != _process:
+            raise CollageError(
+                f"this module was loaded before the process forked, and the threads of {self._engine} did not come "
+                "along: load it again in the child, or start the child by spawning."
+            )
+        mine, queue = threading.Lock(), self._queue
+        with mine:
+            queue.append(mine)
+            while (first := queue[0]) is not mine:
+                with first:  # that thread has left, or was interrupted
                     pass
-                mine.before = before = before.before
-            return function()
-
-
-class _Place:
-    """A thread's place in the queue."""
-
-    __slots__ = ("before", "kept")
-
-    def __init__(self, kept: threading.Lock) -> None:
-        self.kept = kept
-        """Held until the thread leaves the queue, whether or not its turn came."""
-        self.before: _Place | None = None
-        """The place to wait for: None from the thread's turn on. A thread that was interrupted before its turn leaves
-        the place that those behind it have to wait for, too."""
+                with suppress(ValueError):
+                    queue.remove(first)
+            try:
+                return function()
+            finally:
+                queue.popleft()

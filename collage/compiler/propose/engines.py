@@ -28,7 +28,7 @@ def engines(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """
     plans = [Whole(name) for name in bench.task.engines]
     try:
-        found = bench.whole.trial(plans, prefetch=True)
+        found = bench.whole.trial(plans, bench.begin)
     except ModelError as error:
         log.info("%s: no engine runs the whole model: %s", bench.task.source.name, error)
         return

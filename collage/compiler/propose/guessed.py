@@ -30,8 +30,8 @@ _ENGINE_US = 10.0
 def wanted(bench: Bench, most: int) -> list[CandidateRequest]:
     """The kernels of the placement that would win by what is known, and their likely rivals on the same nodes.
 
-    At most ``most`` of a region, and only those that nobody has measured; compilers' come last, since they are built on
-    another core meanwhile. Raises NoPlacementError if no placement can come of what is left.
+    At most ``most`` of a region that takes long, one of others, and only what nobody has measured. Compilers' come last,
+    since they are built on another core meanwhile. Raises NoPlacementError if what is left covers nothing.
     """
     known, kind = bench.known, {name: each.kind for name, each in bench.task.backends.items()}
     us = _guesses(bench)
@@ -40,13 +40,13 @@ def wanted(bench: Bench, most: int) -> list[CandidateRequest]:
         by_nodes.setdefault(request.nodes, []).append(request)
     at_once: list[CandidateRequest] = []
     later: list[CandidateRequest] = []
-    for candidate in place(bench, field=_field(bench, us)).candidates:
-        if candidate.backend == VIEW:
-            continue
+    placed = [each for each in place(bench, field=_field(bench, us)).candidates if each.backend != VIEW]
+    mean_us = sum(each.cost_us for each in placed) / max(1, len(placed))
+    for candidate in placed:
         chosen = CandidateRequest(candidate.nodes, candidate.backend, candidate.variant)
         rivals = [each for each in by_nodes[candidate.nodes] if kind[each.backend] is not BackendKind.COMPILER]
         likely = dict.fromkeys((chosen, *sorted(rivals, key=us.__getitem__)))
-        for request in [*likely][:most]:
+        for request in [*likely][: most if candidate.cost_us >= mean_us else 1]:
             if request not in known.outcomes:
                 compiled = kind[request.backend] is BackendKind.COMPILER
                 (later if compiled else at_once).append(request)

@@ -63,6 +63,11 @@ class ModelWorkers:
             threads, worker = self._running.popitem()
             self._workers.release(worker, threads)
 
+    def end(self) -> None:
+        """End the workers while another thread asks them, which sees that they have ended."""
+        for worker in [*self._running.values()]:
+            worker.end()
+
     def worker(self, threads: int) -> WorkerProcess:
         """A worker on that many threads that has imported the model and computed the reference values."""
         known = self._running.get(threads)

@@ -9,8 +9,9 @@ import signal
 import tempfile
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from collage.core.deadline import BudgetOverError, Deadline
 from collage.core.forked_process import ForkServers, fork_servers
 from collage.core.no_room import no_room
 from collage.core.temporary import TemporaryFolder
+from collage.core.threads import in_thread
 from collage.errors import MeasurementError
 from collage.measure.worker.protocol import Init
 from collage.measure.worker.serialisation import pickle_message
@@ -212,9 +214,7 @@ class Workers:
     def prefetch(self, threads: int) -> None:
         """Begin to start a prepared worker for ``threads``, which the next ``lend`` of one waits for."""
         if self._coming is None and self._servers.possible and threads not in self._idle:
-            starter = ThreadPoolExecutor(1)
-            self._coming = threads, starter.submit(self.another, threads, prepared=True)
-            starter.shutdown(wait=False)
+            self._coming = threads, in_thread(partial(self.another, threads, prepared=True))
 
     def lend(self, threads: int, *, prepared: bool = False) -> WorkerProcess:
         """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started.

@@ -148,11 +148,11 @@ def each(
     return status, found
 
 
-def run_collage(*arguments: object, of: Path = ROOT) -> Any:
+def run_collage(*arguments: object, of: Path = ROOT, variables: Mapping[str, str] | None = None) -> Any:
     """The JSON object that a command prints, in a process of its own, in the checkout ``of``. Raises CollageError."""
     done = subprocess.run(
         [sys.executable, "-m", "collage", *map(str, arguments), "--json"],
-        env={**os.environ, "PYTHONPATH": str(of)},
+        env={**os.environ, "PYTHONPATH": str(of), **(variables or {})},
         capture_output=True,
         text=True,
     )

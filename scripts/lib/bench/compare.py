@@ -17,6 +17,7 @@ from collage.bench.engines import OURS, prepare, reference, setup_for
 from collage.bench.race import Errors, Race, race
 from collage.bench.worker import ENGINES, Setup
 from collage.frontend.read.external_data import without_links
+from collage.measure.prior import WITHOUT_VARIABLE
 from collage.report.best_so_far import FINISHED
 from scripts.lib import say
 from scripts.lib.bench.common import Options, Show, run_collage
@@ -69,7 +70,10 @@ def is_engine(label: str) -> bool:
 
 
 def _compile(network: Network, module: Path, study: Study) -> dict[str, Any]:
-    """Compile in a process of its own, and once more if that ended by itself."""
+    """Compile in a process of its own, and once more if that ended by itself.
+
+    What Collage's file of losses knows of this very network is left out.
+    """
     options = study.options
     command: list[object] = ["compile", network.file, "--threads", options.threads]
     command += ["--db", options.db or module.with_name("db.sqlite")]
@@ -78,11 +82,12 @@ def _compile(network: Network, module: Path, study: Study) -> dict[str, Any]:
     for name, shape in network.shapes.items():
         command += ["--shape", f"{name}:{'x'.join(map(str, shape))}"]
     started = time.perf_counter()
-    report = run_collage(*command, "-o", module)
+    without = {WITHOUT_VARIABLE: network.file.stem}
+    report = run_collage(*command, "-o", module, variables=without)
     process_s = time.perf_counter() - started
     again = None
     if report["ended"] == FINISHED:
-        again = run_collage(*command, "-o", module.with_name("again.collage"))
+        again = run_collage(*command, "-o", module.with_name("again.collage"), variables=without)
     course = report["best_so_far"]
     mix = report["first_mix"]
     kept = "inputs compile_s ended budget_s measurements_made spent_s best_so_far predicted_us measured_us".split()

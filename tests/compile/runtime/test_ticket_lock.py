@@ -29,9 +29,9 @@ def start(function: Callable[[], object]) -> threading.Thread:
 
 def queue_up(turns: TicketLock, function: Callable[[], object]) -> threading.Thread:
     """Start a thread that calls the function in its turn, and wait until it is in the queue."""
-    before = turns._last
+    before = len(turns._queue)
     thread = start(lambda: turns.run(function))
-    while turns._last is before:
+    while len(turns._queue) == before:
         time.sleep(1e-4)
     return thread
 
@@ -59,15 +59,13 @@ def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
     behind: list[threading.Thread] = []
 
     def hold() -> None:
-        mine = turns._last
         held.set()
-        while turns._last is mine:
+        while len(turns._queue) == 1:
             time.sleep(1e-4)
-        waiting = turns._last
-        assert waiting is not None
+        waiting = turns._queue[1]
         behind.append(queue_up(turns, lambda: done.append("behind")))
         end = time.monotonic() + 60.0
-        while waiting.kept.locked() and time.monotonic() < end:
+        while waiting.locked() and time.monotonic() < end:
             # A signal just before a thread falls asleep does not wake it.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             leave.wait(0.5)

@@ -407,6 +407,9 @@ class NullBench(Bench):
     measurer_: NullMeasurer
     runs_: NullRuns
 
+    def begin(self) -> None:
+        """Nothing is imported."""
+
     def _tools_for(self, model: Model) -> tuple[Any, Any, Any]:
         self.measurer_.model = model
         self.runs_.known = self.known
@@ -460,8 +463,7 @@ class Made:
         self.database = database or Database(":memory:")
         self.clock = Clock(budget)
         self.best = Best(self.shown.append, self.clock)
-        workers = SimpleNamespace(prefetch=lambda threads: None)
-        self.bench = NullBench(self.task, self.database, cast(Any, workers), self.clock, self.best.show)
+        self.bench = NullBench(self.task, self.database, cast(Any, SimpleNamespace()), self.clock, self.best.show)
         self.bench.costs = costs
         self.bench.__dict__["_imported"] = Imported(imported(model), original, source.as_loaded, {}, suffix=suffix)
         self.measurer = self.bench.measurer_ = NullMeasurer(imported(model), costs, self.step)

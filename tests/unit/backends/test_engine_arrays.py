@@ -130,9 +130,9 @@ def test_inputs_are_read_where_they_are_and_outputs_are_new(engine: OnnxEngine) 
     x = aligned_copy(np.array([[1, -2, 3], [0, 5, -6]], np.float32))
     session = engine.session(model.SerializeToString(), BuildOptions(threads=1))
     call = session.bind_inputs([x])
-    first = call()
+    first = [*call()]
     x[...] = [[-1, 2, -3], [7, 8, 9]]
-    second = call()
+    second = [*call()]
     np.testing.assert_array_equal(first[0], [[1, 0, 3], [0, 5, 0]])
     np.testing.assert_array_equal(first[1], [[0, 0, 1], [0, 2, 1]])
     np.testing.assert_array_equal(second[0], [[0, 2, 0], [7, 8, 9]])
