@@ -30,7 +30,7 @@ _ENGINE_US = 10.0
 def wanted(bench: Bench, most: int) -> list[CandidateRequest]:
     """The kernels of the placement that would win by what is known, and their likely rivals on the same nodes.
 
-    At most ``most`` of a region that takes long, one of others, and only what nobody has measured. Compilers' come last,
+    At most ``most`` of a region that takes long, one of others, and only what nobody has measured. Compilers' are last,
     since they are built on another core meanwhile. Raises NoPlacementError if what is left covers nothing.
     """
     known, kind = bench.known, {name: each.kind for name, each in bench.task.backends.items()}
