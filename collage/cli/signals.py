@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from collage.core.child_process import signal_name
+from collage.core.interrupts import outside_imports
 from collage.core.temporary import remove_all
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -58,7 +59,7 @@ def stopping_first() -> Iterator[None]:
 def ending_on_signals() -> Iterator[None]:
     """Raise Terminated inside the block when a signal arrives, unless it is ignored (as under nohup).
 
-    Inside ``stopping_first`` the first one raises Stopped.
+    Inside ``stopping_first`` the first one raises Stopped. Ctrl-C interrupts no import.
 
     Python runs a handler only between two of its own instructions. A library may run for minutes in one of them, or
     swallow the exception. So a process that has not ended five seconds later removes its temporary folders and exits.
@@ -66,7 +67,7 @@ def ending_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGINT)}
     ours = [number for number, handler in before.items() if handler is signal.SIG_DFL]
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -76,6 +77,9 @@ def ending_on_signals() -> Iterator[None]:
     try:
         for number in ours:
             signal.signal(number, _terminate)
+        if before[signal.SIGINT] is signal.default_int_handler:
+            signal.signal(signal.SIGINT, outside_imports)
+            ours.append(signal.SIGINT)
         yield
     finally:
         ended.set()

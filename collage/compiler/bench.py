@@ -101,8 +101,8 @@ class Bench:
     def close(self) -> None:
         """Put the workers away. Closing twice does nothing."""
         try:
-            if self._coming is not None:
-                if self._session is not None and not self._coming.done():
+            if self._coming is not None and self._session is not None:
+                if not self._coming.done():
                     self._session.end()
                 with suppress(Exception):
                     self._tools, self._coming = self._coming.result(), None

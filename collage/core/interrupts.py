@@ -1,10 +1,41 @@
-"""Ctrl-C that interrupts what waits, also after TVM has scheduled a kernel in this process."""
+"""Ctrl-C that interrupts what waits, also after TVM has scheduled a kernel in this process, and no import."""
 
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+_IMPORTLIB = "<frozen importlib"
+_AGAIN_S, _PATIENCE_S = 0.02, 5.0
+
+
+class _Waits:
+    """When a signal was put off first."""
+
+    since_s: float | None = None
+
+
+def outside_imports(number: int, frame: FrameType | None) -> None:
+    """An action for SIGINT: KeyboardInterrupt, but a bit later within an import, whose locks would stay held forever.
+
+    An import that takes more than five seconds is interrupted.
+    """
+    now, each = time.monotonic(), frame
+    while each is not None and not each.f_code.co_filename.startswith(_IMPORTLIB):
+        each = each.f_back
+    if each is not None and (_Waits.since_s is None or now - _Waits.since_s < _PATIENCE_S):
+        _Waits.since_s = _Waits.since_s or now
+        main = threading.main_thread().ident or 0
+        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, number))
+        again.daemon = True
+        again.start()
+        return
+    _Waits.since_s = None
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -13,10 +44,10 @@ def interruptible() -> Iterator[None]:
 
     TVM proves things by Z3, which sets the action of SIGINT for a while and puts the old one back by ``signal(2)``.
     From then on the system goes on waiting after the signal, and Python does not get to raise KeyboardInterrupt in a
-    thread that waits for a lock. Another action than Python's own is left as it is.
+    thread that waits for a lock. Other actions than Python's own and ``outside_imports`` are left as they are.
     """
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, outside_imports):
             signal.siginterrupt(signal.SIGINT, True)

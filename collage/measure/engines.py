@@ -133,6 +133,7 @@ class Engines:
 
     def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
         """Nanoseconds of the calls of a turn (see ``interleave.take_turn``). Raises CollageError if that fails."""
+        self._start()  # a new process has nothing open
         if name not in self._open and (found := self._openings[name]()).outputs is None:
             raise CollageError(found.message)
         reply = self._ask("turn", name, settle_s, turn_s)
@@ -144,6 +145,7 @@ class Engines:
 
     def outputs(self, plan: Whole, inputs: Sequence[Any]) -> Opened:
         """The outputs of a plan for other inputs."""
+        self._start()
         if plan.label not in self._open and (found := self.open(plan)).outputs is None:
             return found
         ran: Opened = self._ask("run", plan.label, tuple(inputs))
@@ -208,6 +210,7 @@ class Engines:
     def _opened(self, name: str, method: str, *args: Any, limit_s: float | None = None) -> Opened:
         """What is open under that name is run, else it is opened by that method of the worker."""
         self._openings[name] = partial(self._opened, name, method, *args, limit_s=limit_s)
+        self._start()
         if name in self._open:
             again: Opened = self._ask("run", name)
             return again

@@ -156,9 +156,9 @@ class BoundEngine(_OnEngine):
 
 
 def has_buffers(suffix: Suffix) -> bool:
-    """Whether all inputs and outputs are arrays of numbers, of fixed shapes, and each of them is the engine's."""
+    """Whether all inputs and outputs are arrays of numbers, of fixed shapes, and each is the engine's, and either."""
     ports = (*suffix.inputs, *suffix.outputs)
-    own = [port.name for port in suffix.inputs] == [*suffix.reads]
+    own = [port.name for port in suffix.inputs] == [*suffix.reads] and not {*suffix.reads} & {*suffix.writes}
     return own and [port.name for port in suffix.outputs] == [*suffix.writes] and all(map(_type_of, ports))
 
 

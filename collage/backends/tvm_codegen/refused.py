@@ -1,4 +1,4 @@
-"""Operators whose results TVM changes while it simplifies expressions, so that its kernels leave them to others."""
+"""Operators that TVM's kernels leave to others: it changes results while it simplifies, or the process would end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collage.graph.dataflow import Array, Graph, Node
 from collage.graph.decisions import rounds_by_sum
 
 _UNROUNDED = "bfloat16"
+_DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
 
 
 def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
@@ -20,9 +21,19 @@ def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
     for node in found:
         if any(graph.type_of(value).dtype == _UNROUNDED for value in node.outputs):
             return "TVM rounds no numbers to bfloat16 that it goes on with"
+        if _may_trap(graph, node):
+            return f"TVM's {node.op} of integers ends the process on a zero, and on the least number by -1"
         if _is_simplified(graph, node):
             return f"TVM simplifies {node.op}, which loses NaN or the sign of zero"
     return ""
+
+
+def _may_trap(graph: Graph, node: Node) -> bool:
+    """Whether the node divides integers by what may be 0 or -1."""
+    if node.op not in _DIVISIONS or "int" not in graph.type_of(node.outputs[0]).dtype:
+        return False
+    by = graph.constants.get(node.inputs[1])
+    return by is None or bool(np.isin(by, (0, -1)).any())
 
 
 def _is_simplified(graph: Graph, node: Node) -> bool:

@@ -85,22 +85,29 @@ _FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".s
 
 
 def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
-    """For integer inputs of one element, by name, the first constant that an Equal compares them with."""
+    """For integer inputs of one element, by name, the first constant that an Equal compares them with.
+
+    For those that a Div or Mod divides by it is 1: engines may end the process on zeros.
+    """
     graph = model.graph
     constants = constants_of(graph)
     origin: dict[str, str] = {}
+    single: set[str] = set()
     for info in model_inputs(model):
         tensor = info.type.tensor_type
-        one = tensor.HasField("shape") and all(dim.dim_value == 1 for dim in tensor.shape.dim)
-        if one and tensor.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+        if tensor.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
             origin[info.name] = info.name
+            if tensor.HasField("shape") and all(dim.dim_value == 1 for dim in tensor.shape.dim):
+                single.add(info.name)
     found: dict[str, int] = {}
     for node in graph.node:
         if node.op_type in _FOLLOWED and node.input and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type in ("Div", "Mod") and len(node.input) == 2 and node.input[1] in origin:
+            found.setdefault(origin[node.input[1]], 1)
         elif node.op_type == "Equal":
             for mine, other in (node.input, reversed(node.input)) if len(node.input) == 2 else ():
-                if mine in origin and other in constants:
+                if origin.get(mine) in single and other in constants:
                     array = array_of(constants[other])
                     if array.size == 1:
                         found.setdefault(origin[mine], int(array.reshape(-1)[0]))

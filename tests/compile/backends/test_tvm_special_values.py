@@ -163,6 +163,20 @@ def test_numbers_that_are_rounded_to_bfloat16_in_between_are_refused(backend: Tv
         backend.codegen(whole(net, net.op("Cast", narrow, to=TensorProto.FLOAT)), BuildOptions())
 
 
+@pytest.mark.parametrize("by", [None, [2, -1], [2, 3]], ids=str)
+@pytest.mark.parametrize("name", ["Div", "Mod"])
+def test_integers_are_divided_by_constants_that_end_no_process(name: str, by: list[int] | None) -> None:
+    net = Net(18)
+    x = net.input(2, dtype="int32")
+    divisor = net.input(2, dtype="int32") if by is None else net.weight(np.array(by, np.int32))
+    subgraph = whole(net, net.op(name, x, divisor))
+    if by == [2, 3]:
+        assert Tvm().codegen(subgraph, BuildOptions())
+        return
+    with pytest.raises(UnsupportedError, match="of integers ends the process"):
+        Tvm().codegen(subgraph, BuildOptions())
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_zeros_that_tvm_keeps(name: str) -> None:
     from collage.backends.tvm_codegen.lower import lower

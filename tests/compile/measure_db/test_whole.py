@@ -129,6 +129,20 @@ def test_what_differs_on_hostile_inputs_is_known_before_it_is_handed_over(worker
     assert found["overflows"][0].startswith("it makes NaN or infinities of numbers (outliers")
 
 
+def test_a_process_that_somebody_has_killed_opens_plans_again(workers: Workers) -> None:
+    plan = Whole("onnxruntime")
+    with started(workers, OnnxRuntime()) as engines:
+        engines.trial([plan])
+        for again in (
+            lambda: engines.turn(plan.label, 0.0, 0.001),
+            lambda: engines.outputs(plan, [X]).outputs,
+            lambda: engines.open(plan).outputs,
+        ):
+            assert engines._worker is not None
+            engines._worker.kill()
+            assert again()
+
+
 def test_who_is_right_is_known_and_the_others_say_why(workers: Workers) -> None:
     found = trial(workers, Crashes(), Drops(), Wrong(), Exact(), OnnxRuntime())
     drops, exact, onnxruntime = (f"{name}, as written" for name in ("drops", "exact", "onnxruntime"))

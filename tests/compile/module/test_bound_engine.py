@@ -54,6 +54,38 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return module
 
 
+@pytest.mark.parametrize("budget_s", [0.01, None])
+def test_an_output_that_is_an_input(budget_s: float | None, tmp_path: Path) -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2, 3]}, {"x": [2, 3], "y": [2, 3]}, {})
+    module = collage.compile(model, budget_s=budget_s, db=tmp_path / "db", progress=False)
+    assert isinstance(module, collage.CompiledModule)
+    call = module.bind()
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((2, 3)).astype(np.float32)
+        call.inputs["x"][...] = x
+        call()
+        np.testing.assert_array_equal(call.outputs["x"], x)
+        np.testing.assert_array_equal(call.outputs["y"], np.maximum(x, 0))
+
+
+def test_outputs_whose_shapes_change_from_call_to_call(tmp_path: Path) -> None:
+    model = make_model([helper.make_node("NonZero", ["x"], ["y"])], {"x": [2, 300]}, {}, {})
+    model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [2, None]))
+    module = collage.compile(model, backends=["onnxruntime"], budget_s=0.01, db=tmp_path / "db", progress=False)
+    assert isinstance(module, collage.CompiledModule)
+    call, kept = module.bind(), []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = np.where(rng.random((2, 300)) < (seed // 2 + 1) / 8, 1, 0).astype(np.float32)
+        call.inputs["x"][...] = x
+        call()
+        if seed % 3:
+            kept.append((call.outputs["y"], np.array(np.nonzero(x))))
+        assert call.outputs["y"] is call.outputs["y"]
+    for found, wanted in kept:
+        np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("rows", [0, 3])
 def test_empty_arrays_need_no_alignment(backend: str, rows: int, tmp_path: Path) -> None:

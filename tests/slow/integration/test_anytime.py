@@ -142,7 +142,7 @@ def test_a_budget_that_ends_while_candidates_are_measured(
     )
     assert module.report.ended == "budget"
     assert module.report.budget_s == 990.0
-    assert len(seen) <= 21  # the next candidate may be shown, and is not measured
+    assert len(seen) <= 30  # the others of the region that have lost to it may be shown; nothing more is measured
     check(module)
     with Database(tmp_path / "db.sqlite") as known:
         before = len(set(seen[:19]))  # one that lost a race may be measured again, to the end

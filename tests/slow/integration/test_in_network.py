@@ -23,7 +23,7 @@ from collage.compiler.task import CompileOptions
 from collage.measure.timing.effort import FULL, QUICK, Effort
 from collage.measure.worker.process import Workers
 from tests.helpers.backends_for_tests import onnx_model
-from tests.helpers.beside import Beside, Engine, Late, Slow, Sober
+from tests.helpers.beside import Beside, Engine, Late, Slow
 from tests.helpers.finished import rows
 
 
@@ -125,8 +125,8 @@ def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp
 
 
 def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
-    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Sober())
-    assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
+    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Late())
+    assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "late"
 
 
 def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(tmp_path: Path) -> None:
