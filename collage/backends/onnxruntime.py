@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -237,7 +237,7 @@ class _BoundableSession(Session):
         if problem := empty_recurrent(onnx.load_from_string(self._recurrent), shapes):
             raise InputError(f"{problem} for these inputs, with which ONNX Runtime would end the process.")
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Iterable[Any]]:
         if self._recurrent:
             self._refuse_empty(dict(zip(self._names, inputs, strict=True)))
         kinds = [info.type for info in self._session.get_outputs()]
@@ -246,7 +246,7 @@ class _BoundableSession(Session):
         return _InputBinding(self._inner, _with_inputs(self._session, inputs), self._outputs, inputs)
 
 
-class _InputBinding(Sequence[Any]):
+class _InputBinding(Iterable[Any]):
     """A call of a session on fixed inputs, and the outputs of the last one, which become new arrays when they are read.
 
     A run writes into the outputs of the one before it. Once one fails at that, since they get other shapes, each run
@@ -264,7 +264,7 @@ class _InputBinding(Sequence[Any]):
         self._reuses = True
         self._bind_outputs()
 
-    def __call__(self) -> Sequence[Any]:
+    def __call__(self) -> Iterable[Any]:
         if not self._reuses:
             self._bind_outputs()
         try:
@@ -280,12 +280,6 @@ class _InputBinding(Sequence[Any]):
         self._binding.clear_binding_outputs()
         for each in self._outputs:
             self._binding.bind_output(*each)
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._binding.copy_outputs_to_cpu()[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._binding.copy_outputs_to_cpu())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -269,7 +269,7 @@ class _ModelSession(Session):
                 self._request.set_input_tensor(index, _shared(self._buffers[index]))
         return [np.array(results[port]) for port in self._outputs]
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Iterable[Any]]:
         """A call without copies of the inputs, nor of the outputs whose shapes OpenVINO knows."""
         request = self._compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self._compiled.inputs, self._read(inputs), strict=True)):
@@ -278,15 +278,15 @@ class _ModelSession(Session):
         given = [_given_away(request, index, port) for index, port in enumerate(self._outputs)]
         prepared = [each for each in given if each is not None]
 
-        def run() -> list[Any]:
+        def run() -> Iterable[Any]:
             for each in prepared:
                 each.prepare()
             results = request.infer(share_inputs=True, share_outputs=True)
             # OpenVINO writes the others to the same memory in the next call.
-            return [
+            return (
                 np.array(results[port]) if own is None else own.give()
                 for port, own in zip(self._outputs, given, strict=True)
-            ]
+            )
 
         return run
 

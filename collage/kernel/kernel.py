@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -49,7 +49,7 @@ class Session(ABC):
         """
         return None
 
-    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Sequence[Any]]:
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], Iterable[Any]]:
         """A call that reads these contiguous arrays of numbers each time, and gives outputs as ``run`` does.
 
         The outputs are read before the next call, and once. By default, it is ``run`` on the arrays. May raise anything

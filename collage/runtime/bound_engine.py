@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -90,7 +90,7 @@ class BoundSuffix(_OnEngine):
         self._call = _engine_call(session, read)
         self._names = tuple(port.name for port in suffix.outputs)
         self._makes_all = self._names == tuple(suffix.writes)
-        self._made: Sequence[Any] | None = None
+        self._made: Iterable[Any] | None = None
         self._outputs: dict[str, Any] | None = None
 
     @property
@@ -116,7 +116,7 @@ class BoundSuffix(_OnEngine):
             raise self._error(error) from error
 
 
-def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Iterable[Any]]:
     """A call of the engine on these values. It tells only when it runs what the engine does not take."""
     if all(map(is_plain, read)):
         try:
