@@ -20,8 +20,7 @@ written. Other machines give other figures: run the commands on yours. Every con
 take turns. [notes/benchmarks.md](notes/benchmarks.md) has older studies on other machines.
 """
 _TITLES = {
-    "cpu": "Whole models in float32, milliseconds",
-    "real": "Real networks, milliseconds",
+    "real": "Whole models in float32, milliseconds",
     "precision": "Whole models within a tolerance, milliseconds and the largest error on 20 inputs",
     "serve": "Served decoders: Orca's trace, all requests at once and one at a time",
 }
@@ -29,7 +28,7 @@ _TITLES = {
 
 def written() -> tuple[str, str]:
     """The page, and the README with its table, as the figures have them."""
-    rows = {"cpu": _cpu, "real": _cpu, "precision": _precision, "serve": _serve}
+    rows = {"real": _real, "precision": _precision, "serve": _serve}
     sections = {}
     for name, make in rows.items():
         if not (file := PAGE.parent / "figures" / f"{name}.json").exists():
@@ -43,7 +42,7 @@ def written() -> tuple[str, str]:
         sections[name] = "\n".join([f"`{found['command']}` ({where})", "", *table, "", *ending])
     page = [f"## {_TITLES[name]}\n\n{text}" for name, text in sections.items()]
     before, _, after = README.read_text().split(_MARK)
-    return "\n".join([_HEAD, *page]), _MARK.join([before, sections["cpu"], after])
+    return "\n".join([_HEAD, *page]), _MARK.join([before, sections["real"], after])
 
 
 @click.command("tables")
@@ -53,7 +52,7 @@ def command() -> None:
         path.write_text(text)
 
 
-def _cpu(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+def _real(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     names = dict.fromkeys(name for model in found["models"] for name in model["engines"] if name != "collage")
     yield ["model", *names, "collage", "best other / collage", "interval"]
     for model in found["models"]:
