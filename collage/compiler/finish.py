@@ -33,6 +33,7 @@ TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
 _FEW, _MANY = 2, 4
 """The most placements in the last race, if the time is short and otherwise."""
+_QUICK_LAST = Pace(rounds=12, least=FEWEST, limit_s=2.0)
 _SHARE = 0.4
 """The share of the time that is left which the last race may take."""
 _UNMEASURED = "no engine runs the model on made-up inputs; give inputs of your own with --input (inputs= in Python)"
@@ -89,12 +90,11 @@ class Finish:
 
     def _raced(self, plans: Sequence[Plan]) -> dict[Plan, Timing]:
         """Timings of the plans in one race. Plans that fail leave it."""
-        quick = self._bench.task.options.effort is QUICK
+        pace = _QUICK_LAST if self._bench.task.options.effort is QUICK else LAST
         while left := [plan for plan in plans if plan in self._best.everything()]:
-            seconds = min(LAST.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
-            pace = Pace(FEWEST + 2, FEWEST, seconds) if quick else replace(LAST, limit_s=seconds)
+            seconds = min(pace.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
             try:
-                return self._referee.race(left, pace, " at last")
+                return self._referee.race(left, replace(pace, limit_s=seconds), " at last")
             except RaceFailedError as error:
                 self._failed(error.failed)
         return {}
