@@ -313,11 +313,6 @@ def _with_inputs(session: Any, inputs: Sequence[Array]) -> Any:
     return binding
 
 
-def _is_fixed(shape: Sequence[Any]) -> bool:
-    """Whether all extents are known; none at all may stand for an unknown rank."""
-    return bool(shape) and all(isinstance(each, int) for each in shape)
-
-
 def _check_shape(info: Any, array: Array) -> None:
     """Raises ValueError for an input of another shape than the model has, if it has one."""
     if info.shape and (

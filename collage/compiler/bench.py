@@ -78,6 +78,7 @@ class Bench:
         self._tools: Tools | None = None
         self._coming: Future[Tools] | None = None
         self._session: WorkerSession | None = None
+        self._closed = False
         self.why_no_graph: ModelError | None = None
         """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
 
@@ -89,8 +90,9 @@ class Bench:
     def _prepared(self) -> Tools:
         tools = self._tools_for(self._imported.model)
         self._session = tools[0].session
-        with suppress(Exception):  # who asks again is told
-            self._session.evaluated()
+        if not self._closed:
+            with suppress(Exception):  # who asks again is told
+                self._session.evaluated()
         return tools
 
     def settle(self) -> None:
@@ -99,7 +101,8 @@ class Bench:
             wait([self._coming])
 
     def close(self) -> None:
-        """Put the workers away. Closing twice does nothing."""
+        """Put the workers away. Closing twice does nothing. A thread that still imports the model starts no worker."""
+        self._closed = True
         try:
             if self._coming is not None and self._session is not None:
                 if not self._coming.done():

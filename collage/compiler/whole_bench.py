@@ -21,7 +21,7 @@ from collage.errors import ModelError
 from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
 from collage.frontend.random_inputs import random_value
 from collage.frontend.read.apart import weight_files, without_weights
-from collage.frontend.read.index_limits import compared_numbers, index_limits
+from collage.frontend.read.index_limits import accepted_numbers, index_limits
 from collage.frontend.read.load import as_written
 from collage.frontend.read.shapes import Shapes, model_inputs
 from collage.frontend.read.value_types import value_type
@@ -130,7 +130,7 @@ class WholeBench:
         source = task.source
         self.task = task
         self.form = form or WholeForm(
-            source.original, source.example_inputs, task.options.seed, numbers=compared_numbers(source.original)
+            source.original, source.example_inputs, task.options.seed, numbers=accepted_numbers(source.original)
         )
         self.found = EngineTrial()
         self.made = 0

@@ -96,6 +96,10 @@ class BoundSuffix(_OnEngine):
     @property
     def outputs(self) -> dict[str, Any]:
         """The outputs of the last call by name; none before the first one."""
+        found = self._outputs
+        return self._turn.run(self._read_outputs) if found is None else found
+
+    def _read_outputs(self) -> dict[str, Any]:
         if self._outputs is None:
             found = {} if self._made is None else dict(zip(self._suffix.writes, self._made, strict=True))
             if found and not self._makes_all:
@@ -156,7 +160,7 @@ class BoundEngine(_OnEngine):
 
 
 def has_buffers(suffix: Suffix) -> bool:
-    """Whether all inputs and outputs are arrays of numbers, of fixed shapes, and each is the engine's, and either."""
+    """Whether inputs and outputs are arrays of numbers of fixed shapes, all of them the engine's, and none is both."""
     ports = (*suffix.inputs, *suffix.outputs)
     own = [port.name for port in suffix.inputs] == [*suffix.reads] and not {*suffix.reads} & {*suffix.writes}
     return own and [port.name for port in suffix.outputs] == [*suffix.writes] and all(map(_type_of, ports))

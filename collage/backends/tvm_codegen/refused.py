@@ -14,7 +14,7 @@ _DIVISIONS = ("divide", "floor_divide", "mod", "floor_mod")
 
 
 def refusal(graph: Graph, nodes: Iterable[Node]) -> str:
-    """Why TVM would get one of the nodes wrong beside the others; "" if it does not."""
+    """Why TVM would get one of the nodes wrong beside the others, or end the process; "" if it does neither."""
     found = tuple(nodes)
     if sum(rounds_by_sum(graph, node) for node in found) > 1:
         return "TVM leaves out a large constant that is added and taken away again"

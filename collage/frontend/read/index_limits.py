@@ -84,10 +84,10 @@ _FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".s
 """Operators that leave the only element of their first input as it is."""
 
 
-def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
-    """For integer inputs of one element, by name, the first constant that an Equal compares them with.
+def accepted_numbers(model: onnx.ModelProto) -> dict[str, int]:
+    """Numbers that a model accepts for integer inputs, by name, if zeros or random ones may be none of them.
 
-    For those that a Div or Mod divides by it is 1: engines may end the process on zeros.
+    For an input of one element it is the first constant that an Equal compares it with; for a divisor it is 1.
     """
     graph = model.graph
     constants = constants_of(graph)
