@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,6 @@ from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, Report, figures
-from collage.search.errors import of_outputs
 
 _STOPPED = {
     BUDGET: "the budget was over before",
@@ -100,7 +100,7 @@ def _errors(bench: Bench, selected: Selection) -> ErrorReport | None:
         stopped = _STOPPED.get(bench.clock.ended)
         reason = _UNPLACED if stopped is None else f"{stopped} our own placements of reduced precision were tried"
         found = ErrorReport(asked.tolerance, asked.metric.name, asked.about, reason=reason)
-    predicted = of_outputs(selected.plan.placement.error) if isinstance(selected.plan, Placed) else 0.0
+    predicted = math.hypot(*(each.error for each in selected.parts.program.executed))
     return replace(found, predicted=predicted, measured=selected.error)
 
 
