@@ -12,8 +12,8 @@ KERNELS = "collage/native/kernels"
 # Built once more for processors that have AVX2 but no AVX-512; lanes.h tells how.
 AVX2_TOO = (
     *("isa", "attention", "bf16_gemm", "direct_conv", "expert_gemm", "expert_gemm_bf16", "expert_gemm_int8"),
-    *("finish", "gemm", "int8_gemm", "lstm", "narrow_transposed", "shallow_conv", "top_k"),
-    "winograd",
+    *("finish", "gemm", "int8_gemm", "lstm", "narrow_transposed", "shallow_conv", "table"),
+    *("top_k", "winograd"),
 )
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
-REVISION = 13
+REVISION = 14
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
 NOT_BUILT = (
@@ -66,6 +66,11 @@ def library_function(name: str) -> int | None:
         with suppress(OSError, AttributeError):
             return address_of(getattr(load(), name))
     return None
+
+
+def kernel_libraries() -> list[ctypes.CDLL]:
+    """The libraries of kernels, the best first. Each says by itself if this processor has what it needs."""
+    return [_load(), _load_avx2()]
 
 
 def has_bf16_dots() -> bool:

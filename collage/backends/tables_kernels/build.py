@@ -1,0 +1,242 @@
+"""A program from an ONNX graph: values are arrays of columns, which operators read and make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from collage.backends.base import UnsupportedError
+from collage.native.table import Column, TableProgram
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+STRING = "string"
+_TYPES = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.INT64: "int64",
+    TensorProto.INT32: "int32",
+    TensorProto.BOOL: "bool",
+    TensorProto.STRING: STRING,
+}
+_STORED = {"float32": "float32", "float64": "float64"}
+"""Types of columns by types of values; all others are int64. A string is its place in the program's vocabulary."""
+
+
+def stored(dtype: str) -> str:
+    """The type of the columns of a value."""
+    return _STORED.get(dtype, "int64")
+
+
+def type_named(number: int) -> str:
+    """The type of that number in ONNX. Raises UnsupportedError for others than the kernels take."""
+    if number not in _TYPES:
+        raise UnsupportedError(f"values of the type {TensorProto.DataType.Name(number).lower()}")
+    return _TYPES[number]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A column of an input."""
+
+    source: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value with an axis of rows in front. ``columns``: [other axes], of Column or Given."""
+
+    columns: Array
+    dtype: str
+    seen: bool = True
+    """Whether all its strings are in the vocabulary; those of an input may not be."""
+
+
+@dataclass
+class Builder:
+    """What is known while a graph is read. ``vocabulary`` has the strings of encoders and labels."""
+
+    program: TableProgram = field(default_factory=TableProgram)
+    values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    inputs: list[Port] = field(default_factory=list)
+    outputs: list[Port] = field(default_factory=list)
+    vocabulary: dict[str, int] = field(default_factory=dict)
+    zipped: dict[str, tuple[str, list[Any]]] = field(default_factory=dict)
+    """Outputs that are maps: the value with the numbers, and the keys."""
+    shared: dict[object, Any] = field(default_factory=dict)
+    """What has been made once and may be read again."""
+    walk_all: bool = False
+    """Whether trees are walked, each of them."""
+
+    def constant(self, name: str) -> Array:
+        """The constant of that name. Raises UnsupportedError if it is none."""
+        if name not in self.constants:
+            raise UnsupportedError("an operand that has to be a constant is none")
+        return self.constants[name]
+
+    def value(self, name: str) -> Value:
+        """The value of that name, which is no constant."""
+        if name not in self.values:
+            raise UnsupportedError("an operand that has to have rows is a constant")
+        return self.values[name]
+
+    def matrix(self, name: str) -> Value:
+        """The value, which has rows and columns."""
+        found = self.value(name)
+        if found.columns.ndim != 1:
+            raise UnsupportedError(f"an operand with {found.columns.ndim + 1} axes")
+        return found
+
+    def columns(self, value: Value, dtype: str) -> list[Column]:
+        """The value's columns, in C order, in a type of columns: those of inputs are loaded, others converted."""
+        flat = value.columns.reshape(-1)
+        own = stored(value.dtype)
+        missing = [c for c in dict.fromkeys(flat) if isinstance(c, Given) and ("load", c, own) not in self.shared]
+        for source in sorted({c.source for c in missing}):
+            some = sorted((c for c in missing if c.source == source), key=lambda c: c.number)
+            port = self.inputs[source]
+            made = self.program.new(own, len(some))
+            from_type = {"bool": "uint8", STRING: "int64"}.get(port.dtype, port.dtype)
+            self.program.step("load", [c.number for c in some], made, (from_type, own), sizes=[source, port.width])
+            self.shared.update({("load", c, own): m for c, m in zip(some, made, strict=True)})
+        loaded = [self.shared["load", c, own] if isinstance(c, Given) else c for c in flat]
+        if own == dtype:
+            return loaded
+        others = [c for c in dict.fromkeys(loaded) if ("convert", c, dtype) not in self.shared]
+        made = self.program.new(dtype, len(others))
+        if others:
+            self.program.step("convert", others, made, (own, dtype))
+        self.shared.update({("convert", c, dtype): m for c, m in zip(others, made, strict=True)})
+        return [self.shared["convert", c, dtype] for c in loaded]
+
+    def code(self, text: str) -> int:
+        """The place of a string in the vocabulary."""
+        return self.vocabulary.setdefault(text, len(self.vocabulary))
+
+    def each(self, op: str, what: str, value: Value, out: str | None = None, data: Array | None = None) -> Value:
+        """A step on each column by itself; the result has the type ``out``, or the value's own."""
+        own = stored(value.dtype)
+        out = out or value.dtype
+        ins = self.columns(value, own)
+        made = self.program.new(stored(out), len(ins))
+        numbers = [] if data is None else [np.ascontiguousarray(data, own)]
+        self.program.step(op, ins, made, (own, what), numbers)
+        return Value(_shaped(made, value.columns.shape), out)
+
+    def made(self, columns: Sequence[Column], shape: tuple[int, ...], dtype: str) -> Value:
+        """A value of new columns."""
+        return Value(_shaped(columns, shape), dtype)
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """The value in another type."""
+        if STRING in (dtype, value.dtype) and dtype != value.dtype:
+            raise UnsupportedError(f"a cast from {value.dtype} to {dtype}")
+        if dtype == "int32" and value.dtype != "bool":
+            raise UnsupportedError("a cast to int32")
+        if dtype == "bool" and value.dtype != "bool":
+            return self.each("unary", "not", self.each("unary", "not", value, "bool"), "bool")
+        if stored(dtype) == stored(value.dtype):
+            return Value(value.columns, dtype)
+        return Value(_shaped(self.columns(value, stored(dtype)), value.columns.shape), dtype)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: ``shape`` without the axis of rows, and the type of its values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """The elements of a row."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def _shaped(columns: Iterable[object], shape: tuple[int, ...]) -> Array:
+    found = np.empty(shape, object)
+    found.reshape(-1)[:] = [*columns]
+    return found
+
+
+Operator: TypeAlias = "Callable[[Builder, NodeProto, Mapping[str, Any]], None]"
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    """The node's attributes as Python values; lists of numbers and tensors are arrays, and bytes strings."""
+    return {each.name: _attribute(each) for each in node.attribute}
+
+
+def _attribute(attribute: AttributeProto) -> Any:
+    kind = attribute.type
+    if kind == AttributeProto.FLOATS:
+        return np.array(attribute.floats, np.float32)
+    if kind == AttributeProto.INTS:
+        return np.array(attribute.ints, np.int64)
+    if kind == AttributeProto.STRINGS:
+        return [each.decode() for each in attribute.strings]
+    if kind == AttributeProto.STRING:
+        return attribute.s.decode()
+    if kind == AttributeProto.TENSOR:
+        return numpy_helper.to_array(attribute.t)
+    return helper.get_attribute_value(attribute)
+
+
+def build(model: ModelProto, operators: Mapping[tuple[str, str], Operator], *, walk_all: bool) -> Builder:
+    """The program of the model's graph. Raises UnsupportedError for what the operators do not take."""
+    graph = model.graph
+    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    found = Builder(constants=constants, walk_all=walk_all)
+    for info in graph.input:
+        if info.name not in found.constants:
+            _add_input(found, info)
+    for node in graph.node:
+        if all(name in found.constants for name in node.input if name) and node.op_type != "Constant":
+            raise UnsupportedError(f"{node.op_type} of constants")
+        operator = operators.get((node.domain.replace("ai.onnx.ml", "ml"), node.op_type))
+        if operator is None:
+            raise UnsupportedError(f"{node.op_type} of {node.domain or 'ai.onnx'}")
+        try:
+            operator(found, node, attributes(node))
+        except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
+            raise UnsupportedError(f"{node.op_type} with other attributes than the kernels take: {error!r}") from error
+    for info in graph.output:
+        _add_output(found, info.name)
+    return found
+
+
+def _add_input(builder: Builder, info: Any) -> None:
+    kind = info.type.tensor_type
+    dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
+    if not kind.HasField("shape") or len(dims) < 2 or min(dims[1:]) < 0:
+        raise UnsupportedError(f"the input {info.name} has not a fixed number of columns")
+    port = Port(info.name, type_named(kind.elem_type), tuple(dims[1:]))
+    source = len(builder.inputs)
+    builder.inputs.append(port)
+    columns = _shaped((Given(source, i) for i in range(port.width)), port.shape)
+    builder.values[info.name] = Value(columns, port.dtype, port.dtype != STRING)
+
+
+def _add_output(builder: Builder, name: str) -> None:
+    """Store a value in an output of the model."""
+    named = builder.zipped[name][0] if name in builder.zipped else name
+    value = builder.value(named)
+    if not value.seen:
+        raise UnsupportedError("an output of strings that an input gives")
+    own = stored(value.dtype)
+    port = Port(name, value.dtype, value.columns.shape)
+    number = len(builder.outputs)
+    builder.outputs.append(port)
+    columns = builder.columns(value, own)
+    to = {"bool": "uint8", STRING: "int64"}.get(value.dtype, value.dtype)
+    builder.program.step("store", columns, [], (own, to), sizes=[number, port.width, 0])
+
+

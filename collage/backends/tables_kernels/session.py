@@ -1,0 +1,123 @@
+"""Running a program of a model on arrays with any number of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from collage.backends.tables_kernels.build import STRING, Builder, Port, build
+from collage.backends.tables_kernels.operators import OPERATORS
+from collage.backends.tables_kernels.trees import TREES
+from collage.errors import InputError
+from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Session
+from collage.native import LaunchList, Step, Task, team_of
+from collage.native.table import BLOCK, Program, TableCall
+
+_HOLD_US = 5.0
+"""A call that takes no longer keeps the GIL: giving it away and taking it back takes as long as some calls."""
+_SHARE_US = 20.0
+"""The least work of a thread that waking it is worth."""
+_TYPES = {"bool": "bool", STRING: "int64"}
+
+
+def program_of(model: ModelProto, *, walk_all: bool = False) -> Builder:
+    """The model as a program. Raises UnsupportedError for what the kernels do not take."""
+    return build(model, {**OPERATORS, **TREES}, walk_all=walk_all)
+
+
+class TableSession(Session):
+    """A model of row-wise operators, for any number of rows."""
+
+    def __init__(self, builder: Builder, threads: int) -> None:
+        self._inputs, self._outputs = builder.inputs, builder.outputs
+        self._zipped = builder.zipped
+        self._codes = builder.vocabulary
+        self._strings = np.array([*builder.vocabulary, ""], object)
+        self._program = builder.program.bound()
+        self._threads = threads
+        self._single_us, self._vector_us = self._timed(1), self._timed(64)
+        self._program.singly = max(1, min(int(self._vector_us / self._single_us), 63))
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        arrays = [self._input(port, each) for port, each in zip(self._inputs, inputs, strict=True)]
+        rows = len(arrays[0]) if arrays else 1
+        if any(len(each) != rows for each in arrays):
+            counts = ", ".join(f"{p.name} {len(a)}" for p, a in zip(self._inputs, arrays, strict=True))
+            raise InputError(f"the inputs have different numbers of rows: {counts}.")
+        outputs = [np.empty((rows, *port.shape), _TYPES.get(port.dtype, port.dtype)) for port in self._outputs]
+        if rows:
+            self._call(arrays, outputs, rows)()
+        return [self._output(port, each) for port, each in zip(self._outputs, outputs, strict=True)]
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call | None:
+        if any(port.dtype == STRING for port in (*self._inputs, *self._outputs)) or self._zipped:
+            return None
+        for port, array in zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True):
+            if array.shape[1:] != port.shape or array.dtype != port.dtype or len(array) != len(inputs[0]):
+                raise ValueError(f"{port.name} has {port.shape} of {port.dtype} a row, not {array.shape} {array.dtype}")
+            if not array.flags.c_contiguous:
+                raise ValueError(f"{port.name} is not contiguous")
+        rows = len(inputs[0])
+        return self._call(inputs, outputs, rows) if rows else lambda: None
+
+    def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], rows: int) -> Call:
+        """A call of the program on contiguous arrays."""
+        us = self._us(rows)
+        shares = max(1, min(self._threads, int(us / _SHARE_US), -(-rows // BLOCK)))
+        call = TableCall(inputs, outputs, rows, shares)
+        program = self._program
+        if shares == 1:
+            return _Alone(program, call, hold=us <= _HOLD_US)
+        task = Task(program.together, program.address, call.address, 0, 0, (program, call))
+        return LaunchList(team_of(self._threads), [Step((task,) * shares)])
+
+    def _us(self, rows: int) -> float:
+        """About how long so many rows take in one thread, in microseconds."""
+        return rows * self._single_us if rows <= self._program.singly else -(-rows // 64) * self._vector_us
+
+    def _timed(self, rows: int) -> float:
+        """How long so many rows take, in microseconds: the least of some runs."""
+        arrays = [np.zeros((rows, *p.shape), _TYPES.get(p.dtype, p.dtype)) for p in self._inputs]
+        outputs = [np.zeros((rows, *p.shape), _TYPES.get(p.dtype, p.dtype)) for p in self._outputs]
+        call = TableCall(arrays, outputs, rows, 1)
+        run = self._program.alone(hold=False)
+        best = float("inf")
+        for _ in range(5):
+            began = time.perf_counter()
+            run(self._program.address, call.address, 0, 0)
+            best = min(best, time.perf_counter() - began)
+        return best * 1e6
+
+    def _input(self, port: Port, given: Any) -> Array:
+        array = np.asarray(given)
+        if array.shape[1:] != port.shape:
+            raise InputError(f"input {port.name} has shape {array.shape}, and a row has {port.width} columns.")
+        if port.dtype == STRING:
+            get = self._codes.get
+            codes = [get(each, -1) for each in array.reshape(-1).tolist()]
+            return np.array(codes, np.int64).reshape(array.shape)
+        return np.ascontiguousarray(array, port.dtype)
+
+    def _output(self, port: Port, array: Array) -> Any:
+        if port.name in self._zipped:
+            keys = self._zipped[port.name][1]
+            return [dict(zip(keys, row, strict=True)) for row in array.tolist()]
+        return self._strings[array] if port.dtype == STRING else array
+
+
+class _Alone(partial):  # type: ignore[type-arg]
+    """A call in the calling thread, which works in memory of its own: nobody has to wait for anybody."""
+
+    reentrant = True
+    keep: tuple[object, ...]
+
+    def __new__(cls, program: Program, call: TableCall, *, hold: bool) -> _Alone:
+        found = super().__new__(cls, program.alone(hold=hold), program.address, call.address, 0, 0)
+        found.keep = program, call
+        return found

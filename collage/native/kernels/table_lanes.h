@@ -1,0 +1,15 @@
+// Bytes of many rows in a register: 64 rows with AVX-512, or 32 with AVX2. To be included after all other headers.
+
+#ifndef COLLAGE_NATIVE_KERNELS_TABLE_LANES_H
+#define COLLAGE_NATIVE_KERNELS_TABLE_LANES_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#ifdef COLLAGE_AVX2
+#include "table_avx2.h"
+#else
+#include "table_avx512.h"
+#endif
+
+#endif

@@ -1,0 +1,291 @@
+// Ensembles of trees on the bins of a block of rows, or of one row.
+//
+// A dense tree has no branches: every node is visited, for all rows of a register at once. A row begins at leaf 0. When a
+// node is visited in pre-order, a row below it is at the node's first leaf, so that two comparisons and one move suffice.
+// Leaf values are looked up byte by byte, since a register has a table of 64 bytes but of 16 floats only, and sums are kept
+// in the order in which the bytes of a value come together.
+
+#ifndef COLLAGE_NATIVE_KERNELS_TABLE_TREES_H
+#define COLLAGE_NATIVE_KERNELS_TABLE_TREES_H
+
+#include <string.h>
+
+#include "table.h"
+#include "table_lanes.h"
+
+namespace collage {
+
+constexpr int kTogether = 4;  // trees that are visited in turn
+constexpr int kChains = 16;   // walks side by side
+
+// The place of a row among sums: of each quarter of 16 rows, the registers' 128-bit lanes behind each other.
+template <typename T>
+inline int64_t place_of_sum(int64_t row) {
+  constexpr int64_t kEach = 16 / sizeof(T), kLanesOf = kRows / 16;
+  const int64_t begin = row / kRows * kRows, lane = row % kRows / 16, at = row % 16;
+  return begin + at / kEach * (kEach * kLanesOf) + lane * kEach + at % kEach;
+}
+
+// Adds the values whose bytes are in `planes` at the positions.
+COLLAGE_TABLE_INLINE void add_planes(float *sums, const uint8_t *planes, int64_t width, int64_t leaves, Bytes position) {
+  Bytes b[4];
+  for (int i = 0; i < 4; ++i) b[i] = looked_up(planes + i * width, leaves, position);
+  const Bytes low[2] = {low_bytes(b[0], b[1]), low_bytes(b[2], b[3])};
+  const Bytes high[2] = {high_bytes(b[0], b[1]), high_bytes(b[2], b[3])};
+  add_to(sums, low_pairs(low[0], low[1]));
+  add_to(sums + kRows / 4, high_pairs(low[0], low[1]));
+  add_to(sums + kRows / 2, low_pairs(high[0], high[1]));
+  add_to(sums + kRows / 4 * 3, high_pairs(high[0], high[1]));
+}
+
+COLLAGE_TABLE_INLINE void add_planes(double *sums, const uint8_t *planes, int64_t width, int64_t leaves, Bytes position) {
+  Bytes fours[2][4];
+  for (int half = 0; half < 2; ++half) {
+    Bytes b[4];
+    for (int i = 0; i < 4; ++i) b[i] = looked_up(planes + (4 * half + i) * width, leaves, position);
+    const Bytes low[2] = {low_bytes(b[0], b[1]), low_bytes(b[2], b[3])};
+    const Bytes high[2] = {high_bytes(b[0], b[1]), high_bytes(b[2], b[3])};
+    fours[half][0] = low_pairs(low[0], low[1]);
+    fours[half][1] = high_pairs(low[0], low[1]);
+    fours[half][2] = low_pairs(high[0], high[1]);
+    fours[half][3] = high_pairs(high[0], high[1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    add_to(sums + kRows / 8 * (2 * i), low_fours(fours[0][i], fours[1][i]));
+    add_to(sums + kRows / 8 * (2 * i + 1), high_fours(fours[0][i], fours[1][i]));
+  }
+}
+
+// The same for more leaves than a table of bytes has.
+template <typename T>
+inline void add_values(T *sums, const T *values, Bytes position) {
+  alignas(64) uint8_t at[kRows];
+  store_bytes(at, position);
+  for (int64_t row = 0; row < kRows; ++row) sums[place_of_sum<T>(row)] += values[at[row]];
+}
+
+template <typename T>
+COLLAGE_TABLE_INLINE void add_leaves(
+    const collage_table_trees &s, const collage_table_tree &tree, Bytes position, T *sums, int64_t row) {
+  for (int64_t i = 0; i < tree.targets; ++i) {
+    T *const to = sums + s.target[tree.target + i] * COLLAGE_TABLE_BLOCK + row;
+    if (tree.leaves <= kMostPlanes) {
+      const uint8_t *planes = s.plane + tree.planes + i * int64_t(sizeof(T)) * tree.width;
+      add_planes(to, planes, tree.width, tree.leaves, position);
+    } else {
+      add_values(to, static_cast<const T *>(s.value) + tree.leaf + i * tree.leaves, position);
+    }
+  }
+}
+
+// Visits the nodes of TREES trees for WIDTH registers of rows.
+template <int TREES, int WIDTH>
+COLLAGE_TABLE_INLINE void visit(
+    const collage_table_node *const *nodes, int64_t from, int64_t to, const int8_t *bins, Bytes (&position)[TREES][WIDTH]) {
+  for (int64_t at = from; at < to; ++at) {
+    for (int tree = 0; tree < TREES; ++tree) {
+      const collage_table_node &node = nodes[tree][at];
+      const int8_t *const column = bins + node.column;
+      const Bytes bin = spread(uint8_t(node.bin)), first = spread(node.first), right = spread(node.right);
+      for (int i = 0; i < WIDTH; ++i)
+        position[tree][i] = moved(position[tree][i], load_bytes(column + kRows * i), bin, first, right);
+    }
+  }
+}
+
+template <typename T, int TREES, int WIDTH>
+void dense(const collage_table_trees &s, const collage_table_tree *trees, const int8_t *bins, T *sums, int64_t row) {
+  const collage_table_node *nodes[TREES];
+  int64_t least = trees[0].nodes;
+  Bytes position[TREES][WIDTH];
+  for (int tree = 0; tree < TREES; ++tree) {
+    nodes[tree] = s.node + trees[tree].node;
+    least = trees[tree].nodes < least ? trees[tree].nodes : least;
+    for (int i = 0; i < WIDTH; ++i) position[tree][i] = no_bytes();
+  }
+  visit<TREES, WIDTH>(nodes, 0, least, bins + row, position);
+  for (int tree = 0; tree < TREES; ++tree) {
+    Bytes rest[1][WIDTH];
+    for (int i = 0; i < WIDTH; ++i) rest[0][i] = position[tree][i];
+    visit<1, WIDTH>(nodes + tree, least, trees[tree].nodes, bins + row, rest);
+    for (int i = 0; i < WIDTH; ++i) add_leaves(s, trees[tree], rest[0][i], sums, row + kRows * i);
+  }
+}
+
+template <typename T, int WIDTH>
+void symmetric(const collage_table_trees &s, const collage_table_tree &tree, const int8_t *bins, T *sums, int64_t row) {
+  Bytes position[WIDTH];
+  for (int i = 0; i < WIDTH; ++i) position[i] = no_bytes();
+  for (int64_t level = 0; level < tree.nodes; ++level) {
+    const collage_table_node &node = s.node[tree.node + level];
+    const Bytes bin = spread(uint8_t(node.bin));
+    for (int i = 0; i < WIDTH; ++i)
+      position[i] = deeper(position[i], load_bytes(bins + row + node.column + kRows * i), bin);
+  }
+  for (int i = 0; i < WIDTH; ++i) add_leaves(s, tree, position[i], sums, row + kRows * i);
+}
+
+// Runs of dense and symmetric trees on `rows` rows, a multiple of kRows.
+template <typename T>
+void visited(const collage_table_trees &s, const collage_table_run &run, const int8_t *bins, T *sums, int64_t rows) {
+  constexpr int64_t kPair = 2 * kRows;
+  int64_t tree = run.first;
+  if (run.kind == COLLAGE_SYMMETRIC) {
+    for (; tree < run.end; ++tree) {
+      int64_t row = 0;
+      for (; row + 2 * kPair <= rows; row += 2 * kPair) symmetric<T, 4>(s, s.tree[tree], bins, sums, row);
+      for (; row < rows; row += kRows) symmetric<T, 1>(s, s.tree[tree], bins, sums, row);
+    }
+    return;
+  }
+  for (; tree + kTogether <= run.end; tree += kTogether) {
+    int64_t row = 0;
+    for (; row + kPair <= rows; row += kPair) dense<T, kTogether, 2>(s, s.tree + tree, bins, sums, row);
+    if (row < rows) dense<T, kTogether, 1>(s, s.tree + tree, bins, sums, row);
+  }
+  for (; tree < run.end; ++tree) {
+    int64_t row = 0;
+    for (; row + kPair <= rows; row += kPair) dense<T, 1, 2>(s, s.tree + tree, bins, sums, row);
+    if (row < rows) dense<T, 1, 1>(s, s.tree + tree, bins, sums, row);
+  }
+}
+
+// Walks from these nodes to leaves, at most `depth` levels. `x(chain, column)` is what a chain of walks compares.
+template <typename T, typename X>
+COLLAGE_TABLE_INLINE void walk(const collage_table_walk *nodes, uint32_t (&at)[kChains], int64_t depth, const X &x) {
+  for (int64_t level = 0; level < depth; ++level) {
+    uint32_t changed = 0;
+    for (int chain = 0; chain < kChains; ++chain) {
+      const collage_table_walk &node = nodes[at[chain]];
+      const T threshold = sizeof(T) == 4 ? T(node.threshold.narrow) : T(node.threshold.wide);
+      const uint32_t next = node.left + uint32_t(x(chain, node.column) > threshold);
+      changed |= next ^ at[chain];
+      at[chain] = next;
+    }
+    if (!changed) return;
+  }
+}
+
+template <typename T, typename X>
+void walked(
+    const collage_table_trees &s, const collage_table_tree &tree, const X *const *columns, T *sums, int64_t rows) {
+  for (int64_t row = 0; row < rows; row += kChains) {
+    uint32_t at[kChains];
+    for (uint32_t &each : at) each = uint32_t(tree.root);
+    walk<X>(s.walk, at, tree.depth, [&](int chain, uint32_t column) { return columns[column][row + chain]; });
+    for (int64_t i = 0; i < tree.targets; ++i) {
+      const T *const values = static_cast<const T *>(s.value) + tree.leaf + i * tree.leaves;
+      T *const to = sums + s.target[tree.target + i] * COLLAGE_TABLE_BLOCK;
+      for (int chain = 0; chain < kChains; ++chain) to[place_of_sum<T>(row + chain)] += values[s.leaf[at[chain]]];
+    }
+  }
+}
+
+// One row: trees side by side, in groups whose trees have as many nodes.
+
+#ifdef COLLAGE_AVX2
+struct Table {  // the bins of a row
+  Bytes part[16];
+  int count;
+
+  Table(const int8_t *bins, int64_t columns) : count(int(columns + 15) / 16) {
+    for (int i = 0; i < count; ++i) {
+      const __m128i each = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bins + 16 * i));
+      part[i] = _mm256_broadcastsi128_si256(each);
+    }
+  }
+
+  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
+    Bytes found = no_bytes();
+    for (int i = 0; i < count; ++i) {  // places in other parts have the highest bit after this, which gives 0
+      const Bytes place = _mm256_adds_epu8(_mm256_sub_epi8(columns, spread(uint8_t(16 * i))), spread(0x70));
+      found = _mm256_or_si256(found, _mm256_shuffle_epi8(part[i], place));
+    }
+    return found;
+  }
+};
+#else
+struct Table {
+  Bytes part[4];
+  int count;
+
+  Table(const int8_t *bins, int64_t columns) : count(int(columns + 63) / 64) {
+    for (int i = 0; i < count; ++i) part[i] = load_bytes(bins + 64 * i);
+  }
+
+  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
+    if (count <= 1) return _mm512_permutexvar_epi8(columns, part[0]);
+    const Bytes low = _mm512_permutex2var_epi8(part[0], columns, part[1]);
+    if (count <= 2) return low;
+    const Bytes high = _mm512_permutex2var_epi8(part[2], columns, part[3]);
+    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(columns), high);
+  }
+};
+#endif
+
+constexpr int64_t kMostTable = 256;  // columns of bins
+
+inline void lanes_of(const collage_table_trees &s, const collage_table_group &group, const Table &row, uint8_t *places) {
+  constexpr int64_t kAll = COLLAGE_TABLE_LANES, kParts = kAll / kRows;
+  const uint8_t *step = s.lanes + group.begin;
+  Bytes position[kParts];
+  for (Bytes &each : position) each = no_bytes();
+  if (group.kind == COLLAGE_SYMMETRIC) {
+    for (int64_t i = 0; i < group.steps; ++i, step += 2 * kAll)
+      for (int64_t k = 0; k < kParts; ++k) {
+        const uint8_t *const at = step + k * kRows;
+        position[k] = deeper(position[k], row(load_bytes(at)), load_bytes(at + kAll));
+      }
+  } else {
+    for (int64_t i = 0; i < group.steps; ++i, step += 4 * kAll)
+      for (int64_t k = 0; k < kParts; ++k) {
+        const uint8_t *const at = step + k * kRows;
+        const Bytes first = load_bytes(at + 2 * kAll), right = load_bytes(at + 3 * kAll);
+        position[k] = moved(position[k], row(load_bytes(at)), load_bytes(at + kAll), first, right);
+      }
+  }
+  for (int64_t k = 0; k < kParts; ++k) store_bytes(places + k * kRows, position[k]);
+}
+
+// The sums of one row, in the order of the trees. `columns` are what walked trees compare; `places` has room for the leaf of
+// each tree, and for the lanes of all groups.
+template <typename T, typename X>
+void single(const collage_table_trees &s, const int8_t *bins, const X *const *columns, T *sums, uint32_t *places) {
+  uint8_t *const lanes = reinterpret_cast<uint8_t *>(places + s.trees);
+  if (s.groups > 0) {
+    const Table row(bins, s.bin_columns);
+    for (int64_t i = 0; i < s.groups; ++i) lanes_of(s, s.group[i], row, lanes + i * COLLAGE_TABLE_LANES);
+  }
+  const T *const values = static_cast<const T *>(s.value);
+  if (s.single_runs == 0 && s.first_leaf != nullptr) {
+    T sum = sums[s.target[0]];
+    for (int64_t i = 0; i < s.trees; ++i) sum += values[s.first_leaf[i] + lanes[s.lane_of[i]]];
+    sums[s.target[0]] = sum;
+    return;
+  }
+  for (int64_t i = 0; i < s.trees; ++i)
+    if (s.lane_of[i] >= 0) places[i] = lanes[s.lane_of[i]];
+  for (int64_t i = 0; i < s.single_runs; ++i) {
+    const collage_table_run &run = s.single_run[i];
+    for (int64_t tree = run.first; tree < run.end; tree += kChains) {
+      uint32_t at[kChains];
+      int64_t depth = 0;
+      for (int64_t chain = 0; chain < kChains; ++chain) {
+        const collage_table_tree &each = s.tree[tree + chain < run.end ? tree + chain : tree];
+        at[chain] = uint32_t(each.root);
+        depth = each.depth > depth ? each.depth : depth;
+      }
+      walk<X>(s.walk, at, depth, [&](int, uint32_t column) { return *columns[column]; });
+      for (int64_t chain = 0; chain < kChains && tree + chain < run.end; ++chain)
+        places[tree + chain] = s.leaf[at[chain]];
+    }
+  }
+  for (int64_t i = 0; i < s.trees; ++i) {
+    const collage_table_tree &tree = s.tree[i];
+    for (int64_t k = 0; k < tree.targets; ++k)
+      sums[s.target[tree.target + k]] += values[tree.leaf + k * tree.leaves + places[i]];
+  }
+}
+
+}  // namespace collage
+#endif

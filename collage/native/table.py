@@ -1,0 +1,259 @@
+"""Programs of operators that map rows to rows, as C structs; see `kernels/table.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.errors import CollageError
+from collage.native.kernel_library import kernel_libraries, kernels_problem
+from collage.native.library import address_of
+
+BLOCK = 256
+"""The rows of a block."""
+LANES = 64
+"""The trees that one row is at side by side."""
+CHUNK = 16
+"""The thresholds that one row's number is compared with at a time."""
+
+Numbers: TypeAlias = "npt.NDArray[Any]"
+
+_TYPES = ("float32", "float64", "int64", "int32", "uint8")
+_OPS = (
+    "load store convert bins trees member unary binary constant map normalize linear vectors reduce softmax largest "
+    "select"
+).split()
+UNARY = (
+    "logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high"
+).split()
+BINARY = (
+    "add subtract multiply divide minimum maximum equal greater greater_equal less less_equal and or power impute"
+).split()
+_KINDS = {
+    "unary": UNARY,
+    "binary": BINARY,
+    "constant": BINARY,
+    "normalize": ["maximum", "sum", "norm"],
+    "vectors": ["dot", "polynomial", "radial", "sigmoid"],
+    "reduce": ["sum", "mean", "least", "most"],
+    "softmax": ["all", "not zeros"],
+    "largest": [""],
+    "select": [""],
+}
+"""What ``kind`` can be of a step, if it is no type."""
+
+_P, _I32, _I64, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _I32) for name in ("op", "ins", "outs")),
+        ("kinds", _I32 * 2),
+        ("in_", _P),
+        ("out", _P),
+        ("data", _P * 2),
+        ("sizes", _I64 * 3),
+        ("number", _F64),
+    )
+
+
+class _Bins(ctypes.Structure):
+    _fields_ = tuple((name, _P) for name in ("sorted", "last", "search", "levels", "begin"))
+
+
+_TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups")
+_TREE_ARRAYS = (
+    "run single_run group tree node walk leaf value plane target lanes lane_of first_leaf"
+).split()
+
+
+class _Trees(ctypes.Structure):
+    _fields_ = (*((name, _I64) for name in _TREE_COUNTS), *((name, _P) for name in _TREE_ARRAYS))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("count", _I64), ("steps", _P), *((n, _I64) for n in ("row_bytes", "scratch_bytes", "singly")))
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("inputs", _P), ("outputs", _P), *((name, _I64) for name in ("rows", "shares", "next", "done")))
+
+
+NODE = np.dtype([("column", "u4"), ("bin", "i1"), ("first", "u1"), ("right", "u1"), ("unused", "u1")])
+"""A node of a dense tree."""
+NARROW_WALK = np.dtype([("threshold", "f4"), ("unused", "u4"), ("column", "u4"), ("left", "u4")])
+WIDE_WALK = np.dtype([("threshold", "f8"), ("column", "u4"), ("left", "u4")])
+"""A node of a walked tree, with a threshold of float32 or float64."""
+TREE = np.dtype(
+    [(n, "i8") for n in ("node", "nodes", "root", "depth", "leaf", "leaves", "planes", "width", "target", "targets")]
+)
+DENSE, SYMMETRIC, WALKED = range(3)
+"""How trees are evaluated."""
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The best kernels for tables that this processor can run. COLLAGE_ISA=avx2 asks for those of AVX2."""
+    if problem := kernels_problem():
+        raise CollageError(problem)
+    narrow = os.environ.get("COLLAGE_ISA", "") == "avx2"
+    for library in reversed(kernel_libraries()) if narrow else kernel_libraries():
+        if library.collage_table_isa():
+            return library
+    raise CollageError("this processor has no AVX2, which Collage's kernels for tables need")
+
+
+def table_problem() -> str:
+    """The reason why the kernels for tables cannot be used here, or ""."""
+    try:
+        _library()
+    except (CollageError, AttributeError) as error:
+        return str(error)
+    return ""
+
+
+def table_isa() -> str:
+    """The instruction set of the kernels for tables."""
+    return "avx512" if _library() is kernel_libraries()[0] else "avx2"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a block: its offset in the bytes of a row, and its type."""
+
+    offset: int
+    dtype: str
+
+
+@dataclass
+class TableProgram:
+    """A program that is built step by step.
+
+    Its inputs and outputs are arrays of rows. All arrays that steps read live as long as it does.
+    """
+
+    row_bytes: int = 0
+    scratch_bytes: int = 4096
+    singly: int = 1
+    _steps: list[_Step] = field(default_factory=list)
+    _keep: list[object] = field(default_factory=list)
+
+    def new(self, dtype: str, count: int = 1) -> list[Column]:
+        """New columns, behind each other."""
+        size = np.dtype(dtype).itemsize
+        begin = -(-self.row_bytes // size) * size
+        self.row_bytes = begin + size * count
+        return [Column(begin + size * i, dtype) for i in range(count)]
+
+    def new_bytes(self, count: int) -> int:
+        """The offset of new columns of bytes, 64 of which may be read beyond the last one."""
+        begin = -(-self.row_bytes // 64) * 64
+        self.row_bytes = begin + count + LANES
+        return begin
+
+    def step(
+        self,
+        op: str,
+        ins: Sequence[Column] | Sequence[int],
+        outs: Sequence[Column] | Sequence[int],
+        kinds: tuple[str, str],
+        data: Sequence[Any] = (),
+        sizes: Sequence[int] = (),
+        number: float = 0.0,
+    ) -> None:
+        """Add a step; ``kinds`` are a type, and a type or what the step does. ``data`` are arrays or structs."""
+        offsets = [
+            np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)
+        ]
+        for each in data:
+            assert not isinstance(each, np.ndarray) or each.flags.c_contiguous
+        found = _Step(_OPS.index(op), len(ins), len(outs))
+        found.kinds[0] = _TYPES.index(kinds[0])
+        found.kinds[1] = _KINDS[op].index(kinds[1]) if op in _KINDS else _TYPES.index(kinds[1])
+        found.in_, found.out = (each.ctypes.data for each in offsets)
+        for i, each in enumerate(data):
+            found.data[i] = each.ctypes.data if isinstance(each, np.ndarray) else ctypes.addressof(each)
+        for i, size in enumerate(sizes):
+            found.sizes[i] = size
+        found.number = number
+        self._steps.append(found)
+        self._keep += [offsets, [*data]]
+
+    def bound(self) -> Program:
+        """The program, ready to run."""
+        steps = (_Step * len(self._steps))(*self._steps)
+        program = _Program(
+            len(steps), ctypes.addressof(steps), -(-self.row_bytes // 64) * 64, self.scratch_bytes, self.singly
+        )
+        return Program(program, (steps, self._keep))
+
+
+def bins_struct(**arrays: Numbers) -> ctypes.Structure:
+    """The struct of thresholds, with arrays by field name."""
+    return _filled(_Bins(), {}, arrays)
+
+
+def trees_struct(counts: dict[str, int], arrays: dict[str, Numbers | None]) -> ctypes.Structure:
+    """The struct of an ensemble, with numbers and arrays by field name."""
+    return _filled(_Trees(), counts, arrays)
+
+
+def _filled(found: Any, counts: dict[str, int], arrays: dict[str, Any]) -> Any:
+    for name, count in counts.items():
+        setattr(found, name, count)
+    for name, array in arrays.items():
+        if array is not None:
+            assert array.flags.c_contiguous
+            setattr(found, name, array.ctypes.data)
+    found.keep = arrays
+    return found
+
+
+class Program:
+    """A program for any number of rows."""
+
+    def __init__(self, program: _Program, keep: object) -> None:
+        self._program = program
+        self._keep = keep
+        library = _library()
+        self.together = address_of(library.collage_table)
+        """The address of the function that shares a call."""
+        alone = ctypes.CFUNCTYPE(ctypes.c_int, _P, _P, ctypes.c_ssize_t, _P)
+        self._alone = alone(address_of(library.collage_table_alone))
+        holding = ctypes.PYFUNCTYPE(ctypes.c_int, _P, _P, ctypes.c_ssize_t, _P)
+        self._holding = holding(address_of(library.collage_table_alone))
+        self.address = ctypes.addressof(program)
+
+    @property
+    def singly(self) -> int:
+        """The most rows that run one by one."""
+        return int(self._program.singly)
+
+    @singly.setter
+    def singly(self, rows: int) -> None:
+        self._program.singly = rows
+
+    def alone(self, *, hold: bool) -> Any:
+        """The function that runs a call in one thread. With ``hold`` it keeps the GIL, for calls of microseconds."""
+        return self._holding if hold else self._alone
+
+
+class TableCall:
+    """A call of a program on arrays, which have to be contiguous, and of the program's types."""
+
+    def __init__(self, inputs: Sequence[Numbers], outputs: Sequence[Numbers], rows: int, shares: int) -> None:
+        self._keep = (
+            inputs,
+            outputs,
+            (_P * len(inputs))(*(each.ctypes.data for each in inputs)),
+            (_P * len(outputs))(*(each.ctypes.data for each in outputs)),
+        )
+        self._call = _Call(*(ctypes.addressof(each) for each in self._keep[2:]), rows, shares, 0, 0)
+        self.address = ctypes.addressof(self._call)
