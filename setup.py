@@ -40,6 +40,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "collage.native._call",
+            ["collage/native/call.cpp"],
+            depends=["collage/native/core.h"],
+            extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-Wno-missing-field-initializers"],
+            optional=True,
+        ),
+        Extension(
             "collage.native._search",
             ["collage/native/search/cover.cpp"],
             depends=["collage/native/search/cover.h"],

@@ -178,6 +178,7 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.onnxruntime import OnnxRuntime
     from collage.backends.onnxruntime_cuda import OnnxRuntimeCuda
     from collage.backends.openvino import OpenVino
+    from collage.backends.tables import Tables
     from collage.backends.tensorrt import TensorRt
     from collage.backends.torch_cuda import TorchCuda
     from collage.backends.tvm import Tvm
@@ -186,7 +187,7 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
 
     registry = Registry()
     libraries = (Tvm(), OneDnn(), Mkl(), Native(), TvmCuda(), Cublas(), Cudnn())
-    engines = (OnnxRuntime(), OpenVino(), TensorRt(), TorchCuda(), OnnxRuntimeCuda())
+    engines = (OnnxRuntime(), OpenVino(), Tables(), TensorRt(), TorchCuda(), OnnxRuntimeCuda())
     for backend in (*libraries, *engines, View(), LayoutTransforms()):
         registry.register(backend)
     if with_entry_points:

@@ -7,14 +7,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from collage.errors import CollageError
+from collage.kernel.buffers import ALIGNMENT, aligned_bytes
 from collage.native.kernel_library import kernel_libraries, kernels_problem
+from collage.native.launch import Task
 from collage.native.library import address_of
+
+if TYPE_CHECKING:
+    from collage.native._call import Call
 
 BLOCK = 256
 """The rows of a block."""
@@ -65,7 +70,7 @@ class _Step(ctypes.Structure):
 
 
 class _Bins(ctypes.Structure):
-    _fields_ = tuple((name, _P) for name in ("sorted", "last", "search", "levels", "begin"))
+    _fields_ = tuple((name, _P) for name in ("sorted", "last", "search", "levels", "high", "begin"))
 
 
 _TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups")
@@ -172,8 +177,7 @@ class TableProgram:
         offsets = [
             np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)
         ]
-        for each in data:
-            assert not isinstance(each, np.ndarray) or each.flags.c_contiguous
+        data = [_aligned(each) if isinstance(each, np.ndarray) else each for each in data]
         found = _Step(_OPS.index(op), len(ins), len(outs))
         found.kinds[0] = _TYPES.index(kinds[0])
         found.kinds[1] = _KINDS[op].index(kinds[1]) if op in _KINDS else _TYPES.index(kinds[1])
@@ -208,11 +212,18 @@ def trees_struct(counts: dict[str, int], arrays: dict[str, Numbers | None]) -> c
 def _filled(found: Any, counts: dict[str, int], arrays: dict[str, Any]) -> Any:
     for name, count in counts.items():
         setattr(found, name, count)
-    for name, array in arrays.items():
-        if array is not None:
-            assert array.flags.c_contiguous
-            setattr(found, name, array.ctypes.data)
-    found.keep = arrays
+    found.keep = kept = {name: _aligned(array) for name, array in arrays.items() if array is not None}
+    for name, array in kept.items():
+        setattr(found, name, array.ctypes.data)
+    return found
+
+
+def _aligned(array: Numbers) -> Numbers:
+    """The array, contiguous and at the beginning of a line of the cache: loads of whole registers are not cut."""
+    if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
+        return array
+    found = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    found[...] = array
     return found
 
 
@@ -222,13 +233,6 @@ class Program:
     def __init__(self, program: _Program, keep: object) -> None:
         self._program = program
         self._keep = keep
-        library = _library()
-        self.together = address_of(library.collage_table)
-        """The address of the function that shares a call."""
-        alone = ctypes.CFUNCTYPE(ctypes.c_int, _P, _P, ctypes.c_ssize_t, _P)
-        self._alone = alone(address_of(library.collage_table_alone))
-        holding = ctypes.PYFUNCTYPE(ctypes.c_int, _P, _P, ctypes.c_ssize_t, _P)
-        self._holding = holding(address_of(library.collage_table_alone))
         self.address = ctypes.addressof(program)
 
     @property
@@ -240,20 +244,33 @@ class Program:
     def singly(self, rows: int) -> None:
         self._program.singly = rows
 
-    def alone(self, *, hold: bool) -> Any:
-        """The function that runs a call in one thread. With ``hold`` it keeps the GIL, for calls of microseconds."""
-        return self._holding if hold else self._alone
-
 
 class TableCall:
     """A call of a program on arrays, which have to be contiguous, and of the program's types."""
 
-    def __init__(self, inputs: Sequence[Numbers], outputs: Sequence[Numbers], rows: int, shares: int) -> None:
-        self._keep = (
-            inputs,
-            outputs,
-            (_P * len(inputs))(*(each.ctypes.data for each in inputs)),
-            (_P * len(outputs))(*(each.ctypes.data for each in outputs)),
-        )
-        self._call = _Call(*(ctypes.addressof(each) for each in self._keep[2:]), rows, shares, 0, 0)
-        self.address = ctypes.addressof(self._call)
+    def __init__(
+        self, program: Program, inputs: Sequence[Numbers], outputs: Sequence[Numbers], rows: int, shares: int = 1
+    ) -> None:
+        pointers = [(_P * len(each))(*(array.ctypes.data for array in each)) for each in (inputs, outputs)]
+        self._call = _Call(*(ctypes.addressof(each) for each in pointers), rows, shares, 0, 0)
+        self._program = program
+        self._keep = (program, inputs, outputs, pointers, self._call)
+
+    def alone(self, *, hold: bool) -> Call:
+        """All rows in the calling thread. With ``hold`` it keeps the GIL."""
+        from collage.native._call import Call
+
+        function, arguments = address_of(_library().collage_table_alone), (self._program.address, self._address, 0, 0)
+        return Call(function, *arguments, hold, True, _failed, self._keep)
+
+    def share(self) -> Task:
+        """The task of each of the threads that share the rows."""
+        return Task(address_of(_library().collage_table), self._program.address, self._address, 0, 0, self._keep)
+
+    @property
+    def _address(self) -> int:
+        return ctypes.addressof(self._call)
+
+
+def _failed(status: int) -> None:
+    raise MemoryError("there is no memory for the columns of a block of rows")

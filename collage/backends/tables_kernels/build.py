@@ -94,18 +94,23 @@ class Builder:
             raise UnsupportedError(f"an operand with {found.columns.ndim + 1} axes")
         return found
 
-    def columns(self, value: Value, dtype: str) -> list[Column]:
-        """The value's columns, in C order, in a type of columns: those of inputs are loaded, others converted."""
+    def columns(self, value: Value, dtype: str, room: Sequence[Column] = ()) -> list[Column]:
+        """The value's columns, in C order, in a type of columns: those of inputs are loaded, others converted.
+
+        If all of them are columns of an input that nobody has loaded, and of that type, they are loaded into ``room``,
+        if there is any, for one step only.
+        """
         flat = value.columns.reshape(-1)
         own = stored(value.dtype)
         missing = [c for c in dict.fromkeys(flat) if isinstance(c, Given) and ("load", c, own) not in self.shared]
-        for source in sorted({c.source for c in missing}):
-            some = sorted((c for c in missing if c.source == source), key=lambda c: c.number)
-            port = self.inputs[source]
-            made = self.program.new(own, len(some))
-            from_type = {"bool": "uint8", STRING: "int64"}.get(port.dtype, port.dtype)
-            self.program.step("load", [c.number for c in some], made, (from_type, own), sizes=[source, port.width])
-            self.shared.update({("load", c, own): m for c, m in zip(some, made, strict=True)})
+        if room and own == dtype and len(missing) == len(flat) <= len(room):
+            found = dict(zip(missing, room, strict=False))
+            self._load(missing, found, own)
+            return [found[each] for each in flat]
+        if missing:
+            found = dict(zip(missing, self.program.new(own, len(missing)), strict=True))
+            self._load(missing, found, own)
+            self.shared.update({("load", c, own): column for c, column in found.items()})
         loaded = [self.shared["load", c, own] if isinstance(c, Given) else c for c in flat]
         if own == dtype:
             return loaded
@@ -115,6 +120,15 @@ class Builder:
             self.program.step("convert", others, made, (own, dtype))
         self.shared.update({("convert", c, dtype): m for c, m in zip(others, made, strict=True)})
         return [self.shared["convert", c, dtype] for c in loaded]
+
+    def _load(self, given: Sequence[Given], columns: Mapping[Given, Column], own: str) -> None:
+        """Add steps that load columns of inputs."""
+        for source in sorted({c.source for c in given}):
+            some = sorted((c for c in given if c.source == source), key=lambda c: c.number)
+            port = self.inputs[source]
+            kinds = ({"bool": "uint8", STRING: "int64"}.get(port.dtype, port.dtype), own)
+            numbers, outs = [c.number for c in some], [columns[c] for c in some]
+            self.program.step("load", numbers, outs, kinds, sizes=[source, port.width])
 
     def code(self, text: str) -> int:
         """The place of a string in the vocabulary."""
@@ -128,11 +142,11 @@ class Builder:
         made = self.program.new(stored(out), len(ins))
         numbers = [] if data is None else [np.ascontiguousarray(data, own)]
         self.program.step(op, ins, made, (own, what), numbers)
-        return Value(_shaped(made, value.columns.shape), out)
+        return Value(shaped(made, value.columns.shape), out)
 
     def made(self, columns: Sequence[Column], shape: tuple[int, ...], dtype: str) -> Value:
         """A value of new columns."""
-        return Value(_shaped(columns, shape), dtype)
+        return Value(shaped(columns, shape), dtype)
 
     def cast(self, value: Value, dtype: str) -> Value:
         """The value in another type."""
@@ -144,7 +158,7 @@ class Builder:
             return self.each("unary", "not", self.each("unary", "not", value, "bool"), "bool")
         if stored(dtype) == stored(value.dtype):
             return Value(value.columns, dtype)
-        return Value(_shaped(self.columns(value, stored(dtype)), value.columns.shape), dtype)
+        return Value(shaped(self.columns(value, stored(dtype)), value.columns.shape), dtype)
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,8 @@ class Port:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-def _shaped(columns: Iterable[object], shape: tuple[int, ...]) -> Array:
+def shaped(columns: Iterable[object], shape: tuple[int, ...]) -> Array:
+    """An array of columns of that shape."""
     found = np.empty(shape, object)
     found.reshape(-1)[:] = [*columns]
     return found
@@ -221,7 +236,7 @@ def _add_input(builder: Builder, info: Any) -> None:
     port = Port(info.name, type_named(kind.elem_type), tuple(dims[1:]))
     source = len(builder.inputs)
     builder.inputs.append(port)
-    columns = _shaped((Given(source, i) for i in range(port.width)), port.shape)
+    columns = shaped((Given(source, i) for i in range(port.width)), port.shape)
     builder.values[info.name] = Value(columns, port.dtype, port.dtype != STRING)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
-from collage.backends.tables_kernels.build import STRING, Array, Builder, Operator, Value, stored, type_named
+from collage.backends.tables_kernels.build import STRING, Array, Builder, Operator, Value, shaped, stored, type_named
 
 Attributes = Mapping[str, Any]
 
@@ -447,19 +447,13 @@ def _one_hot(b: Builder, node: NodeProto, a: Attributes) -> None:
         if value.dtype == STRING:
             raise UnsupportedError("categories of numbers for strings")
         categories = np.asarray(a["cats_int64s"])
-        value = Value(_flat(b.columns(value, "int64"), value.columns.shape), "int64")
+        value = Value(shaped(b.columns(value, "int64"), value.columns.shape), "int64")
     last = {int(each): place for place, each in enumerate(categories)}  # of equal ones the last one counts
     repeated = np.repeat(value.columns[..., None], len(categories), -1)
     kept = np.array([last[int(each)] == place for place, each in enumerate(categories)])
     numbers = np.broadcast_to(np.where(kept, categories, np.iinfo(np.int64).min), repeated.shape).reshape(-1)
     ones = b.each("constant", "equal", Value(repeated, "int64"), "int64", numbers)
     b.values[node.output[0]] = b.cast(ones, "float32")
-
-
-def _flat(columns: Any, shape: tuple[int, ...]) -> Array:
-    found = np.empty(shape, object)
-    found.reshape(-1)[:] = [*columns]
-    return found
 
 
 def _label_encoder(b: Builder, node: NodeProto, a: Attributes) -> None:

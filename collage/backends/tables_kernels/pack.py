@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from collage.backends.tables_kernels.ensemble import ABOVE, LEAF, MEMBER, Array, Ensemble
+from collage.backends.tables_kernels.ensemble import LEAF, MEMBER, Array, Ensemble
 from collage.native.table import (
     BLOCK,
     CHUNK,
@@ -94,8 +94,9 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
     kinds = np.where(leaves <= _MOST_DENSE, DENSE, WALKED)
     if walk_all:
         kinds[:] = WALKED
-    kinds[_symmetric(e, splits) & (kinds == DENSE)] = SYMMETRIC
     visited = kinds != WALKED
+    if _symmetric(e, splits)[visited].all():  # one row is at trees of one kind side by side
+        kinds[visited] = SYMMETRIC
     read = np.zeros(len(splits.keys), bool)
     inner = (e.kind != LEAF) & (order.tree >= 0)
     inner[inner] = visited[order.tree[inner]]
@@ -112,10 +113,10 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
 
 
 def _symmetric(e: Ensemble, splits: Splits) -> Array:
-    """Which trees are complete, with one comparison on each level, and have 2 levels at least."""
+    """Which trees are complete, with one comparison on each level."""
     order, trees = e.order, len(e.roots)
     leaves = order.leaves[e.roots]
-    found = (leaves == 1 << np.minimum(order.depth, 62)) & (leaves >= 4)
+    found = leaves == 1 << np.minimum(order.depth, 62)
     inner = np.flatnonzero((e.kind != LEAF) & (order.tree >= 0))
     inner = inner[found[order.tree[inner]]]
     level = np.zeros(len(e.kind), np.int64)
@@ -130,40 +131,39 @@ def _symmetric(e: Ensemble, splits: Splits) -> Array:
     return found
 
 
-def add_bins(program: TableProgram, sources: Sequence[Column], packed: Packed) -> int:
-    """Add the step that makes columns of bins of ``sources``, one for each column of splits. Returns their offset."""
-    thresholds = [each for _, each in packed.bins]
-    begin = program.new_bytes(len(thresholds))
-    if not thresholds:
-        return begin
-    wide = sources[packed.bins[0][0]].dtype == "float64"
-    dtype = np.dtype(np.float64 if wide else np.float32)
+def add_bins(program: TableProgram, begin: int, sources: Sequence[Column], packed: Packed, which: range) -> None:
+    """Add the step that makes some columns of bins, of ``sources``, from the offset ``begin`` on."""
+    thresholds = [packed.bins[i][1] for i in which]
+    dtype = np.dtype(sources[0].dtype)
     levels = np.array([max(1, int(len(each)).bit_length()) for each in thresholds], np.int32)
-    sizes = np.maximum(1 << levels.astype(np.int64), CHUNK)
-    sorted_begin = np.concatenate([[0], np.cumsum(sizes)])
-    search_begin = np.concatenate([[0], np.cumsum(sizes + CHUNK)])
-    ordered = np.full(sorted_begin[-1], np.inf, dtype)
-    search = np.full(search_begin[-1], np.inf, dtype)
+    # Not a power of two, so that the columns' tables are in different lines of the cache.
+    sizes = np.maximum(1 << levels.astype(np.int64), CHUNK) + CHUNK
+    starts = _begin(sizes)
+    ordered, search = np.full(int(sizes.sum()), np.inf, dtype), np.full(int(sizes.sum()), np.inf, dtype)
     last = np.full((len(thresholds), CHUNK), np.inf, dtype)
     for i, each in enumerate(thresholds):
-        own = ordered[sorted_begin[i] : sorted_begin[i + 1]]
+        own = ordered[starts[i] : starts[i] + sizes[i] - CHUNK]
         own[: len(each)] = each
         last[i, : len(own) // CHUNK] = own[CHUNK - 1 :: CHUNK]
-        tree = search[search_begin[i] :]
+        tree = search[starts[i] :]
         for level in range(levels[i]):
             step = 1 << (levels[i] - level)
             tree[1 << level : 2 << level] = own[step // 2 - 1 : 1 << levels[i] : step]
-    pairs = np.ascontiguousarray(np.stack([sorted_begin[:-1], search_begin[:-1]], 1), np.int64)
-    struct = bins_struct(sorted=ordered, last=last, search=search, levels=levels, begin=pairs)
-    ins = [sources[column] for column, _ in packed.bins]
-    program.step("bins", ins, [begin], (dtype.name, dtype.name), [struct])
-    return begin
+    pairs = np.ascontiguousarray(np.stack([starts, starts], 1), np.int64)
+    keys = [packed.splits.keys[packed.bins[i][0]] for i in which]
+    high = np.array([nan_high and members < 0 for _, nan_high, members in keys], np.int32)
+    struct = bins_struct(sorted=ordered, last=last, search=search, levels=levels, high=high, begin=pairs)
+    program.step("bins", sources, [begin + which.start], (dtype.name, dtype.name), [struct])
 
 
 def add_trees(
-    program: TableProgram, e: Ensemble, packed: Packed, sources: Sequence[Column], bins: int, sums: str
+    program: TableProgram, e: Ensemble, packed: Packed, sources: Sequence[Column], bins: int, compared: str, sums: str
 ) -> list[Column]:
-    """Add the step that sums the leaf values of all trees, in the type ``sums``. Returns a column for each target."""
+    """Add the step that sums the leaf values of all trees, in the type ``sums``. Returns a column for each target.
+
+    ``sources`` are the columns of splits, of type ``compared``, if trees are walked, and ``bins`` is the offset of the
+    columns of bins.
+    """
     order, trees = e.order, len(e.roots)
     kinds, dtype = packed.kinds, np.dtype(sums)
     table = np.zeros(trees, TREE)
@@ -172,13 +172,12 @@ def add_trees(
     visited = kinds != WALKED
     lanes = visited.any() and len(packed.bins) <= _MOST_LANES
     nodes = _dense_nodes(e, packed, table)
-    walks = _walks(e, packed, table, sources, not lanes)
+    walks = _walks(e, packed, table, compared, not lanes)
     values, planes, targets = _leaf_values(e, table, dtype)
-    group, bytes_of, lane_of = _lanes(e, packed, table, nodes) if lanes else (None, None, None)
+    group, bytes_of, lane_of = _lanes(packed, table, nodes) if lanes else (None, None, None)
     single = np.flatnonzero(~visited) if lanes else np.arange(trees)
-    first_leaf = None
-    if (table["targets"] == 1).all() and len({*targets[table["target"]].tolist()}) == 1 and not single.size:
-        first_leaf = table["leaf"].astype(np.int32)
+    one_target = (table["targets"] == 1).all() and (targets[table["target"]] == targets[table["target"][0]]).all()
+    first_leaf = table["leaf"].astype(np.int32) if one_target and not single.size else None
     counts = {
         "trees": trees,
         "bins": bins,
@@ -206,10 +205,9 @@ def add_trees(
         "first_leaf": first_leaf,
     }
     outs = program.new(sums, e.targets)
-    wide = sources and sources[0].dtype == "float64"
     room = 8 * len(sources) + 64 + e.targets * BLOCK * dtype.itemsize + 64 + 4 * trees + counts["groups"] * LANES + 64
     program.scratch_bytes = max(program.scratch_bytes, room + 4096)
-    program.step("trees", sources, outs, ("float64" if wide else "float32", sums), [trees_struct(counts, arrays)])
+    program.step("trees", sources, outs, (compared, sums), [trees_struct(counts, arrays)])
     return outs
 
 
@@ -249,15 +247,14 @@ def _dense_nodes(e: Ensemble, packed: Packed, table: Array) -> Array:
 
 
 def _walks(
-    e: Ensemble, packed: Packed, table: Array, sources: Sequence[Column], everything: bool
+    e: Ensemble, packed: Packed, table: Array, compared: str, everything: bool
 ) -> tuple[Array, Array]:
     """Nodes of walked trees, of which the children of a node are beside each other, and the leaf of each."""
     order, splits = e.order, packed.splits
     walked = np.ones(len(e.roots), bool) if everything else packed.kinds == WALKED
     sizes = np.where(walked, 2 * table["leaves"] - 1, 0)
     table["root"] = _begin(sizes)
-    wide = bool(sources) and sources[0].dtype == "float64"
-    found = np.zeros(max(1, int(sizes.sum())), WIDE_WALK if wide else NARROW_WALK)
+    found = np.zeros(max(1, int(sizes.sum())), WIDE_WALK if compared == "float64" else NARROW_WALK)
     leaf = np.zeros(len(found), np.uint32)
     nodes = np.flatnonzero(order.tree >= 0)
     nodes = nodes[walked[order.tree[nodes]]]
@@ -312,33 +309,32 @@ def _leaf_values(e: Ensemble, table: Array, dtype: np.dtype[Any]) -> tuple[Array
     return values, planes, (pairs % e.targets).astype(np.int32)
 
 
-def _lanes(e: Ensemble, packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Array]:
+def _lanes(packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Array]:
     """Groups of trees for one row, the bytes of their steps, and the lane of each tree."""
+    trees = np.flatnonzero(packed.kinds != WALKED)
+    kind = int(packed.kinds[trees[0]])
     lane_of = np.full(len(table), -1, np.int32)
-    groups: list[tuple[int, int, int]] = []
-    parts: list[Array] = []
-    begin = 0
-    for kind, fields in ((DENSE, 4), (SYMMETRIC, 2)):
-        trees = np.flatnonzero(packed.kinds == kind)
-        trees = trees[np.argsort(table["nodes"][trees], kind="stable")]
-        for first in range(0, len(trees), LANES):
-            some = trees[first : first + LANES]
-            lane_of[some] = len(groups) * LANES + np.arange(len(some))
-            steps = int(table["nodes"][some].max(initial=0))
-            bytes_of = np.zeros((steps, fields, LANES), np.uint8)
-            bytes_of[:, 1] = 127  # nothing is above it
-            counts = table["nodes"][some]
-            lane = np.repeat(np.arange(len(some)), counts)
-            step = np.arange(len(lane)) - np.repeat(_begin(counts), counts)
-            if kind == SYMMETRIC:  # a tree of fewer levels begins later, so that its position is not doubled
-                step = step + steps - counts[lane]
-            own = nodes[np.repeat(table["node"][some], counts) + np.arange(len(lane)) - np.repeat(_begin(counts), counts)]
-            bytes_of[step, 0, lane] = own["column"] // BLOCK
-            bytes_of[step, 1, lane] = own["bin"].view(np.uint8)
-            if fields == 4:
-                bytes_of[step, 2, lane], bytes_of[step, 3, lane] = own["first"], own["right"]
-            groups.append((kind, steps, begin))
-            parts.append(bytes_of.reshape(-1))
-            begin += bytes_of.size
-    lanes = np.concatenate([*parts, np.zeros(LANES, np.uint8)])
-    return np.array(groups, np.int64).reshape(-1, 3), lanes, lane_of
+    lane_of[trees] = np.arange(len(trees))
+    counts = table["nodes"][trees]
+    # Two groups run together, and so have as many steps.
+    pairs = range(0, len(trees), 2 * LANES)
+    steps = [int(counts[first : first + 2 * LANES].max()) for first in pairs for _ in range(2)]
+    steps = steps[: -(-len(trees) // LANES)]
+    fields = 2 if kind == SYMMETRIC else 4
+    begin = _begin(np.array(steps) * fields * LANES)
+    found = np.zeros(sum(steps) * fields * LANES + LANES, np.uint8)
+    for i, first in enumerate(range(0, len(trees), LANES)):
+        some, own = trees[first : first + LANES], counts[first : first + LANES]
+        bytes_of = found[begin[i] : begin[i] + steps[i] * fields * LANES].reshape(steps[i], fields, LANES)
+        bytes_of[:, 1] = 127  # nothing is above it
+        lane = np.repeat(np.arange(len(some)), own)
+        number = np.arange(len(lane)) - np.repeat(_begin(own), own)
+        # A symmetric tree of fewer levels begins later, so that its position is not doubled.
+        step = number + (steps[i] - own[lane] if kind == SYMMETRIC else 0)
+        node = nodes[np.repeat(table["node"][some], own) + number]
+        bytes_of[step, 0, lane] = node["column"] // BLOCK
+        bytes_of[step, 1, lane] = node["bin"].view(np.uint8)
+        if kind == DENSE:
+            bytes_of[step, 2, lane], bytes_of[step, 3, lane] = node["first"], node["right"]
+    groups = np.array([(kind, n, at) for n, at in zip(steps, begin, strict=True)], np.int64).reshape(-1, 3)
+    return groups, found, lane_of

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from collage.backends.tables_kernels.build import STRING, Builder, Port, build
-from collage.backends.tables_kernels.operators import OPERATORS
+from collage.backends.tables_kernels.operators import OPERATORS as MOVES
 from collage.backends.tables_kernels.trees import TREES
 from collage.errors import InputError
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Session
-from collage.native import LaunchList, Step, Task, team_of
-from collage.native.table import BLOCK, Program, TableCall
+from collage.native import LaunchList, Step, team_of
+from collage.native.table import BLOCK, TableCall
+
+OPERATORS = {**MOVES, **TREES}
+"""All operators that the kernels take, by domain and type."""
 
 _HOLD_US = 5.0
 """A call that takes no longer keeps the GIL: giving it away and taking it back takes as long as some calls."""
@@ -28,7 +30,7 @@ _TYPES = {"bool": "bool", STRING: "int64"}
 
 def program_of(model: ModelProto, *, walk_all: bool = False) -> Builder:
     """The model as a program. Raises UnsupportedError for what the kernels do not take."""
-    return build(model, {**OPERATORS, **TREES}, walk_all=walk_all)
+    return build(model, OPERATORS, walk_all=walk_all)
 
 
 class TableSession(Session):
@@ -70,12 +72,10 @@ class TableSession(Session):
         """A call of the program on contiguous arrays."""
         us = self._us(rows)
         shares = max(1, min(self._threads, int(us / _SHARE_US), -(-rows // BLOCK)))
-        call = TableCall(inputs, outputs, rows, shares)
-        program = self._program
+        call = TableCall(self._program, inputs, outputs, rows, shares)
         if shares == 1:
-            return _Alone(program, call, hold=us <= _HOLD_US)
-        task = Task(program.together, program.address, call.address, 0, 0, (program, call))
-        return LaunchList(team_of(self._threads), [Step((task,) * shares)])
+            return call.alone(hold=us <= _HOLD_US)
+        return LaunchList(team_of(self._threads), [Step((call.share(),) * shares)])
 
     def _us(self, rows: int) -> float:
         """About how long so many rows take in one thread, in microseconds."""
@@ -85,12 +85,11 @@ class TableSession(Session):
         """How long so many rows take, in microseconds: the least of some runs."""
         arrays = [np.zeros((rows, *p.shape), _TYPES.get(p.dtype, p.dtype)) for p in self._inputs]
         outputs = [np.zeros((rows, *p.shape), _TYPES.get(p.dtype, p.dtype)) for p in self._outputs]
-        call = TableCall(arrays, outputs, rows, 1)
-        run = self._program.alone(hold=False)
+        run = TableCall(self._program, arrays, outputs, rows).alone(hold=False)
         best = float("inf")
         for _ in range(5):
             began = time.perf_counter()
-            run(self._program.address, call.address, 0, 0)
+            run()
             best = min(best, time.perf_counter() - began)
         return best * 1e6
 
@@ -110,14 +109,3 @@ class TableSession(Session):
             return [dict(zip(keys, row, strict=True)) for row in array.tolist()]
         return self._strings[array] if port.dtype == STRING else array
 
-
-class _Alone(partial):  # type: ignore[type-arg]
-    """A call in the calling thread, which works in memory of its own: nobody has to wait for anybody."""
-
-    reentrant = True
-    keep: tuple[object, ...]
-
-    def __new__(cls, program: Program, call: TableCall, *, hold: bool) -> _Alone:
-        found = super().__new__(cls, program.alone(hold=hold), program.address, call.address, 0, 0)
-        found.keep = program, call
-        return found

@@ -9,10 +9,10 @@ import numpy as np
 from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
-from collage.backends.tables_kernels.build import Array, Builder, Operator, Value, stored
-from collage.backends.tables_kernels.ensemble import Ensemble, from_branches
+from collage.backends.tables_kernels.build import Array, Builder, Operator, Value, shaped
+from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
-from collage.backends.tables_kernels.pack import add_bins, add_trees, choose
+from collage.backends.tables_kernels.pack import Packed, add_bins, add_trees, choose
 from collage.native.table import Column
 
 Attributes = Mapping[str, Any]
@@ -152,39 +152,58 @@ def _sets(a: Attributes, modes: Array) -> dict[int, Array]:
     return dict(zip(nodes, parts, strict=True))
 
 
-def _compared(b: Builder, value: Value, e: Ensemble, dtype: str, keys: list[tuple[int, bool, int]]) -> list[Column]:
-    """The columns that nodes compare: features, with NaN below or above all numbers, and membership in sets."""
-    if e.features > value.columns.size:
+_TOGETHER = 32
+"""The columns that are loaded and made bins of at a time: these of a block fit into a core's first cache."""
+
+
+def _checked(e: Ensemble, value: Value) -> Ensemble:
+    """The ensemble, whose columns are all there. Raises UnsupportedError if not."""
+    if e.features > value.columns.size or e.feature[e.kind != LEAF].min(initial=0) < 0:
         raise UnsupportedError(f"trees of {e.features} columns for an input of {value.columns.size}")
-    if min((feature for feature, _, _ in keys), default=0) < 0:
-        raise UnsupportedError("a column with a number below 0")
-    used = sorted({feature for feature, _, _ in keys})
-    given = dict(zip(used, b.columns(Value(value.columns[used], value.dtype), dtype), strict=True))
-    found = []
-    for feature, nan_high, members in keys:
-        source = given[feature]
-        numbers = None if members < 0 else e.sets[members]
-        key = ("split", source, nan_high, None if numbers is None else numbers.tobytes())
-        if numbers is None and not nan_high:
-            found.append(source)
-            continue
-        if key not in b.shared:
-            (made,) = b.shared[key] = b.program.new(dtype)
-            if numbers is None:
-                b.program.step("unary", [source], [made], (dtype, "nan_high"))
-            else:
-                data = [np.ascontiguousarray(numbers, dtype)]
-                b.program.step("member", [source], [made], (dtype, dtype), data, [len(numbers), int(nan_high)])
-        found += b.shared[key]
-    return found
+    return e
+
+
+def _bins(b: Builder, value: Value, e: Ensemble, packed: Packed, dtype: str) -> int:
+    """The columns of bins that the trees compare. Returns the offset of the first one."""
+    begin, count = b.program.new_bytes(len(packed.bins)), len(packed.bins)
+    keys = [packed.splits.keys[column] for column, _ in packed.bins]
+    room = b.program.new(dtype, min(count, _TOGETHER))
+    for first in range(0, count, _TOGETHER):
+        which = range(first, min(first + _TOGETHER, count))
+        some = dict.fromkeys(value.columns[keys[i][0]] for i in which)
+        made = b.columns(Value(shaped(some, (len(some),)), value.dtype), dtype, room)
+        given = dict(zip(some, made, strict=True))
+        sources = [_split_column(b, e, given[value.columns[keys[i][0]]], keys[i], dtype, copied=False) for i in which]
+        add_bins(b.program, begin, sources, packed, which)
+    return begin
+
+
+def _split_column(
+    b: Builder, e: Ensemble, source: Column, key: tuple[int, bool, int], dtype: str, *, copied: bool
+) -> Column:
+    """What nodes compare of a feature: its numbers, 1 for members of a set, or with ``copied`` infinity for NaN."""
+    _, nan_high, members = key
+    if members < 0 and not (nan_high and copied):
+        return source
+    (made,) = b.program.new(dtype)
+    if members < 0:
+        b.program.step("unary", [source], [made], (dtype, "nan_high"))
+    else:
+        numbers = np.ascontiguousarray(e.sets[members], dtype)
+        b.program.step("member", [source], [made], (dtype, dtype), [numbers], [len(numbers), int(nan_high)])
+    return made
 
 
 def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
     """The sums of the trees' leaf values, for each target; the trees compare in ``dtype``."""
-    packed = choose(e, walk_all=b.walk_all)
-    sources = _compared(b, value, e, dtype, list(packed.splits.keys))
-    bins = add_bins(b.program, sources, packed)
-    return b.made(add_trees(b.program, e, packed, sources, bins, dtype), (e.targets,), dtype)
+    packed = choose(_checked(e, value), walk_all=b.walk_all)
+    sources: list[Column] = []
+    if packed.walks:
+        used = sorted({feature for feature, _, _ in packed.splits.keys})
+        given = dict(zip(used, b.columns(Value(value.columns[used], value.dtype), dtype), strict=True))
+        sources = [_split_column(b, e, given[key[0]], key, dtype, copied=True) for key in packed.splits.keys]
+    bins = _bins(b, value, e, packed, dtype)
+    return b.made(add_trees(b.program, e, packed, sources, bins, dtype, dtype), (e.targets,), dtype)
 
 
 def _plus(b: Builder, value: Value, numbers: Array) -> Value:
@@ -283,7 +302,10 @@ def _classifier(b: Builder, node: NodeProto, a: Attributes) -> None:
     elif classes == 2 and not present[1] and len(base) < 2:
         place, found = _binary(b, _plus(b, Value(scores.columns[:1], dtype), base), a, e, post)
     elif classes == 2 and present.all() and not len(base):
-        place, found = _both_classes(b, scores), _transformed(b, scores, post)
+        # ONNX Runtime gives 1 or 0 here, whatever the labels are, if these are integers.
+        above = b.each("constant", "greater", Value(scores.columns[1:], dtype), "int64", np.zeros(1))
+        place, found = Value(above.columns.reshape(()), "int64"), _transformed(b, scores, post)
+        labels = labels if of == "string" else np.arange(2)
     else:
         raise UnsupportedError("an unusual classifier of two classes")
     b.values[node.output[0]] = labelled(b, place, labels, of)
@@ -313,24 +335,10 @@ def _binary(b: Builder, score: Value, a: Attributes, e: Ensemble, post: str) -> 
         raise UnsupportedError(f"{post} of one score of two classes")
     above = b.each("constant", "greater", score, "int64", np.array([0.5 if positive else 0.0]))
     place = Value(above.columns.reshape(()), "int64")
-    if positive:
-        rest = b.each("unary", "negative", b.each("constant", "subtract", score, None, np.ones(1)))
-        return place, Value(np.concatenate([rest.columns, score.columns]), score.dtype)
-    negative = b.each("unary", "negative", score)
-    if post == "LOGISTIC":
-        return place, _transformed(b, Value(np.concatenate([negative.columns, score.columns]), score.dtype), post)
-    # The larger one belongs to the class.
-    own = stored(score.dtype)
-    made = b.program.new(own, 2)
-    which = b.columns(above, "int64")
-    s, n = b.columns(score, own), b.columns(negative, own)
-    b.program.step("select", [*which, *which, *n, *s, *s, *n], made, (own, ""))
-    return place, b.made(made, (2,), score.dtype)
-
-
-def _both_classes(b: Builder, scores: Value) -> Value:
-    """The place of the label of two classes that have scores of their own."""
-    return largest(b, scores)
+    other = b.each("unary", "negative", score)
+    if positive and post == "NONE":
+        other = b.each("constant", "add", other, None, np.ones(1))
+    return place, _transformed(b, Value(np.concatenate([other.columns, score.columns]), score.dtype), post)
 
 
 TREES: dict[tuple[str, str], Operator] = {

@@ -67,12 +67,13 @@ typedef struct {
   double number;
 } collage_table_step;
 
-// The bin of x is the number of thresholds below x, less 128; NaN is below all. A column of bins has 2^levels - 1 thresholds,
+// The bin of x is the number of thresholds below x, less 128; NaN is above all where `high`, or else below. A column of bins
+// has 2^levels - 1 thresholds,
 // filled up with infinity: `sorted` from begin[0] on, at least COLLAGE_TABLE_CHUNK, with the last one of each chunk at `last`,
 // COLLAGE_TABLE_CHUNK of them for each column; and `search` from begin[1] on as a tree whose level l begins at 2^l.
 typedef struct {
   const void *sorted, *last, *search;  // float or double, as the columns
-  const int32_t *levels;
+  const int32_t *levels, *high;
   const int64_t *begin;                // pairs
 } collage_table_bins;
 
@@ -112,7 +113,7 @@ typedef struct {
 
 typedef struct {
   int64_t kind, steps, begin;  // bytes at `lanes`
-} collage_table_group;         // COLLAGE_TABLE_LANES trees
+} collage_table_group;         // COLLAGE_TABLE_LANES trees, or fewer in the last one
 
 typedef struct {
   int64_t trees, bins, bin_columns;  // `bins`: offset of the first column of bins
@@ -128,8 +129,8 @@ typedef struct {
   const uint8_t *plane;       // [tree][target of the tree][byte][leaf]
   const int32_t *target;      // columns of sums
   const uint8_t *lanes;       // [group][step]: columns, bins, first and right leaves of COLLAGE_TABLE_LANES trees
-  const int32_t *lane_of;     // a tree's place among the lanes of all groups
-  const int32_t *first_leaf;  // a tree's first value; NULL if some tree has other targets than the first one alone
+  const int32_t *lane_of;     // a tree's place among the lanes of all groups, in order; -1 for one that is walked
+  const int32_t *first_leaf;  // the first value of each lane; NULL if a tree is walked, or has another target than the others
 } collage_table_trees;
 
 typedef struct {

@@ -79,7 +79,8 @@ COLLAGE_TABLE_INLINE __m256 eight_of(const float *table, __m256i place) {
   return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), place);
 }
 
-// The place on a level of the search tree is doubled, and one more where x is above the threshold there.
+// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ, or by
+// _CMP_NLE_UQ, if NaN is above.
 template <int LEVEL>
 COLLAGE_TABLE_INLINE __m256 level_of(const float *search, __m256i place) {
   const float *level = search + (1 << LEVEL);
@@ -101,33 +102,33 @@ COLLAGE_TABLE_INLINE __m256 level_of(const float *search, __m256i place) {
   }
 }
 
-template <int LEVELS, int LEVEL = 0>
+template <int LEVELS, int HOW, int LEVEL = 0>
 COLLAGE_TABLE_INLINE __m256i searched(const float *search, __m256 x, __m256i place) {
   if constexpr (LEVEL == LEVELS) {
     return place;
   } else {
-    const __m256 above = _mm256_cmp_ps(x, level_of<LEVEL>(search, place), _CMP_GT_OQ);
+    const __m256 above = _mm256_cmp_ps(x, level_of<LEVEL>(search, place), HOW);
     const __m256i next = _mm256_sub_epi32(_mm256_add_epi32(place, place), _mm256_castps_si256(above));
-    return searched<LEVELS, LEVEL + 1>(search, x, next);
+    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
   }
 }
 
-template <int LEVELS>
+template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *x, int8_t *bins) {
-  const __m256i low = searched<LEVELS>(search, _mm256_loadu_ps(x), _mm256_setzero_si256());
-  const __m256i high = searched<LEVELS>(search, _mm256_loadu_ps(x + 8), _mm256_setzero_si256());
+  const __m256i low = searched<LEVELS, HOW>(search, _mm256_loadu_ps(x), _mm256_setzero_si256());
+  const __m256i high = searched<LEVELS, HOW>(search, _mm256_loadu_ps(x + 8), _mm256_setzero_si256());
   const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
   const __m128i narrow = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i *>(bins), _mm_xor_si128(narrow, _mm_set1_epi8(-128)));
 }
 
-template <int LEVELS>
+template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const double *search, const double *x, int8_t *bins) {
   for (int i = 0; i < 16; i += 4) {
     __m256i place = _mm256_setzero_si256();
     for (int level = 0; level < LEVELS; ++level) {
       const __m256d threshold = _mm256_i64gather_pd(search + (1 << level), place, 8);
-      const __m256d above = _mm256_cmp_pd(_mm256_loadu_pd(x + i), threshold, _CMP_GT_OQ);
+      const __m256d above = _mm256_cmp_pd(_mm256_loadu_pd(x + i), threshold, HOW);
       place = _mm256_sub_epi64(_mm256_add_epi64(place, place), _mm256_castpd_si256(above));
     }
     alignas(32) int64_t found[4];

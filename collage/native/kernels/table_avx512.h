@@ -75,7 +75,8 @@ COLLAGE_TABLE_INLINE __m512 four_of(const float *table, __m512i place) {  // of 
   return _mm512_mask_mov_ps(pair_of(table, place), upper, pair_of(table + 32, place));
 }
 
-// The place on a level of the search tree is doubled, and one more where x is above the threshold there.
+// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ, or by
+// _CMP_NLE_UQ, if NaN is above.
 template <int LEVEL>
 COLLAGE_TABLE_INLINE __m512 level_of(const float *search, __m512i place) {
   const float *level = search + (1 << LEVEL);
@@ -93,21 +94,21 @@ COLLAGE_TABLE_INLINE __m512 level_of(const float *search, __m512i place) {
   }
 }
 
-template <int LEVELS, int LEVEL = 0>
+template <int LEVELS, int HOW, int LEVEL = 0>
 COLLAGE_TABLE_INLINE __m512i searched(const float *search, __m512 x, __m512i place) {
   if constexpr (LEVEL == LEVELS) {
     return place;
   } else {
-    const __mmask16 above = _mm512_cmp_ps_mask(x, level_of<LEVEL>(search, place), _CMP_GT_OQ);
+    const __mmask16 above = _mm512_cmp_ps_mask(x, level_of<LEVEL>(search, place), HOW);
     const __m512i twice = _mm512_add_epi32(place, place);
     const __m512i next = _mm512_mask_sub_epi32(twice, above, twice, _mm512_set1_epi32(-1));
-    return searched<LEVELS, LEVEL + 1>(search, x, next);
+    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
   }
 }
 
-template <int LEVELS>
+template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *x, int8_t *bins) {
-  const __m512i places = searched<LEVELS>(search, _mm512_loadu_ps(x), _mm512_setzero_si512());
+  const __m512i places = searched<LEVELS, HOW>(search, _mm512_loadu_ps(x), _mm512_setzero_si512());
   const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xffff, places);
   _mm_storeu_si128(reinterpret_cast<__m128i *>(bins), _mm_xor_si128(narrow, _mm_set1_epi8(-128)));
 }
@@ -126,22 +127,22 @@ COLLAGE_TABLE_INLINE __m512d level_of(const double *search, __m512i place) {
   }
 }
 
-template <int LEVELS, int LEVEL = 0>
+template <int LEVELS, int HOW, int LEVEL = 0>
 COLLAGE_TABLE_INLINE __m512i searched(const double *search, __m512d x, __m512i place) {
   if constexpr (LEVEL == LEVELS) {
     return place;
   } else {
-    const __mmask8 above = _mm512_cmp_pd_mask(x, level_of<LEVEL>(search, place), _CMP_GT_OQ);
+    const __mmask8 above = _mm512_cmp_pd_mask(x, level_of<LEVEL>(search, place), HOW);
     const __m512i twice = _mm512_add_epi64(place, place);
     const __m512i next = _mm512_mask_sub_epi64(twice, above, twice, _mm512_set1_epi64(-1));
-    return searched<LEVELS, LEVEL + 1>(search, x, next);
+    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
   }
 }
 
-template <int LEVELS>
+template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const double *search, const double *x, int8_t *bins) {
   for (int half = 0; half < 2; ++half) {
-    const __m512i places = searched<LEVELS>(search, _mm512_loadu_pd(x + 8 * half), _mm512_setzero_si512());
+    const __m512i places = searched<LEVELS, HOW>(search, _mm512_loadu_pd(x + 8 * half), _mm512_setzero_si512());
     const __m128i narrow = _mm_xor_si128(_mm512_maskz_cvtepi64_epi8(0xff, places), _mm_set1_epi8(-128));
     _mm_storel_epi64(reinterpret_cast<__m128i *>(bins + 8 * half), narrow);
   }

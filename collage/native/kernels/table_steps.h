@@ -11,6 +11,9 @@
 
 #include "table_trees.h"
 
+// Vectors are handed to functions of this file alone, which are inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 namespace collage {
 
 using Step = collage_table_step;
@@ -61,15 +64,17 @@ void load_columns(const Step &s, const Block &b, const From *input) {
   }
   int32_t i = 0;
   while (i < s.outs) {
-    int32_t end = i + 1;  // columns beside each other
-    while (end < s.outs && end - i < kTranspose && s.in[end] == s.in[end - 1] + 1) ++end;
+    const int32_t begin = int32_t(std::max<int64_t>(0, std::min<int64_t>(s.in[i], stride - kTranspose)));
+    int32_t end = i + 1;  // columns near each other, in order
+    while (end < s.outs && s.in[end] > s.in[end - 1] && s.in[end] < begin + kTranspose) ++end;
     int64_t row = 0;
     if constexpr (std::is_same_v<From, float> && std::is_same_v<To, float>) {
-      if (end - i == kTranspose) {
-        float *to[kTranspose];
-        for (int64_t k = 0; k < kTranspose; ++k) to[k] = b.column<float>(s.out[i + k]);
+      if (stride >= kTranspose && end - i >= kTranspose / 4) {
+        float unused[COLLAGE_TABLE_BLOCK], *to[kTranspose];
+        for (float *&each : to) each = unused;
+        for (int32_t k = i; k < end; ++k) to[s.in[k] - begin] = b.column<float>(s.out[k]);
         for (; row + kTranspose <= b.rows; row += kTranspose)
-          transpose_floats(from + row * stride + s.in[i], stride, to, row);
+          transpose_floats(from + row * stride + begin, stride, to, row);
       }
     }
     for (; row < b.rows; ++row)
@@ -115,7 +120,7 @@ COLLAGE_TABLE_INLINE void each_of(const Step &s, const Block &b, const F &f) {
   for (int32_t i = 0; i < s.ins; ++i) {
     const From *from = b.column<From>(s.in[i]);
     To *to = b.column<To>(s.out[i]);
-    for (int64_t row = 0; row < b.rows; ++row) to[row] = To(f(from[row], i));
+    for (int64_t row = 0, rows = b.rows; row < rows; ++row) to[row] = To(f(from[row], i));
   }
 }
 
@@ -130,35 +135,48 @@ inline void convert_step(const Step &s, const Block &b) {
 }
 
 template <typename T, int LEVELS>
-void block_bins(const T *search, const T *x, int8_t *bins, int64_t rows) {
-  for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS>(search, x + row, bins + row);
+void block_bins(const T *search, const T *x, int8_t *bins, int64_t rows, bool high) {
+  if (high) {
+    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_NLE_UQ>(search, x + row, bins + row);
+  } else {
+    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_GT_OQ>(search, x + row, bins + row);
+  }
+}
+
+template <typename T>
+void row_bins(const Step &s, const Block &b, const collage_table_bins &t) {
+  constexpr int64_t kChunk = COLLAGE_TABLE_CHUNK;
+  // Bytes may be anything to the compiler: what is read again after each store has to be in variables.
+  const T *const sorted = static_cast<const T *>(t.sorted), *const last = static_cast<const T *>(t.last);
+  const int32_t *const in = s.in, *const levels = t.levels, *const high = t.high;
+  const int64_t *const begin = t.begin, count = s.ins;
+  const char *const workspace = b.workspace;
+  int8_t *const bins = b.column<int8_t>(s.out[0]);
+  for (int64_t i = 0; i < count; ++i) {
+    const T x = *reinterpret_cast<const T *>(workspace + in[i]);
+    const int64_t chunk = levels[i] <= 4 ? 0 : kChunk * below(last + i * kChunk, x);
+    const int64_t bin = chunk + below(sorted + begin[2 * i] + chunk, x) - 128;
+    bins[i] = int8_t(high[i] && is_nan(x) ? 127 : bin);
+  }
 }
 
 template <typename T>
 void bins_step(const Step &s, const Block &b) {
   const auto &t = *static_cast<const collage_table_bins *>(s.data[0]);
-  constexpr int64_t kChunk = COLLAGE_TABLE_CHUNK;
-  const T *sorted = static_cast<const T *>(t.sorted), *last = static_cast<const T *>(t.last);
-  const T *search = static_cast<const T *>(t.search);
+  if (b.room == 1) return row_bins<T>(s, b, t);
   for (int32_t i = 0; i < s.ins; ++i) {
-    const T *const x = b.column<T>(s.in[i]);
+    const T *const x = b.column<T>(s.in[i]), *const tree = static_cast<const T *>(t.search) + t.begin[2 * i + 1];
     int8_t *const bins = b.column<int8_t>(s.out[0] + i);
-    if (b.room == 1) {
-      const T *const from = sorted + t.begin[2 * i];
-      const int chunk = t.levels[i] <= 4 ? 0 : below(last + i * kChunk, *x);
-      *bins = int8_t(kChunk * chunk + below(from + kChunk * chunk, *x) - 128);
-      continue;
-    }
-    const T *const tree = search + t.begin[2 * i + 1];
+    const bool high = t.high[i];
     switch (t.levels[i]) {
-      case 1: block_bins<T, 1>(tree, x, bins, b.rows); break;
-      case 2: block_bins<T, 2>(tree, x, bins, b.rows); break;
-      case 3: block_bins<T, 3>(tree, x, bins, b.rows); break;
-      case 4: block_bins<T, 4>(tree, x, bins, b.rows); break;
-      case 5: block_bins<T, 5>(tree, x, bins, b.rows); break;
-      case 6: block_bins<T, 6>(tree, x, bins, b.rows); break;
-      case 7: block_bins<T, 7>(tree, x, bins, b.rows); break;
-      default: block_bins<T, 8>(tree, x, bins, b.rows); break;
+      case 1: block_bins<T, 1>(tree, x, bins, b.rows, high); break;
+      case 2: block_bins<T, 2>(tree, x, bins, b.rows, high); break;
+      case 3: block_bins<T, 3>(tree, x, bins, b.rows, high); break;
+      case 4: block_bins<T, 4>(tree, x, bins, b.rows, high); break;
+      case 5: block_bins<T, 5>(tree, x, bins, b.rows, high); break;
+      case 6: block_bins<T, 6>(tree, x, bins, b.rows, high); break;
+      case 7: block_bins<T, 7>(tree, x, bins, b.rows, high); break;
+      default: block_bins<T, 8>(tree, x, bins, b.rows, high); break;
     }
   }
 }
@@ -218,10 +236,63 @@ inline void member_step(const Step &s, const Block &b) {
   });
 }
 
-template <typename T>
-T logistic(T x) {
-  const T v = T(1) / (T(1) + std::exp(-std::abs(x)));
-  return x < 0 ? T(1) - v : v;
+constexpr int kWide = kRows / 8;  // doubles of a register
+using Doubles [[gnu::vector_size(kRows)]] = double;
+using Longs [[gnu::vector_size(kRows)]] = int64_t;
+
+// e^x: 2^n times the series of the rest, which errs by less than 1e-15 of the result. Results below 1e-307 are 0.
+COLLAGE_TABLE_INLINE Doubles exponential(Doubles x) {
+  const Doubles zeros = {}, shift = zeros + 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to whole numbers
+  const Doubles least = zeros - 708.0, most = zeros + 709.0;
+  const Doubles within = x < least ? least : x > most ? most : x;
+  const Doubles shifted = within * 1.4426950408889634 + shift, n = shifted - shift;
+  const Doubles r = (within - n * 0.6931471803691238) - n * 1.9082149292705877e-10;
+  Doubles sum = zeros + 1.6059043836821613e-10;  // 1/13!, and so on
+  sum = sum * r + 2.08767569878681e-09;
+  sum = sum * r + 2.505210838544172e-08;
+  sum = sum * r + 2.755731922398589e-07;
+  sum = sum * r + 2.7557319223985893e-06;
+  sum = sum * r + 2.48015873015873e-05;
+  sum = sum * r + 0.0001984126984126984;
+  sum = sum * r + 0.001388888888888889;
+  sum = sum * r + 0.008333333333333333;
+  sum = sum * r + 0.041666666666666664;
+  sum = sum * r + 0.16666666666666666;
+  sum = sum * r + 0.5;
+  sum = sum * r + 1.0;
+  sum = sum * r + 1.0;
+  const Longs power = (reinterpret_cast<Longs>(shifted) << 52) + (int64_t(1023) << 52);
+  const Doubles found = sum * reinterpret_cast<Doubles>(power);
+  const Doubles low = x < least ? zeros : found, both = x > most ? zeros + std::numeric_limits<double>::infinity() : low;
+  return x == x ? both : x;
+}
+
+// f of each number, of doubles by the register.
+template <typename T, typename F>
+COLLAGE_TABLE_INLINE void widely(const T *from, T *to, int64_t rows, const F &f) {
+  using Part [[gnu::vector_size(sizeof(T) * kWide)]] = T;
+  int64_t row = 0;
+  for (; row + kWide <= rows; row += kWide) {
+    Part part;
+    memcpy(&part, from + row, sizeof part);
+    part = __builtin_convertvector(f(__builtin_convertvector(part, Doubles)), Part);
+    memcpy(to + row, &part, sizeof part);
+  }
+  if (row == rows) return;
+  Part part = {};
+  for (int64_t i = 0; row + i < rows; ++i) part[i] = from[row + i];
+  part = __builtin_convertvector(f(__builtin_convertvector(part, Doubles)), Part);
+  for (int64_t i = 0; row + i < rows; ++i) to[row + i] = part[i];
+}
+
+template <typename T, typename F>
+COLLAGE_TABLE_INLINE void each_widely(const Step &s, const Block &b, const F &f) {
+  for (int32_t i = 0; i < s.ins; ++i) widely(b.column<T>(s.in[i]), b.column<T>(s.out[i]), b.rows, f);
+}
+
+COLLAGE_TABLE_INLINE Doubles logistic(Doubles x) {
+  const Doubles zeros = {}, v = 1.0 / (1.0 + exponential(x < zeros ? x : -x));
+  return x < zeros ? 1.0 - v : v;
 }
 
 // The inverse of the error function by Winitzki's approximation, as ONNX Runtime has it: of the same constants.
@@ -235,11 +306,11 @@ inline float probit(float x) {
 template <typename T>
 void unary_step(const Step &s, const Block &b) {
   switch (s.kinds[1]) {
-    case COLLAGE_LOGISTIC: return each_of<T, T>(s, b, [](T x, int) { return logistic(x); });
+    case COLLAGE_LOGISTIC: return each_widely<T>(s, b, [](Doubles x) { return logistic(x); });
     case COLLAGE_PROBIT: return each_of<T, T>(s, b, [](T x, int) { return probit(float(x)); });
     case COLLAGE_NEGATIVE: return each_of<T, T>(s, b, [](T x, int) { return -x; });
     case COLLAGE_ABSOLUTE: return each_of<T, T>(s, b, [](T x, int) { return std::abs(x); });
-    case COLLAGE_EXP: return each_of<T, T>(s, b, [](T x, int) { return std::exp(x); });
+    case COLLAGE_EXP: return each_widely<T>(s, b, [](Doubles x) { return exponential(x); });
     case COLLAGE_LOG: return each_of<T, T>(s, b, [](T x, int) { return std::log(x); });
     case COLLAGE_SQRT: return each_of<T, T>(s, b, [](T x, int) { return std::sqrt(x); });
     case COLLAGE_TANH: return each_of<T, T>(s, b, [](T x, int) { return std::tanh(x); });
@@ -391,20 +462,30 @@ void reduce_step(const Step &s, const Block &b) {
 
 template <typename T>
 void softmax_step(const Step &s, const Block &b) {
-  for (int64_t row = 0; row < b.rows; ++row) {
-    T most = std::numeric_limits<T>::lowest(), sum = 0;
-    for (int32_t i = 0; i < s.ins; ++i) most = std::max(most, b.column<T>(s.in[i])[row]);
-    for (int32_t i = 0; i < s.ins; ++i) {
-      T x = b.column<T>(s.in[i])[row];
-      if (s.kinds[1] == 0 || x > T(0.0000001) || x < T(-0.0000001)) {
-        x = std::exp(x - most);
-        sum += x;
-      } else {
-        x *= std::exp(-most);
-      }
-      b.column<T>(s.out[i])[row] = x;
+  T most[COLLAGE_TABLE_BLOCK], sum[COLLAGE_TABLE_BLOCK], shifted[COLLAGE_TABLE_BLOCK];
+  const int64_t rows = b.rows;
+  for (int64_t row = 0; row < rows; ++row) {
+    most[row] = std::numeric_limits<T>::lowest();
+    sum[row] = 0;
+  }
+  for (int32_t i = 0; i < s.ins; ++i) {
+    const T *const x = b.column<T>(s.in[i]);
+    for (int64_t row = 0; row < rows; ++row) most[row] = std::max(most[row], x[row]);
+  }
+  for (int32_t i = 0; i < s.ins; ++i) {
+    const T *const x = b.column<T>(s.in[i]);
+    T *const to = b.column<T>(s.out[i]);
+    for (int64_t row = 0; row < rows; ++row) shifted[row] = x[row] - most[row];
+    widely(shifted, shifted, rows, [](Doubles x) { return exponential(x); });
+    for (int64_t row = 0; row < rows; ++row) {
+      const bool zero = s.kinds[1] != 0 && x[row] <= T(0.0000001) && x[row] >= T(-0.0000001);
+      to[row] = zero ? x[row] * std::exp(-most[row]) : shifted[row];
+      sum[row] += zero ? T(0) : shifted[row];
     }
-    for (int32_t i = 0; i < s.ins; ++i) b.column<T>(s.out[i])[row] /= sum;
+  }
+  for (int32_t i = 0; i < s.ins; ++i) {
+    T *const to = b.column<T>(s.out[i]);
+    for (int64_t row = 0; row < rows; ++row) to[row] /= sum[row];
   }
 }
 

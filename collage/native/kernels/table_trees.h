@@ -10,12 +10,13 @@
 
 #include <string.h>
 
+#include <algorithm>
+
 #include "table.h"
 #include "table_lanes.h"
 
 namespace collage {
 
-constexpr int kTogether = 4;  // trees that are visited in turn
 constexpr int kChains = 16;   // walks side by side
 
 // The place of a row among sums: of each quarter of 16 rows, the registers' 128-bit lanes behind each other.
@@ -125,29 +126,30 @@ void symmetric(const collage_table_trees &s, const collage_table_tree &tree, con
   for (int i = 0; i < WIDTH; ++i) add_leaves(s, tree, position[i], sums, row + kRows * i);
 }
 
-// Runs of dense and symmetric trees on `rows` rows, a multiple of kRows.
+// WIDTH registers of rows at dense trees. Four chains of moves are what hides their latency, of rows or of trees.
+template <typename T, int WIDTH>
+void dense_run(const collage_table_trees &s, const collage_table_run &run, const int8_t *bins, T *sums, int64_t row) {
+  constexpr int kTrees = 4 / WIDTH;
+  int64_t tree = run.first;
+  for (; tree + kTrees <= run.end; tree += kTrees) dense<T, kTrees, WIDTH>(s, s.tree + tree, bins, sums, row);
+  for (; tree < run.end; ++tree) dense<T, 1, WIDTH>(s, s.tree + tree, bins, sums, row);
+}
+
+// A run of dense or symmetric trees on `rows` rows, a multiple of kRows.
 template <typename T>
 void visited(const collage_table_trees &s, const collage_table_run &run, const int8_t *bins, T *sums, int64_t rows) {
-  constexpr int64_t kPair = 2 * kRows;
-  int64_t tree = run.first;
   if (run.kind == COLLAGE_SYMMETRIC) {
-    for (; tree < run.end; ++tree) {
+    for (int64_t tree = run.first; tree < run.end; ++tree) {
       int64_t row = 0;
-      for (; row + 2 * kPair <= rows; row += 2 * kPair) symmetric<T, 4>(s, s.tree[tree], bins, sums, row);
+      for (; row + 4 * kRows <= rows; row += 4 * kRows) symmetric<T, 4>(s, s.tree[tree], bins, sums, row);
       for (; row < rows; row += kRows) symmetric<T, 1>(s, s.tree[tree], bins, sums, row);
     }
     return;
   }
-  for (; tree + kTogether <= run.end; tree += kTogether) {
-    int64_t row = 0;
-    for (; row + kPair <= rows; row += kPair) dense<T, kTogether, 2>(s, s.tree + tree, bins, sums, row);
-    if (row < rows) dense<T, kTogether, 1>(s, s.tree + tree, bins, sums, row);
-  }
-  for (; tree < run.end; ++tree) {
-    int64_t row = 0;
-    for (; row + kPair <= rows; row += kPair) dense<T, 1, 2>(s, s.tree + tree, bins, sums, row);
-    if (row < rows) dense<T, 1, 1>(s, s.tree + tree, bins, sums, row);
-  }
+  int64_t row = 0;
+  for (; row + 4 * kRows <= rows; row += 4 * kRows) dense_run<T, 4>(s, run, bins, sums, row);
+  for (; row + 2 * kRows <= rows; row += 2 * kRows) dense_run<T, 2>(s, run, bins, sums, row);
+  if (row < rows) dense_run<T, 1>(s, run, bins, sums, row);
 }
 
 // Walks from these nodes to leaves, at most `depth` levels. `x(chain, column)` is what a chain of walks compares.
@@ -225,26 +227,84 @@ struct Table {
 
 constexpr int64_t kMostTable = 256;  // columns of bins
 
-inline void lanes_of(const collage_table_trees &s, const collage_table_group &group, const Table &row, uint8_t *places) {
-  constexpr int64_t kAll = COLLAGE_TABLE_LANES, kParts = kAll / kRows;
-  const uint8_t *step = s.lanes + group.begin;
-  Bytes position[kParts];
-  for (Bytes &each : position) each = no_bytes();
-  if (group.kind == COLLAGE_SYMMETRIC) {
-    for (int64_t i = 0; i < group.steps; ++i, step += 2 * kAll)
-      for (int64_t k = 0; k < kParts; ++k) {
-        const uint8_t *const at = step + k * kRows;
-        position[k] = deeper(position[k], row(load_bytes(at)), load_bytes(at + kAll));
-      }
-  } else {
-    for (int64_t i = 0; i < group.steps; ++i, step += 4 * kAll)
-      for (int64_t k = 0; k < kParts; ++k) {
-        const uint8_t *const at = step + k * kRows;
-        const Bytes first = load_bytes(at + 2 * kAll), right = load_bytes(at + 3 * kAll);
-        position[k] = moved(position[k], row(load_bytes(at)), load_bytes(at + kAll), first, right);
-      }
+// The values of lanes that were found before, which are added one by one, in order: a chain of additions is as long as the
+// steps of a group, so that each step takes some of them along.
+template <typename T>
+struct Chain {
+  const T *values;
+  const int32_t *first;
+  const uint8_t *places;
+  int64_t at, end;
+  T sum;
+
+  template <int MOST>
+  COLLAGE_TABLE_INLINE void add() {
+    if (at + MOST <= end) {
+      for (int i = 0; i < MOST; ++i) sum += values[first[at + i] + places[at + i]];
+      at += MOST;
+    } else {
+      for (; at < end; ++at) sum += values[first[at] + places[at]];
+    }
   }
-  for (int64_t k = 0; k < kParts; ++k) store_bytes(places + k * kRows, position[k]);
+};
+
+struct NoChain {
+  int64_t end = 0;
+
+  template <int>
+  void add() {}
+};
+
+// The leaves of GROUPS groups of one kind.
+template <int GROUPS, typename C>
+COLLAGE_TABLE_INLINE C lanes_of(
+    const uint8_t *bytes, const collage_table_group *group, const Table &row, uint8_t *places, C chain) {
+  constexpr int64_t kAll = COLLAGE_TABLE_LANES, kParts = kAll / kRows;
+  Bytes position[GROUPS][kParts];
+  const uint8_t *step[GROUPS];
+  int64_t steps = 0;
+  for (int g = 0; g < GROUPS; ++g) {
+    for (Bytes &each : position[g]) each = no_bytes();
+    step[g] = bytes + group[g].begin;
+    steps = group[g].steps;
+  }
+  if (group[0].kind == COLLAGE_SYMMETRIC) {
+    for (int64_t i = 0; i < steps; ++i) {
+      for (int g = 0; g < GROUPS; ++g, step[g - 1] += 2 * kAll)
+        for (int64_t k = 0; k < kParts; ++k) {
+          const uint8_t *const at = step[g] + k * kRows;
+          position[g][k] = deeper(position[g][k], row(load_bytes(at)), load_bytes(at + kAll));
+        }
+      chain.template add<16 * GROUPS>();
+    }
+  } else {
+    for (int64_t i = 0; i < steps; ++i) {
+      for (int g = 0; g < GROUPS; ++g, step[g - 1] += 4 * kAll)
+        for (int64_t k = 0; k < kParts; ++k) {
+          const uint8_t *const at = step[g] + k * kRows;
+          const Bytes first = load_bytes(at + 2 * kAll), right = load_bytes(at + 3 * kAll);
+          position[g][k] = moved(position[g][k], row(load_bytes(at)), load_bytes(at + kAll), first, right);
+        }
+      chain.template add<3 * GROUPS>();
+    }
+  }
+  for (int g = 0; g < GROUPS; ++g)
+    for (int64_t k = 0; k < kParts; ++k) store_bytes(places + g * kAll + k * kRows, position[g][k]);
+  return chain;
+}
+
+// The leaves of all groups, two at a time where these have as many steps.
+template <typename C>
+COLLAGE_TABLE_INLINE C all_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
+  const Table row(bins, s.bin_columns);
+  for (int64_t i = 0; i < s.groups;) {
+    const bool pair = i + 1 < s.groups && s.group[i].steps == s.group[i + 1].steps;
+    uint8_t *const to = places + i * COLLAGE_TABLE_LANES;
+    chain = pair ? lanes_of<2>(s.lanes, s.group + i, row, to, chain) : lanes_of<1>(s.lanes, s.group + i, row, to, chain);
+    i += pair ? 2 : 1;
+    chain.end = std::min(i * COLLAGE_TABLE_LANES, s.trees);
+  }
+  return chain;
 }
 
 // The sums of one row, in the order of the trees. `columns` are what walked trees compare; `places` has room for the leaf of
@@ -252,17 +312,15 @@ inline void lanes_of(const collage_table_trees &s, const collage_table_group &gr
 template <typename T, typename X>
 void single(const collage_table_trees &s, const int8_t *bins, const X *const *columns, T *sums, uint32_t *places) {
   uint8_t *const lanes = reinterpret_cast<uint8_t *>(places + s.trees);
-  if (s.groups > 0) {
-    const Table row(bins, s.bin_columns);
-    for (int64_t i = 0; i < s.groups; ++i) lanes_of(s, s.group[i], row, lanes + i * COLLAGE_TABLE_LANES);
-  }
   const T *const values = static_cast<const T *>(s.value);
-  if (s.single_runs == 0 && s.first_leaf != nullptr) {
-    T sum = sums[s.target[0]];
-    for (int64_t i = 0; i < s.trees; ++i) sum += values[s.first_leaf[i] + lanes[s.lane_of[i]]];
-    sums[s.target[0]] = sum;
+  if (s.first_leaf != nullptr) {
+    Chain<T> chain{values, s.first_leaf, lanes, 0, 0, sums[s.target[0]]};
+    chain = all_lanes(s, bins, lanes, chain);
+    while (chain.at < chain.end) chain.template add<8>();
+    sums[s.target[0]] = chain.sum;
     return;
   }
+  if (s.groups > 0) all_lanes(s, bins, lanes, NoChain());
   for (int64_t i = 0; i < s.trees; ++i)
     if (s.lane_of[i] >= 0) places[i] = lanes[s.lane_of[i]];
   for (int64_t i = 0; i < s.single_runs; ++i) {

@@ -1,0 +1,20 @@
+from collections.abc import Callable
+
+class Call:
+    """A call of a native task (see `call.cpp`)."""
+
+    reentrant: bool
+    def __new__(
+        cls,
+        function: int,
+        a: int,
+        b: int,
+        n: int,
+        c: int,
+        hold: bool,
+        reentrant: bool,
+        failed: Callable[[int], object],
+        keep: object,
+        /,
+    ) -> Call: ...
+    def __call__(self) -> None: ...

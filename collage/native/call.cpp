@@ -1,0 +1,104 @@
+// A call of a native task as a Python object: the shortest way from Python to a kernel.
+//
+// Call(function, a, b, n, c, hold, reentrant, failed, keep) calls function(a, b, n, c), all given as integers. With `hold` it
+// keeps the GIL, which takes less time than to give it away and take it back if the task takes microseconds. If the task returns
+// a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as long as the object does.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <structmember.h>
+
+#include "core.h"
+
+namespace {
+
+struct Call {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  collage_fn fn;
+  void *a, *b, *c;
+  Py_ssize_t n;
+  int hold;
+  char reentrant;
+  PyObject *failed, *keep;
+};
+
+PyObject *run(PyObject *self, PyObject *const *, size_t count, PyObject *names) {
+  auto *const call = reinterpret_cast<Call *>(self);
+  if (PyVectorcall_NARGS(count) != 0 || names != nullptr) {
+    PyErr_SetString(PyExc_TypeError, "a bound call takes no arguments");
+    return nullptr;
+  }
+  int status;
+  if (call->hold) {
+    status = call->fn(call->a, call->b, call->n, call->c);
+  } else {
+    Py_BEGIN_ALLOW_THREADS
+    status = call->fn(call->a, call->b, call->n, call->c);
+    Py_END_ALLOW_THREADS
+  }
+  if (status != 0) return PyObject_CallFunction(call->failed, "i", status);
+  Py_RETURN_NONE;
+}
+
+PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
+  Py_ssize_t function, a, b, n, c;
+  int hold, reentrant;
+  PyObject *failed, *keep;
+  if (!PyArg_ParseTuple(arguments, "nnnnnppOO", &function, &a, &b, &n, &c, &hold, &reentrant, &failed, &keep))
+    return nullptr;
+  auto *const call = reinterpret_cast<Call *>(type->tp_alloc(type, 0));
+  if (call == nullptr) return nullptr;
+  call->vectorcall = run;
+  call->fn = reinterpret_cast<collage_fn>(function);
+  call->a = reinterpret_cast<void *>(a);
+  call->b = reinterpret_cast<void *>(b);
+  call->c = reinterpret_cast<void *>(c);
+  call->n = n;
+  call->hold = hold;
+  call->reentrant = char(reentrant);
+  Py_INCREF(failed);
+  Py_INCREF(keep);
+  call->failed = failed;
+  call->keep = keep;
+  return reinterpret_cast<PyObject *>(call);
+}
+
+void end(PyObject *self) {
+  auto *const call = reinterpret_cast<Call *>(self);
+  Py_XDECREF(call->failed);
+  Py_XDECREF(call->keep);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyMemberDef members[] = {
+    {"reentrant", T_BOOL, offsetof(Call, reentrant), READONLY, "Whether threads need not take turns."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyTypeObject type_of_calls = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_call", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__call(void) {
+  type_of_calls.tp_name = "collage.native._call.Call";
+  type_of_calls.tp_basicsize = sizeof(Call);
+  type_of_calls.tp_dealloc = end;
+  type_of_calls.tp_vectorcall_offset = offsetof(Call, vectorcall);
+  type_of_calls.tp_call = PyVectorcall_Call;
+  type_of_calls.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  type_of_calls.tp_members = members;
+  type_of_calls.tp_new = make;
+  if (PyType_Ready(&type_of_calls) < 0) return nullptr;
+  PyObject *const found = PyModule_Create(&module);
+  if (found == nullptr) return nullptr;
+  Py_INCREF(&type_of_calls);
+  if (PyModule_AddObject(found, "Call", reinterpret_cast<PyObject *>(&type_of_calls)) < 0) {
+    Py_DECREF(&type_of_calls);
+    Py_DECREF(found);
+    return nullptr;
+  }
+  return found;
+}
