@@ -42,7 +42,7 @@ setup(
         Extension(
             "collage.native._call",
             ["collage/native/call.cpp"],
-            depends=["collage/native/core.h"],
+            depends=["collage/native/core.h", f"{KERNELS}/table.h"],
             extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-Wno-missing-field-initializers"],
             optional=True,
         ),

@@ -3,6 +3,9 @@
 // Call(function, a, b, n, c, hold, reentrant, failed, keep) calls function(a, b, n, c), all given as integers. With `hold` it
 // keeps the GIL, which takes less time than to give it away and take it back if the task takes microseconds. If the task returns
 // a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as long as the object does.
+//
+// run_table(function, program, inputs, outputs, rows, hold) calls a table program (table.h) once on lists of contiguous arrays,
+// and returns its status.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,6 +13,7 @@
 #include <structmember.h>
 
 #include "core.h"
+#include "kernels/table.h"
 
 namespace {
 
@@ -76,9 +80,68 @@ PyMemberDef members[] = {
     {"reentrant", T_BOOL, offsetof(Call, reentrant), READONLY, "Whether threads need not take turns."},
     {nullptr, 0, 0, 0, nullptr}};
 
+// The buffers of a list of arrays, which are given back at the end.
+struct Buffers {
+  static constexpr Py_ssize_t kFew = 8;
+  Py_buffer few[kFew], *views = few;
+  void *few_addresses[kFew], **addresses = few_addresses;
+  Py_ssize_t count = 0;
+
+  bool take(PyObject *list, int flags) {
+    const Py_ssize_t wanted = PyList_GET_SIZE(list);
+    if (wanted > kFew) {
+      views = static_cast<Py_buffer *>(PyMem_Malloc(size_t(wanted) * sizeof *views));
+      addresses = static_cast<void **>(PyMem_Malloc(size_t(wanted) * sizeof *addresses));
+      if (views == nullptr || addresses == nullptr) {
+        PyErr_NoMemory();
+        return false;
+      }
+    }
+    for (; count < wanted; ++count) {
+      if (PyObject_GetBuffer(PyList_GET_ITEM(list, count), views + count, flags) < 0) return false;
+      addresses[count] = views[count].buf;
+    }
+    return true;
+  }
+
+  ~Buffers() {
+    for (Py_ssize_t i = 0; i < count; ++i) PyBuffer_Release(views + i);
+    if (views != few) PyMem_Free(views);
+    if (addresses != few_addresses) PyMem_Free(addresses);
+  }
+};
+
+PyObject *run_table(PyObject *, PyObject *arguments) {
+  Py_ssize_t function, program, rows;
+  PyObject *inputs, *outputs;
+  int hold;
+  if (!PyArg_ParseTuple(
+          arguments, "nnO!O!np", &function, &program, &PyList_Type, &inputs, &PyList_Type, &outputs, &rows, &hold))
+    return nullptr;
+  Buffers read, written;
+  if (!read.take(inputs, PyBUF_SIMPLE) || !written.take(outputs, PyBUF_WRITABLE)) return nullptr;
+  collage_table_call call = {};
+  call.inputs = read.addresses;
+  call.outputs = written.addresses;
+  call.rows = rows;
+  const auto fn = reinterpret_cast<collage_fn>(function);
+  int status;
+  if (hold) {
+    status = fn(reinterpret_cast<void *>(program), &call, 0, nullptr);
+  } else {
+    Py_BEGIN_ALLOW_THREADS
+    status = fn(reinterpret_cast<void *>(program), &call, 0, nullptr);
+    Py_END_ALLOW_THREADS
+  }
+  return PyLong_FromLong(status);
+}
+
+PyMethodDef functions[] = {
+    {"run_table", run_table, METH_VARARGS, "Runs a table program on lists of arrays."}, {nullptr, nullptr, 0, nullptr}};
+
 PyTypeObject type_of_calls = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_call", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_call", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

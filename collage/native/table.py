@@ -35,11 +35,10 @@ _OPS = (
     "load store convert bins trees member unary binary constant map normalize linear vectors reduce softmax largest "
     "select"
 ).split()
-UNARY = (
-    "logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high"
-).split()
+UNARY = ("logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high").split()
 BINARY = (
-    "add subtract multiply divide minimum maximum equal greater greater_equal less less_equal and or power impute"
+    "add subtract multiply divide minimum maximum equal greater greater_equal less less_equal and or power impute "
+    "divided_by to_the_power constant_of"
 ).split()
 _KINDS = {
     "unary": UNARY,
@@ -47,7 +46,7 @@ _KINDS = {
     "constant": BINARY,
     "normalize": ["maximum", "sum", "norm"],
     "vectors": ["dot", "polynomial", "radial", "sigmoid"],
-    "reduce": ["sum", "mean", "least", "most"],
+    "reduce": ["sum", "mean", "least", "most", "product"],
     "softmax": ["all", "not zeros"],
     "largest": [""],
     "select": [""],
@@ -74,9 +73,7 @@ class _Bins(ctypes.Structure):
 
 
 _TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups")
-_TREE_ARRAYS = (
-    "run single_run group tree node walk leaf value plane target lanes lane_of first_leaf"
-).split()
+_TREE_ARRAYS = ("run single_run group tree node walk leaf value plane target lanes lane_of first_leaf").split()
 
 
 class _Trees(ctypes.Structure):
@@ -174,9 +171,7 @@ class TableProgram:
         number: float = 0.0,
     ) -> None:
         """Add a step; ``kinds`` are a type, and a type or what the step does. ``data`` are arrays or structs."""
-        offsets = [
-            np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)
-        ]
+        offsets = [np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)]
         data = [_aligned(each) if isinstance(each, np.ndarray) else each for each in data]
         found = _Step(_OPS.index(op), len(ins), len(outs))
         found.kinds[0] = _TYPES.index(kinds[0])
@@ -199,12 +194,12 @@ class TableProgram:
         return Program(program, (steps, self._keep))
 
 
-def bins_struct(**arrays: Numbers) -> ctypes.Structure:
+def bins_struct(**arrays: Numbers) -> Any:
     """The struct of thresholds, with arrays by field name."""
     return _filled(_Bins(), {}, arrays)
 
 
-def trees_struct(counts: dict[str, int], arrays: dict[str, Numbers | None]) -> ctypes.Structure:
+def trees_struct(counts: dict[str, int], arrays: dict[str, Numbers | None]) -> Any:
     """The struct of an ensemble, with numbers and arrays by field name."""
     return _filled(_Trees(), counts, arrays)
 
@@ -234,6 +229,14 @@ class Program:
         self._program = program
         self._keep = keep
         self.address = ctypes.addressof(program)
+        from collage.native._call import run_table
+
+        self._run, self._alone = run_table, address_of(_library().collage_table_alone)
+
+    def run(self, inputs: list[Any], outputs: list[Any], rows: int, *, hold: bool) -> None:
+        """Run it on contiguous arrays in the calling thread. With ``hold`` it keeps the GIL."""
+        if status := self._run(self._alone, self.address, inputs, outputs, rows, hold):
+            _failed(status)
 
     @property
     def singly(self) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
 from collage.native.table import Column, TableProgram
@@ -16,7 +16,7 @@ from collage.native.table import Column, TableProgram
 Array: TypeAlias = "npt.NDArray[Any]"
 
 STRING = "string"
-_TYPES = {
+_TYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
     TensorProto.DOUBLE: "float64",
     TensorProto.INT64: "int64",
@@ -56,6 +56,8 @@ class Value:
     dtype: str
     seen: bool = True
     """Whether all its strings are in the vocabulary; those of an input may not be."""
+    lies: bool = False
+    """Whether it is 1 x rows instead of rows."""
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Builder:
         """The value of that name, which is no constant."""
         if name not in self.values:
             raise UnsupportedError("an operand that has to have rows is a constant")
+        if self.values[name].lies:
+            raise UnsupportedError("an operand with rows on its last axis")
         return self.values[name]
 
     def matrix(self, name: str) -> Value:
@@ -157,8 +161,9 @@ class Builder:
         if dtype == "bool" and value.dtype != "bool":
             return self.each("unary", "not", self.each("unary", "not", value, "bool"), "bool")
         if stored(dtype) == stored(value.dtype):
-            return Value(value.columns, dtype)
-        return Value(shaped(self.columns(value, stored(dtype)), value.columns.shape), dtype)
+            return replace(value, dtype=dtype)
+        columns = shaped(self.columns(value, stored(dtype)), value.columns.shape)
+        return replace(value, columns=columns, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ def build(model: ModelProto, operators: Mapping[tuple[str, str], Operator], *, w
 def _add_input(builder: Builder, info: Any) -> None:
     kind = info.type.tensor_type
     dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
-    if not kind.HasField("shape") or len(dims) < 2 or min(dims[1:]) < 0:
+    if not kind.HasField("shape") or not dims or min(dims[1:], default=0) < 0:
         raise UnsupportedError(f"the input {info.name} has not a fixed number of columns")
     port = Port(info.name, type_named(kind.elem_type), tuple(dims[1:]))
     source = len(builder.inputs)
@@ -253,5 +258,3 @@ def _add_output(builder: Builder, name: str) -> None:
     columns = builder.columns(value, own)
     to = {"bool": "uint8", STRING: "int64"}.get(value.dtype, value.dtype)
     builder.program.step("store", columns, [], (own, to), sizes=[number, port.width, 0])
-
-

@@ -132,7 +132,7 @@ def from_branches(
     valid = ("LEAF", "BRANCH_LEQ", "BRANCH_NEQ", *_MIRRORED, *_STRICT)
     if unknown := sorted({*np.unique(modes)} - {*valid}):
         raise UnsupportedError(f"nodes of the modes {', '.join(map(str, unknown))}")
-    if np.isnan(threshold[~leaf]).any():
+    if np.isnan(threshold[~leaf & (modes != "BRANCH_MEMBER")]).any():
         raise UnsupportedError("a threshold is NaN")
     kind = np.where(leaf, LEAF, ABOVE)
     kind[np.isin(modes, ("BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"))] = MEMBER
@@ -149,7 +149,7 @@ def from_branches(
     kind[(kind == ABOVE) & np.isposinf(moved)] = MEMBER  # nothing is above infinity, but NaN may go right
     members, found = np.zeros(len(kind), np.int64), [np.zeros(0, threshold.dtype)]
     known: dict[bytes, int] = {found[0].tobytes(): 0}
-    for node in np.flatnonzero(np.isin(modes, ("BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"))):
+    for node in np.flatnonzero(np.isin(modes, ("BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"))).tolist():
         numbers = threshold[node : node + 1] if sets is None or node not in sets else sets[node]
         numbers = np.unique(numbers[~np.isnan(numbers)] + threshold.dtype.type(0))  # one zero
         members[node] = known.setdefault(numbers.tobytes(), len(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,15 @@ _COMPARISONS = {
     "Or": "or",
 }
 _SWAPPED = {"greater": "less", "less": "greater", "greater_equal": "less_equal", "less_equal": "greater_equal"}
-_REDUCE = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "most", "ReduceMin": "least"}
+_REDUCE = {
+    "ReduceSum": "sum",
+    "ReduceMean": "mean",
+    "ReduceMax": "most",
+    "ReduceMin": "least",
+    "ReduceProd": "product",
+}
+_ON_THE_LEFT = {"divide": "divided_by", "power": "to_the_power"}
+"""Operators whose left operand is the constant one."""
 
 
 def _axis(axis: int, rank: int) -> int:
@@ -63,8 +72,17 @@ def _axes(b: Builder, node: NodeProto, a: Attributes) -> list[int]:
     return [int(each) for each in given]
 
 
-def _reshape(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
-    shape = b.constant(node.input[1]).tolist()
+def _reshape(b: Builder, node: NodeProto, a: Attributes) -> None:
+    value, shape = b.values.get(node.input[0]), b.constant(node.input[1]).tolist()
+    if value is not None and value.lies and shape in ([-1], [-1, 1]):
+        columns = value.columns.reshape([1] * (len(shape) - 1))
+    else:
+        value = b.value(node.input[0])
+        columns = _reshaped(value.columns, shape)
+    b.values[node.output[0]] = Value(columns, value.dtype, value.seen)
+
+
+def _reshaped(columns: Array, shape: list[int]) -> Array:
     if len(shape) < 1 or shape[0] not in (-1, 0) or (shape[0] == -1 and min(shape[1:], default=1) < 0):
         raise UnsupportedError("a reshape of rows")
     rest = [columns.shape[i] if size == 0 else size for i, size in enumerate(shape[1:])]
@@ -81,7 +99,7 @@ def _squeeze(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Arra
     axes = _axes(b, node, a)
     if not axes:
         raise UnsupportedError("a squeeze of all axes")
-    return columns.squeeze(tuple(_axis(each, columns.ndim) for each in axes))
+    return np.squeeze(columns, tuple(_axis(each, columns.ndim) for each in axes))
 
 
 def _unsqueeze(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
@@ -94,7 +112,7 @@ def _transpose(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Ar
     order = [int(each) for each in a.get("perm", range(columns.ndim, -1, -1))]
     if order[0] != 0:
         raise UnsupportedError("a transposition of rows")
-    return columns.transpose([each - 1 for each in order[1:]])
+    return np.transpose(columns, [each - 1 for each in order[1:]])
 
 
 def _gather(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
@@ -114,10 +132,29 @@ def _slice(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
     return columns[tuple(where)]
 
 
-def _extract(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
-    if columns.ndim != 1:
-        raise UnsupportedError("features of several axes")
-    return columns[b.constant(node.input[1]).reshape(-1)]
+def _extract(b: Builder, node: NodeProto, a: Attributes) -> None:
+    if node.input[0] in b.constants:  # a table that rows are looked up in
+        found = _looked_up(b, b.constants[node.input[0]], b.value(node.input[1]))
+    else:
+        value = b.matrix(node.input[0])
+        found = Value(value.columns[b.constant(node.input[1]).reshape(-1)], value.dtype, value.seen)
+    b.values[node.output[0]] = found
+
+
+def _looked_up(b: Builder, table: Array, places: Value) -> Value:
+    if table.size != table.shape[-1] or places.columns.size != 1 or places.dtype != "int64":
+        raise UnsupportedError("a table with rows")
+    table = table.reshape(-1)
+    dtype = STRING if table.dtype.kind in "OSU" else table.dtype.name
+    numbers = np.array([b.code(_text(each)) for each in table]) if dtype == STRING else table
+    if dtype not in (STRING, "int64", "int32", *FLOATS):
+        raise UnsupportedError(f"a table of {dtype}")
+    found = mapped(b, places, np.arange(len(numbers)), numbers, numbers[0], numbers[0], dtype)
+    return Value(found.columns.reshape(()), dtype, lies=True)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _concat(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -153,11 +190,16 @@ def _constant(b: Builder, node: NodeProto, a: Attributes) -> None:
 
 
 def _cast(b: Builder, node: NodeProto, a: Attributes) -> None:
-    b.values[node.output[0]] = b.cast(b.value(node.input[0]), type_named(int(a["to"])))
+    b.values[node.output[0]] = b.cast(_any_way(b, node), type_named(int(a["to"])))
 
 
 def _identity(b: Builder, node: NodeProto, a: Attributes) -> None:
-    b.values[node.output[0]] = b.value(node.input[0])
+    b.values[node.output[0]] = _any_way(b, node)
+
+
+def _any_way(b: Builder, node: NodeProto) -> Value:
+    """The first operand, which may lie."""
+    return b.values.get(node.input[0]) or b.value(node.input[0])
 
 
 def _unary(what: str) -> Operator:
@@ -167,6 +209,12 @@ def _unary(what: str) -> Operator:
         b.values[node.output[0]] = b.each("unary", what, value)
 
     return operator
+
+
+def _reciprocal(b: Builder, node: NodeProto, a: Attributes) -> None:
+    value = b.value(node.input[0])
+    _check_floats(value)
+    b.values[node.output[0]] = b.each("constant", "divided_by", value, None, np.ones(value.columns.size))
 
 
 def _is_nan(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -191,6 +239,11 @@ def _check_floats(*values: Value) -> None:
         raise UnsupportedError(f"an operator of {values[0].dtype}")
 
 
+def _check_numbers(value: Value) -> None:
+    if value.dtype not in (*FLOATS, "int64"):
+        raise UnsupportedError(f"an operator of {value.dtype}")
+
+
 def row_constant(constant: Array, shape: tuple[int, ...]) -> Array:
     """A constant operand for each column of that shape. Raises UnsupportedError if its rows differ."""
     if constant.ndim > len(shape):
@@ -208,13 +261,19 @@ def combined(b: Builder, what: str, names: tuple[str, str], out: str | None = No
             return combined(b, _SWAPPED.get(what, what), (other, one), out)
         if what == "subtract":  # c - x = -(x - c), exactly
             return b.each("unary", "negative", combined(b, what, (other, one)))
-        raise UnsupportedError(f"{what}: a constant on the left")
+        if what not in _ON_THE_LEFT:
+            raise UnsupportedError(f"{what}: a constant on the left")
+        return combined(b, _ON_THE_LEFT[what], (other, one), out)
     value = b.value(one)
     if value.dtype == STRING:
         raise UnsupportedError("a comparison of strings")
     if other in b.constants:
         constant = b.constants[other]
-        shape = np.broadcast_shapes(value.columns.shape, constant.shape[1:] if constant.ndim > value.columns.ndim else ())
+        tail = constant.shape[1:] if constant.ndim > value.columns.ndim else constant.shape
+        shape = np.broadcast_shapes(value.columns.shape, tail)
+        if len(shape) > value.columns.ndim:
+            raise UnsupportedError("a constant with more axes than the rows")
+        value = replace(value, columns=np.broadcast_to(value.columns, shape))
         return b.each("constant", what, value, out, row_constant(constant, shape).reshape(-1))
     second = b.value(other)
     if value.columns.ndim != second.columns.ndim:
@@ -235,7 +294,7 @@ def _both(b: Builder, what: str, left: Value, right: Value, out: str | None) -> 
 def _arithmetic(what: str) -> Operator:
     def operator(b: Builder, node: NodeProto, a: Attributes) -> None:
         found = combined(b, what, (node.input[0], node.input[1]))
-        _check_floats(found)
+        _check_numbers(found)
         b.values[node.output[0]] = found
 
     return operator
@@ -246,7 +305,7 @@ def _variadic(what: str) -> Operator:
         name = node.input[0]
         for number, other in enumerate(node.input[1:]):
             found = combined(b, what, (name, other))
-            _check_floats(found)
+            _check_numbers(found)
             name = f"{node.output[0]}/{number}"
             b.values[name] = found
         b.values[node.output[0]] = b.value(name)
@@ -275,9 +334,11 @@ def _clip(b: Builder, node: NodeProto, a: Attributes) -> None:
 def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
     which = b.value(node.input[0])
     sides = [_side(b, name, which) for name in node.input[1:3]]
-    dtype = next(each.dtype for each in sides if isinstance(each, Value)) if any(
-        isinstance(each, Value) for each in sides
-    ) else str(sides[0].dtype)
+    dtype = (
+        next(each.dtype for each in sides if isinstance(each, Value))
+        if any(isinstance(each, Value) for each in sides)
+        else str(sides[0].dtype)
+    )
     shape = np.broadcast_shapes(*(each.columns.shape if isinstance(each, Value) else each.shape for each in sides))
     shape = np.broadcast_shapes(shape, which.columns.shape)
     columns = []
@@ -287,10 +348,7 @@ def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
             continue
         made = b.program.new(stored(dtype), int(np.prod(shape, dtype=np.int64)))
         numbers = np.ascontiguousarray(row_constant(each, shape).reshape(-1), stored(dtype))
-        anything = b.columns(Value(np.broadcast_to(which.columns, shape), "bool"), stored(dtype))
-        # A number in a column: 0 * x + number, of a column that is 0 or 1.
-        b.program.step("constant", anything, made, (stored(dtype), "multiply"), [np.zeros_like(numbers)])
-        b.program.step("constant", made, made, (stored(dtype), "add"), [numbers])
+        b.program.step("constant", made, made, (stored(dtype), "constant_of"), [numbers])
         columns += made
     ins = [*b.columns(Value(np.broadcast_to(which.columns, shape), "bool"), "int64"), *columns]
     made = b.program.new(stored(dtype), int(np.prod(shape, dtype=np.int64)))
@@ -338,16 +396,42 @@ def _argmax(b: Builder, node: NodeProto, a: Attributes) -> None:
 
 def _reduce(what: str) -> Operator:
     def operator(b: Builder, node: NodeProto, a: Attributes) -> None:
-        value = b.matrix(node.input[0])
+        value = b.value(node.input[0])
         _check_floats(value)
-        if [_axis(each, 1) for each in _axes(b, node, a)] != [0] or not value.columns.size:
+        axes = sorted({_axis(each, value.columns.ndim) for each in _axes(b, node, a)})
+        if not axes or not value.columns.size:
             raise UnsupportedError("a reduction of rows")
         own = stored(value.dtype)
-        made = b.program.new(own)
-        b.program.step("reduce", b.columns(value, own), made, (own, what))
-        b.values[node.output[0]] = b.made(made, (1,) if a.get("keepdims", 1) else (), value.dtype)
+        parts = np.moveaxis(value.columns, axes, range(len(axes)))
+        kept = parts.shape[len(axes) :]
+        parts = parts.reshape(-1, int(np.prod(kept, dtype=np.int64)))
+        made = b.program.new(own, parts.shape[1])
+        for one, column in zip(made, parts.T, strict=True):
+            b.program.step("reduce", b.columns(Value(column, value.dtype), own), [one], (own, what))
+        if a.get("keepdims", 1):
+            kept = tuple(1 if axis in axes else size for axis, size in enumerate(value.columns.shape))
+        b.values[node.output[0]] = b.made(made, kept, value.dtype)
 
     return operator
+
+
+def _log_sum_exp(b: Builder, node: NodeProto, a: Attributes) -> None:
+    value = b.matrix(node.input[0])
+    _check_floats(value)
+    if [_axis(each, 1) for each in _axes(b, node, a)] != [0]:
+        raise UnsupportedError("a reduction of rows")
+
+    def reduced(what: str, of: Value) -> Value:
+        own = stored(of.dtype)
+        made = b.program.new(own)
+        b.program.step("reduce", b.columns(of, own), made, (own, what))
+        return b.made(made, (1,), of.dtype)
+
+    most = reduced("most", value)
+    less = _both(b, "subtract", value, replace(most, columns=np.broadcast_to(most.columns, value.columns.shape)), None)
+    sums = b.each("unary", "log", reduced("sum", b.each("unary", "exp", less)))
+    found = _both(b, "add", most, sums, None)
+    b.values[node.output[0]] = replace(found, columns=found.columns.reshape((1,) if a.get("keepdims", 1) else ()))
 
 
 def linear(b: Builder, value: Value, weights: Array, bias: Array) -> Value:
@@ -364,7 +448,10 @@ def linear(b: Builder, value: Value, weights: Array, bias: Array) -> Value:
 def _matmul(b: Builder, node: NodeProto, a: Attributes) -> None:
     value, weights = b.matrix(node.input[0]), b.constant(node.input[1])
     _check_floats(value)
-    b.values[node.output[0]] = linear(b, value, weights.T, np.zeros(weights.shape[1]))
+    if weights.ndim > 2:
+        raise UnsupportedError("a product of several matrices")
+    found = linear(b, value, weights.reshape(len(weights), -1).T, np.zeros(weights.size // max(len(weights), 1)))
+    b.values[node.output[0]] = Value(found.columns.reshape(weights.shape[1:]), found.dtype)
 
 
 def _gemm(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -400,8 +487,7 @@ def _imputer(b: Builder, node: NodeProto, a: Attributes) -> None:
         return
     own = stored(value.dtype)
     which = b.each("constant", "equal", value, "bool", np.full(value.columns.size, missing))
-    filled = b.each("constant", "multiply", Value(which.columns, "bool"), None, np.zeros(value.columns.size))
-    filled = b.each("constant", "add", b.cast(Value(filled.columns, "int64"), value.dtype), None, numbers)
+    filled = b.each("constant", "constant_of", value, None, numbers)
     made = b.program.new(own, value.columns.size)
     ins = [*b.columns(which, "int64"), *b.columns(filled, own), *b.columns(value, own)]
     b.program.step("select", ins, made, (own, ""))
@@ -456,27 +542,35 @@ def _one_hot(b: Builder, node: NodeProto, a: Attributes) -> None:
     b.values[node.output[0]] = b.cast(ones, "float32")
 
 
+def _table_of(a: Attributes, name: str) -> tuple[Any, str]:
+    """The keys or values of a label encoder, and their type. Raises UnsupportedError for the first version's."""
+    for kind, dtype in (("strings", STRING), ("int64s", "int64"), ("floats", "float32")):
+        if f"{name}_{kind}" in a:
+            return a[f"{name}_{kind}"], dtype
+    if f"{name}_tensor" not in a:
+        raise UnsupportedError("a label encoder of the first version")
+    table = a[f"{name}_tensor"].reshape(-1)
+    dtype = STRING if table.dtype.kind in "OSU" else table.dtype.name
+    if dtype not in (STRING, "int64", *FLOATS):
+        raise UnsupportedError(f"a label encoder of {dtype}")
+    return table, dtype
+
+
 def _label_encoder(b: Builder, node: NodeProto, a: Attributes) -> None:
     value = b.value(node.input[0])
-    if "classes_strings" in a:  # of the first version
-        raise UnsupportedError("a label encoder of the first version")
-    keys_of = {"keys_strings": STRING, "keys_int64s": "int64", "keys_floats": "float32"}
-    values_of = {"values_strings": STRING, "values_int64s": "int64", "values_floats": "float32"}
-    if "keys_tensor" in a or "values_tensor" in a:
-        raise UnsupportedError("a label encoder with tensors")
-    key, of = next((name, dtype) for name, dtype in keys_of.items() if name in a)
-    name, out = next((name, dtype) for name, dtype in values_of.items() if name in a)
+    key, of = _table_of(a, "keys")
+    own, out = _table_of(a, "values")
     if of != value.dtype:
         raise UnsupportedError(f"keys of {of} for {value.dtype}")
-    keys = np.array([b.code(each) for each in a[key]] if of == STRING else a[key])
-    values = np.array([b.code(each) for each in a[name]] if out == STRING else a[name])
-    default: Any = {
-        STRING: a.get("default_string", "_Unused"),
-        "int64": a.get("default_int64", -1),
-        "float32": a.get("default_float", -0.0),
-    }[out]
-    default = b.code(default) if out == STRING else default
-    is_nan = np.isnan(keys) if of == "float32" else np.zeros(len(keys), bool)
+    defaults = {STRING: ("string", "_Unused"), "int64": ("int64", -1), "float32": ("float", -0.0)}
+    name, usual = defaults.get(out, ("", 0))
+    given = np.asarray(a["default_tensor"]).reshape(-1)[0] if "default_tensor" in a else a.get(f"default_{name}", usual)
+    keys, values = (
+        np.array([b.code(_text(each)) for each in table]) if dtype == STRING else np.asarray(table)
+        for table, dtype in ((key, of), (own, out))
+    )
+    default: Any = b.code(_text(given)) if out == STRING else given
+    is_nan = np.isnan(keys) if of in FLOATS else np.zeros(len(keys), bool)
     nan = values[is_nan][0] if is_nan.any() else default
     distinct, first = np.unique(keys[~is_nan], return_index=True)
     b.values[node.output[0]] = mapped(b, value, distinct, values[~is_nan][first], default, nan, out)
@@ -495,7 +589,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "Cast"): _cast,
     ("", "Concat"): _concat,
     ("", "Split"): _split,
-    ("", "Reshape"): _moved(_reshape),
+    ("", "Reshape"): _reshape,
     ("", "Flatten"): _moved(_flatten),
     ("", "Squeeze"): _moved(_squeeze),
     ("", "Unsqueeze"): _moved(_unsqueeze),
@@ -507,7 +601,9 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **{("", name): _variadic(what) for name, what in _VARIADIC.items()},
     **{("", name): _comparison(what) for name, what in _COMPARISONS.items()},
     **{("", name): _reduce(what) for name, what in _REDUCE.items()},
+    ("", "ReduceLogSumExp"): _log_sum_exp,
     ("", "IsNaN"): _is_nan,
+    ("", "Reciprocal"): _reciprocal,
     ("", "Not"): _not,
     ("", "Relu"): _relu,
     ("", "Clip"): _clip,
@@ -516,7 +612,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "ArgMax"): _argmax,
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
-    ("ml", "ArrayFeatureExtractor"): _moved(_extract),
+    ("ml", "ArrayFeatureExtractor"): _extract,
     ("ml", "FeatureVectorizer"): _vectorize,
     ("ml", "Scaler"): _scaler,
     ("ml", "Imputer"): _imputer,

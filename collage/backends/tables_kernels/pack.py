@@ -1,4 +1,4 @@
-"""Ensembles as arrays for the kernels: columns of bins, nodes in order, and leaf values (see `native/kernels/table.h`)."""
+"""Ensembles as arrays for the kernels: columns of bins, nodes in order, and leaf values (see `table.h`)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
     inner = (e.kind != LEAF) & (order.tree >= 0)
     inner[inner] = visited[order.tree[inner]]
     read[splits.column[inner]] = True
-    chunks = np.array([-(-len(t) // _THRESHOLDS) if r else 0 for t, r in zip(splits.thresholds, read, strict=True)], int)
+    chunks = np.array(
+        [-(-len(t) // _THRESHOLDS) if r else 0 for t, r in zip(splits.thresholds, read, strict=True)], int
+    )
     bin_of = np.concatenate([[0], np.cumsum(chunks)[:-1]]) if len(chunks) else np.zeros(0, int)
     bins = [
         (column, thresholds[_THRESHOLDS * i : _THRESHOLDS * (i + 1)])
@@ -128,14 +130,14 @@ def _symmetric(e: Ensemble, splits: Splits) -> Array:
     np.maximum.at(most, key, about)
     np.logical_and.at(found, order.tree[inner], about == most[key])
     np.logical_and.at(found, order.tree[inner], order.leaves[inner] & (order.leaves[inner] - 1) == 0)
-    return found
+    return np.asarray(found)
 
 
 def add_bins(program: TableProgram, begin: int, sources: Sequence[Column], packed: Packed, which: range) -> None:
     """Add the step that makes some columns of bins, of ``sources``, from the offset ``begin`` on."""
     thresholds = [packed.bins[i][1] for i in which]
     dtype = np.dtype(sources[0].dtype)
-    levels = np.array([max(1, int(len(each)).bit_length()) for each in thresholds], np.int32)
+    levels = np.array([max(1, len(each).bit_length()) for each in thresholds], np.int32)
     # Not a power of two, so that the columns' tables are in different lines of the cache.
     sizes = np.maximum(1 << levels.astype(np.int64), CHUNK) + CHUNK
     starts = _begin(sizes)
@@ -246,9 +248,7 @@ def _dense_nodes(e: Ensemble, packed: Packed, table: Array) -> Array:
     return found
 
 
-def _walks(
-    e: Ensemble, packed: Packed, table: Array, compared: str, everything: bool
-) -> tuple[Array, Array]:
+def _walks(e: Ensemble, packed: Packed, table: Array, compared: str, everything: bool) -> tuple[Array, Array]:
     """Nodes of walked trees, of which the children of a node are beside each other, and the leaf of each."""
     order, splits = e.order, packed.splits
     walked = np.ones(len(e.roots), bool) if everything else packed.kinds == WALKED
@@ -300,7 +300,9 @@ def _leaf_values(e: Ensemble, table: Array, dtype: np.dtype[Any]) -> tuple[Array
     as_bytes = values.view(np.uint8).reshape(-1, dtype.itemsize)
     pair_leaves = table["leaves"][tree_of]
     begin = table["leaf"][tree_of] + (np.arange(len(pairs)) - table["target"][tree_of]) * pair_leaves
-    to = table["planes"][tree_of] + (np.arange(len(pairs)) - table["target"][tree_of]) * widths[tree_of] * dtype.itemsize
+    to = (
+        table["planes"][tree_of] + (np.arange(len(pairs)) - table["target"][tree_of]) * widths[tree_of] * dtype.itemsize
+    )
     small = has_planes[tree_of]
     number = np.repeat(np.arange(len(pairs))[small], pair_leaves[small])
     leaf = np.arange(len(number)) - np.repeat(_begin(pair_leaves[small]), pair_leaves[small])

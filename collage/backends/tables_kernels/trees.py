@@ -210,7 +210,8 @@ def _plus(b: Builder, value: Value, numbers: Array) -> Value:
     return b.each("constant", "add", value, None, numbers) if len(numbers) and numbers.any() else value
 
 
-def _transformed(b: Builder, value: Value, post: str) -> Value:
+def transformed(b: Builder, value: Value, post: str) -> Value:
+    """Scores after a post-transform of ONNX."""
     if post == "LOGISTIC":
         return b.each("unary", "logistic", value)
     if post == "PROBIT":
@@ -256,7 +257,7 @@ def _finished(b: Builder, value: Value, post: str) -> Value:
     """The post-transform. ONNX Runtime leaves out all but PROBIT for one target; so nobody knows what is meant."""
     if value.columns.size == 1 and post not in ("NONE", "PROBIT"):
         raise UnsupportedError(f"{post} of one target")
-    return _transformed(b, value, post)
+    return transformed(b, value, post)
 
 
 def _tree_ensemble(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -265,7 +266,10 @@ def _tree_ensemble(b: Builder, node: NodeProto, a: Attributes) -> None:
         raise UnsupportedError(f"trees of {value.dtype}")
     e = _tensors_of(a, value.dtype)
     found = _aggregated(b, e, sums_of(b, value, e, value.dtype), _AGGREGATES[a.get("aggregate_function", 1)])
-    b.values[node.output[0]] = _finished(b, found, _POST[a.get("post_transform", 0)])
+    post = _POST[a.get("post_transform", 0)]
+    if post in ("SOFTMAX", "LOGISTIC"):  # ONNX Runtime takes one for the other
+        raise UnsupportedError(f"{post} of trees, which the standard and ONNX Runtime number in other ways")
+    b.values[node.output[0]] = _finished(b, found, post)
 
 
 def labels_of(b: Builder, a: Attributes) -> tuple[Array, str]:
@@ -298,13 +302,13 @@ def _classifier(b: Builder, node: NodeProto, a: Attributes) -> None:
         scores = _plus(b, scores, _base(a, dtype, classes))
         if not present.all() and not len(base):
             raise UnsupportedError("classes without weights")
-        place, found = largest(b, scores), _transformed(b, scores, post)
+        place, found = largest(b, scores), transformed(b, scores, post)
     elif classes == 2 and not present[1] and len(base) < 2:
         place, found = _binary(b, _plus(b, Value(scores.columns[:1], dtype), base), a, e, post)
     elif classes == 2 and present.all() and not len(base):
         # ONNX Runtime gives 1 or 0 here, whatever the labels are, if these are integers.
         above = b.each("constant", "greater", Value(scores.columns[1:], dtype), "int64", np.zeros(1))
-        place, found = Value(above.columns.reshape(()), "int64"), _transformed(b, scores, post)
+        place, found = Value(above.columns.reshape(()), "int64"), transformed(b, scores, post)
         labels = labels if of == "string" else np.arange(2)
     else:
         raise UnsupportedError("an unusual classifier of two classes")
@@ -338,7 +342,7 @@ def _binary(b: Builder, score: Value, a: Attributes, e: Ensemble, post: str) -> 
     other = b.each("unary", "negative", score)
     if positive and post == "NONE":
         other = b.each("constant", "add", other, None, np.ones(1))
-    return place, _transformed(b, Value(np.concatenate([other.columns, score.columns]), score.dtype), post)
+    return place, transformed(b, Value(np.concatenate([other.columns, score.columns]), score.dtype), post)
 
 
 TREES: dict[tuple[str, str], Operator] = {

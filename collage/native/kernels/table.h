@@ -50,11 +50,14 @@ enum collage_table_unary {
 enum collage_table_binary {
   COLLAGE_ADD, COLLAGE_SUBTRACT, COLLAGE_MULTIPLY, COLLAGE_DIVIDE, COLLAGE_MINIMUM, COLLAGE_MAXIMUM, COLLAGE_EQUAL,
   COLLAGE_GREATER, COLLAGE_GREATER_EQUAL, COLLAGE_LESS, COLLAGE_LESS_EQUAL, COLLAGE_AND, COLLAGE_OR, COLLAGE_POWER,
-  COLLAGE_IMPUTE  // the number where x is NaN, or else x
+  COLLAGE_IMPUTE,        // the number where x is NaN, or else x
+  COLLAGE_DIVIDED_BY,    // the number / x
+  COLLAGE_TO_THE_POWER,  // the number to the power x
+  COLLAGE_CONSTANT_OF    // the number
 };
 
 // Operators 6 to 12 give int64.
-enum collage_table_reduce { COLLAGE_SUM, COLLAGE_MEAN, COLLAGE_LEAST, COLLAGE_MOST };
+enum collage_table_reduce { COLLAGE_SUM, COLLAGE_MEAN, COLLAGE_LEAST, COLLAGE_MOST, COLLAGE_PRODUCT };
 enum collage_table_norm { COLLAGE_BY_MAXIMUM, COLLAGE_BY_SUM, COLLAGE_BY_NORM };
 enum collage_table_vectors { COLLAGE_DOT, COLLAGE_POLYNOMIAL, COLLAGE_RADIAL, COLLAGE_SIGMOID };
 

@@ -337,6 +337,13 @@ COLLAGE_TABLE_INLINE void both_of(const Step &s, const Block &b, const F &f) {
   }
 }
 
+// Sums and products of integers wrap around.
+template <typename T, typename F>
+COLLAGE_TABLE_INLINE T wrapped(T x, T y, const F &f) {
+  if constexpr (std::numeric_limits<T>::is_integer) return T(f(uint64_t(x), uint64_t(y)));
+  return T(f(x, y));
+}
+
 template <typename T>
 T quotient(T x, T y) {
   if constexpr (std::numeric_limits<T>::is_integer) {
@@ -349,9 +356,12 @@ T quotient(T x, T y) {
 template <typename T>
 void binary_step(const Step &s, const Block &b) {
   switch (s.kinds[1]) {
-    case COLLAGE_ADD: return both_of<T, T>(s, b, [](T x, T y) { return x + y; });
-    case COLLAGE_SUBTRACT: return both_of<T, T>(s, b, [](T x, T y) { return x - y; });
-    case COLLAGE_MULTIPLY: return both_of<T, T>(s, b, [](T x, T y) { return x * y; });
+    case COLLAGE_ADD:
+      return both_of<T, T>(s, b, [](T x, T y) { return wrapped(x, y, [](auto p, auto q) { return p + q; }); });
+    case COLLAGE_SUBTRACT:
+      return both_of<T, T>(s, b, [](T x, T y) { return wrapped(x, y, [](auto p, auto q) { return p - q; }); });
+    case COLLAGE_MULTIPLY:
+      return both_of<T, T>(s, b, [](T x, T y) { return wrapped(x, y, [](auto p, auto q) { return p * q; }); });
     case COLLAGE_DIVIDE: return both_of<T, T>(s, b, [](T x, T y) { return quotient(x, y); });
     case COLLAGE_MINIMUM: return both_of<T, T>(s, b, [](T x, T y) { return is_nan(x) || x < y ? x : y; });
     case COLLAGE_MAXIMUM: return both_of<T, T>(s, b, [](T x, T y) { return is_nan(x) || x > y ? x : y; });
@@ -364,6 +374,9 @@ void binary_step(const Step &s, const Block &b) {
     case COLLAGE_OR: return both_of<T, int64_t>(s, b, [](T x, T y) { return x != 0 || y != 0; });
     case COLLAGE_POWER: return both_of<T, T>(s, b, [](T x, T y) { return T(std::pow(x, y)); });
     case COLLAGE_IMPUTE: return both_of<T, T>(s, b, [](T x, T y) { return is_nan(x) ? y : x; });
+    case COLLAGE_DIVIDED_BY: return both_of<T, T>(s, b, [](T x, T y) { return quotient(y, x); });
+    case COLLAGE_TO_THE_POWER: return both_of<T, T>(s, b, [](T x, T y) { return T(std::pow(y, x)); });
+    case COLLAGE_CONSTANT_OF: return both_of<T, T>(s, b, [](T, T y) { return y; });
   }
 }
 
@@ -453,6 +466,7 @@ void reduce_step(const Step &s, const Block &b) {
       switch (s.kinds[1]) {
         case COLLAGE_LEAST: found = is_nan(x) || x < found ? x : found; break;
         case COLLAGE_MOST: found = is_nan(x) || x > found ? x : found; break;
+        case COLLAGE_PRODUCT: found *= x; break;
         default: found += x;
       }
     }

@@ -185,47 +185,61 @@ void walked(
 
 // One row: trees side by side, in groups whose trees have as many nodes.
 
-#ifdef COLLAGE_AVX2
-struct Table {  // the bins of a row
-  Bytes part[16];
-  int count;
-
-  Table(const int8_t *bins, int64_t columns) : count(int(columns + 15) / 16) {
-    for (int i = 0; i < count; ++i) {
-      const __m128i each = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bins + 16 * i));
-      part[i] = _mm256_broadcastsi128_si256(each);
-    }
-  }
-
-  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
-    Bytes found = no_bytes();
-    for (int i = 0; i < count; ++i) {  // places in other parts have the highest bit after this, which gives 0
-      const Bytes place = _mm256_adds_epu8(_mm256_sub_epi8(columns, spread(uint8_t(16 * i))), spread(0x70));
-      found = _mm256_or_si256(found, _mm256_shuffle_epi8(part[i], place));
-    }
-    return found;
-  }
-};
-#else
+// The bins of a row as a table. LEVELS: the logarithm of the number of registers' worth of columns.
+template <int LEVELS>
 struct Table {
-  Bytes part[4];
-  int count;
+#ifdef COLLAGE_AVX2
+  static constexpr int64_t kPart = 16;
+#else
+  static constexpr int64_t kPart = 64;
+#endif
+  Bytes part[1 << LEVELS];
 
-  Table(const int8_t *bins, int64_t columns) : count(int(columns + 63) / 64) {
-    for (int i = 0; i < count; ++i) part[i] = load_bytes(bins + 64 * i);
+  Table(const int8_t *bins, int64_t columns) {
+    for (int64_t i = 0; i < 1 << LEVELS; ++i) {
+      const int8_t *const from = bins + kPart * i;
+#ifdef COLLAGE_AVX2
+      const __m128i each = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+      part[i] = kPart * i < columns ? _mm256_broadcastsi128_si256(each) : no_bytes();
+#else
+      part[i] = kPart * i < columns ? load_bytes(from) : no_bytes();
+#endif
+    }
+  }
+
+#ifdef COLLAGE_AVX2
+  // The halves of the table by a bit of the place, from the highest one on.
+  template <int LEVEL, int FIRST>
+  COLLAGE_TABLE_INLINE Bytes half(Bytes low, const Bytes *bit) const {
+    if constexpr (LEVEL == 0) {
+      return _mm256_shuffle_epi8(part[FIRST], low);
+    } else {
+      const Bytes one = half<LEVEL - 1, FIRST>(low, bit);
+      return _mm256_blendv_epi8(one, half<LEVEL - 1, FIRST + (1 << (LEVEL - 1))>(low, bit), bit[LEVEL - 1]);
+    }
   }
 
   COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
-    if (count <= 1) return _mm512_permutexvar_epi8(columns, part[0]);
-    const Bytes low = _mm512_permutex2var_epi8(part[0], columns, part[1]);
-    if (count <= 2) return low;
-    const Bytes high = _mm512_permutex2var_epi8(part[2], columns, part[3]);
-    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(columns), high);
+    const Bytes bit[4] = {_mm256_slli_epi16(columns, 3), _mm256_slli_epi16(columns, 2), _mm256_slli_epi16(columns, 1),
+                          columns};
+    return half<LEVELS, 0>(LEVELS < 4 ? columns : _mm256_and_si256(columns, spread(15)), bit);
   }
-};
+#else
+  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
+    if constexpr (LEVELS == 0) {
+      return _mm512_permutexvar_epi8(columns, part[0]);
+    } else {
+      const Bytes low = _mm512_permutex2var_epi8(part[0], columns, part[1]);
+      if constexpr (LEVELS == 1) {
+        return low;
+      } else {
+        const Bytes high = _mm512_permutex2var_epi8(part[2], columns, part[3]);
+        return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(columns), high);
+      }
+    }
+  }
 #endif
-
-constexpr int64_t kMostTable = 256;  // columns of bins
+};
 
 // The values of lanes that were found before, which are added one by one, in order: a chain of additions is as long as the
 // steps of a group, so that each step takes some of them along.
@@ -256,9 +270,9 @@ struct NoChain {
 };
 
 // The leaves of GROUPS groups of one kind.
-template <int GROUPS, typename C>
+template <int GROUPS, typename Row, typename C>
 COLLAGE_TABLE_INLINE C lanes_of(
-    const uint8_t *bytes, const collage_table_group *group, const Table &row, uint8_t *places, C chain) {
+    const uint8_t *bytes, const collage_table_group *group, const Row &row, uint8_t *places, C chain) {
   constexpr int64_t kAll = COLLAGE_TABLE_LANES, kParts = kAll / kRows;
   Bytes position[GROUPS][kParts];
   const uint8_t *step[GROUPS];
@@ -294,9 +308,9 @@ COLLAGE_TABLE_INLINE C lanes_of(
 }
 
 // The leaves of all groups, two at a time where these have as many steps.
-template <typename C>
-COLLAGE_TABLE_INLINE C all_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
-  const Table row(bins, s.bin_columns);
+template <int LEVELS, typename C>
+C lanes_by(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
+  const Table<LEVELS> row(bins, s.bin_columns);
   for (int64_t i = 0; i < s.groups;) {
     const bool pair = i + 1 < s.groups && s.group[i].steps == s.group[i + 1].steps;
     uint8_t *const to = places + i * COLLAGE_TABLE_LANES;
@@ -305,6 +319,19 @@ COLLAGE_TABLE_INLINE C all_lanes(const collage_table_trees &s, const int8_t *bin
     chain.end = std::min(i * COLLAGE_TABLE_LANES, s.trees);
   }
   return chain;
+}
+
+template <typename C>
+inline C all_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
+  constexpr int64_t kPart = Table<0>::kPart;
+  if (s.bin_columns <= kPart) return lanes_by<0>(s, bins, places, chain);
+  if (s.bin_columns <= 2 * kPart) return lanes_by<1>(s, bins, places, chain);
+#ifdef COLLAGE_AVX2
+  if (s.bin_columns <= 4 * kPart) return lanes_by<2>(s, bins, places, chain);
+  return s.bin_columns <= 8 * kPart ? lanes_by<3>(s, bins, places, chain) : lanes_by<4>(s, bins, places, chain);
+#else
+  return lanes_by<2>(s, bins, places, chain);
+#endif
 }
 
 // The sums of one row, in the order of the trees. `columns` are what walked trees compare; `places` has room for the leaf of
