@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Availability
@@ -65,10 +66,11 @@ class Tables(OnnxEngine):
         """The model as a program. Raises UnsupportedError for what the kernels do not take."""
         import onnx
 
-        from collage.backends.tables_kernels.session import TableSession, program_of
+        from collage.backends.tables_kernels.beside import session_of
 
-        builder = program_of(onnx.load_from_string(bytes(model)), walk_all=options.profile == _WALKED)
-        return TableSession(builder, 1 if options.profile == _ONE_THREAD else options.threads)
+        if options.profile == _ONE_THREAD:
+            options = replace(options, threads=1)
+        return session_of(onnx.load_from_string(bytes(model)), options, walk_all=options.profile == _WALKED)
 
 
 class _SessionKernel(Kernel):

@@ -24,6 +24,7 @@ _TYPES: dict[int, str] = {
     TensorProto.BOOL: "bool",
     TensorProto.STRING: STRING,
 }
+ONNX_TYPES = {dtype: number for number, dtype in _TYPES.items()}
 _STORED = {"float32": "float32", "float64": "float64"}
 """Types of columns by types of values; all others are int64. A string is its place in the program's vocabulary."""
 
@@ -74,6 +75,10 @@ class Builder:
     """Outputs that are maps: the value with the numbers, and the keys."""
     shared: dict[object, Any] = field(default_factory=dict)
     """What has been made once and may be read again."""
+    left: set[int] = field(default_factory=set)
+    """The nodes, by number, that are not in the program: those that it does not take, and what follows them."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """The nodes that it does not take, and why not."""
     walk_all: bool = False
     """Whether trees are walked, each of them."""
 
@@ -165,6 +170,20 @@ class Builder:
         columns = shaped(self.columns(value, stored(dtype)), value.columns.shape)
         return replace(value, columns=columns, dtype=dtype)
 
+    def add_output(self, name: str) -> None:
+        """Store a value in an output of the model."""
+        named = self.zipped[name][0] if name in self.zipped else name
+        value = self.value(named)
+        if not value.seen:
+            raise UnsupportedError("an output of strings that an input gives")
+        own = stored(value.dtype)
+        port = Port(name, value.dtype, value.columns.shape)
+        number = len(self.outputs)
+        self.outputs.append(port)
+        columns = self.columns(value, own)
+        to = {"bool": "uint8", STRING: "int64"}.get(value.dtype, value.dtype)
+        self.program.step("store", columns, [], (own, to), sizes=[number, port.width, 0])
+
 
 @dataclass(frozen=True)
 class Port:
@@ -210,27 +229,46 @@ def _attribute(attribute: AttributeProto) -> Any:
     return helper.get_attribute_value(attribute)
 
 
-def build(model: ModelProto, operators: Mapping[tuple[str, str], Operator], *, walk_all: bool) -> Builder:
-    """The program of the model's graph. Raises UnsupportedError for what the operators do not take."""
+def build(
+    model: ModelProto, operators: Mapping[tuple[str, str], Operator], *, walk_all: bool, partly: bool = False
+) -> Builder:
+    """The program of the model's graph. Raises UnsupportedError for what the operators do not take.
+
+    If it may be taken ``partly``, nodes are left out instead, and so are the outputs if any node is.
+    """
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     found = Builder(constants=constants, walk_all=walk_all)
     for info in graph.input:
         if info.name not in found.constants:
             _add_input(found, info)
-    for node in graph.node:
-        if all(name in found.constants for name in node.input if name) and node.op_type != "Constant":
-            raise UnsupportedError(f"{node.op_type} of constants")
-        operator = operators.get((node.domain.replace("ai.onnx.ml", "ml"), node.op_type))
-        if operator is None:
-            raise UnsupportedError(f"{node.op_type} of {node.domain or 'ai.onnx'}")
+    for number, node in enumerate(graph.node):
         try:
-            operator(found, node, attributes(node))
-        except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
-            raise UnsupportedError(f"{node.op_type} with other attributes than the kernels take: {error!r}") from error
-    for info in graph.output:
-        _add_output(found, info.name)
+            _add_node(found, node, operators)
+        except UnsupportedError as error:
+            if not partly:
+                raise
+            found.left.add(number)
+            if all(name in found.values or name in found.constants for name in node.input if name):
+                found.refused[number] = str(error)
+            for name in node.output:
+                found.values.pop(name, None)
+    if not found.left:
+        for info in graph.output:
+            found.add_output(info.name)
     return found
+
+
+def _add_node(found: Builder, node: NodeProto, operators: Mapping[tuple[str, str], Operator]) -> None:
+    if all(name in found.constants for name in node.input if name) and node.op_type != "Constant":
+        raise UnsupportedError(f"{node.op_type} of constants")
+    operator = operators.get((node.domain.replace("ai.onnx.ml", "ml"), node.op_type))
+    if operator is None:
+        raise UnsupportedError(f"{node.op_type} of {node.domain or 'ai.onnx'}")
+    try:
+        operator(found, node, attributes(node))
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
+        raise UnsupportedError(f"{node.op_type} with other attributes than the kernels take: {error!r}") from error
 
 
 def _add_input(builder: Builder, info: Any) -> None:
@@ -243,18 +281,3 @@ def _add_input(builder: Builder, info: Any) -> None:
     builder.inputs.append(port)
     columns = shaped((Given(source, i) for i in range(port.width)), port.shape)
     builder.values[info.name] = Value(columns, port.dtype, port.dtype != STRING)
-
-
-def _add_output(builder: Builder, name: str) -> None:
-    """Store a value in an output of the model."""
-    named = builder.zipped[name][0] if name in builder.zipped else name
-    value = builder.value(named)
-    if not value.seen:
-        raise UnsupportedError("an output of strings that an input gives")
-    own = stored(value.dtype)
-    port = Port(name, value.dtype, value.columns.shape)
-    number = len(builder.outputs)
-    builder.outputs.append(port)
-    columns = builder.columns(value, own)
-    to = {"bool": "uint8", STRING: "int64"}.get(value.dtype, value.dtype)
-    builder.program.step("store", columns, [], (own, to), sizes=[number, port.width, 0])
