@@ -38,6 +38,8 @@ BUDGET_S: float | None = None
 """The default budget of a compile in seconds; None for as many as it takes."""
 QUICK_BUDGET_S = 10.0
 """The default budget of a quick compile in seconds."""
+_OF_LIBRARIES = (".cbm", ".joblib", ".json", ".pickle", ".pkl", ".txt", ".ubj")
+"""Ends of files that are no ONNX models, so that what is wrong with one is said of libraries' models."""
 _SHAPES = "{'image': (1, 3, 224, 224)}"
 """An example for messages."""
 
@@ -67,10 +69,11 @@ def add_backend_pattern_rule(backend: str, pattern_rule: MatchSource) -> None:
 
 
 def compile(
-    model: ModelSource,
+    model: ModelSource | Any,
     *,
     backends: Sequence[str] | str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
     threads: int | None = None,
     tune_trials: int = 0,
     db: str | Path | None = None,
@@ -92,12 +95,16 @@ def compile(
     tolerance: float = 0.0,
     metric: str | Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
     device: str = "auto",
+    trust: bool = False,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
-    - ``model``: a path, bytes or a ModelProto.
+    - ``model``: a path, bytes or a ModelProto; or a model of LightGBM, XGBoost, CatBoost or scikit-learn, or the path
+      of one that its library has saved (see ``trust``).
     - ``backends``: names of the backends that may be used, as a list or as "a,b" (default: all that are available).
     - ``shapes``: shapes of symbolic inputs by name (elements per axis).
+    - ``batch``: the elements of the first axis of all inputs that leave it open, unless ``shapes`` has them. A model
+      whose operators all map rows to rows, of tables and trees, needs neither: its module takes any number of rows.
     - ``threads``: the default is the cores that this process can keep busy (its CPU set, or its quota rounded down).
     - ``tune_trials``: the trials that TVM has to tune a convolution or matrix product.
     - ``db``: the measurement database (default: a file in the user's cache directory).
@@ -132,6 +139,7 @@ def compile(
       name, that returns a number.
     - ``device``: "cpu" for the CPU alone, "cuda" to fail where no NVIDIA GPU can be used, or "auto" (the default) for
       whatever is fastest of what is there.
+    - ``trust``: load a joblib or pickle file. Such files are programs, which can do anything on this machine.
 
     Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
     depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
@@ -161,6 +169,8 @@ def compile(
         raise UsageError(
             f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
         )
+    if batch is not None and not batch > 0:
+        raise UsageError(f"batch must be at least 1, not {batch}.")
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
     if effort not in EFFORTS:
@@ -184,6 +194,7 @@ def compile(
     options = CompileOptions(
         backends=backends,
         shapes=shapes,
+        batch=batch,
         threads=threads,
         tune_trials=tune_trials,
         db=Path(db) if db is not None else None,
@@ -206,7 +217,37 @@ def compile(
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:
-        return compile_model(model, options, chosen, show)
+        source, name = as_onnx(model, trust=trust)
+        return compile_model(source, options, chosen, show, name=name)
+
+
+def as_onnx(model: Any, *, trust: bool = False) -> tuple[ModelSource, str]:
+    """The ONNX model of what ``compile`` takes, and a name for it; "" if its path has that.
+
+    Paths of ONNX models, and unknown files, stay what they are. Raises ModelError and UsageError.
+    """
+    from onnx import ModelProto
+
+    if isinstance(model, (bytes, ModelProto)):
+        return model, ""
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        if path.suffix.lower() == ".onnx" or not path.is_file():
+            return model, ""
+        from collage.frontend.trees.files import read_model_file, recognise
+
+        if recognise(path) is None and path.suffix.lower() not in _OF_LIBRARIES:
+            return model, ""
+        return read_model_file(path, trust), path.stem
+    from collage.frontend.trees.objects import from_object
+
+    found = from_object(model)
+    if found is None:
+        raise UsageError(
+            f"a {type(model).__module__}.{type(model).__qualname__} is no model that Collage knows: give one of ONNX, "
+            "LightGBM, XGBoost, CatBoost or scikit-learn."
+        )
+    return found, type(model).__name__
 
 
 def compile_shapes(

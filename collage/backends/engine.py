@@ -47,6 +47,8 @@ class Engine(Backend):
     """
 
     kind = BackendKind.ENGINE
+    own: ClassVar[bool] = False
+    """Whether it is Collage's own, which comparisons with engines leave out."""
     takes_apart: ClassVar[bool] = False
     """Whether it takes models whose large weights are apart: to ``codegen_model`` as ONNX's external data in files of
     ``collage.frontend.read.weights``, and to ``session`` as artifacts of ``collage.kernel.model_artifact``. A subclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,16 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError, UsageError, unknown_names
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs, random_value
+from collage.frontend.random_rows import random_rows
 from collage.frontend.read.external_data import without_links
 from collage.frontend.read.load import load_onnx
 from collage.frontend.read.randomness import Randomness
+from collage.frontend.read.rows import BLOCK_ROWS, take_rows
 from collage.frontend.read.shapes import declared_types, fitting, fix_shapes, model_inputs
 from collage.frontend.read.value_types import value_type
 from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, TensorType
+from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.target import usable_cores
 from collage.measure.worker.serialisation import pickle_backend
 from collage.module.file import Summary, closest, read_summary
@@ -45,7 +48,8 @@ class Contest:
     ``shapes`` fixes symbolic inputs (elements per axis). ``threads`` are those of all contenders; the default are the
     cores that this process can keep busy. ``engines`` defaults to all that are installed, those of other packages
     among them. ``others`` maps names of contenders from outside to "module:function" (see
-    ``collage.bench.worker.Setup``). ``seed`` is that of the random inputs.
+    ``collage.bench.worker.Setup``). ``seed`` is that of the random inputs. A model of tables, of any number of rows,
+    has a race for each number of ``rows``. ``trust`` is as in ``collage.compile``.
     """
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -54,6 +58,8 @@ class Contest:
     others: Mapping[str, str] = field(default_factory=dict)
     rounds: int = 30
     seed: int = 0
+    rows: Sequence[int] = ()
+    trust: bool = False
 
 
 def bench(
@@ -66,7 +72,7 @@ def bench(
     quick: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
+    """Compare Collage with engines on a model's file; the JSON contract of ``collage bench --json``.
 
     ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``, and
     with ``budget_s`` and ``quick`` as in ``collage.compile``.
@@ -76,7 +82,9 @@ def bench(
     that inputs were given; inputs that the model leaves open have the module's own if ``contest`` has none, and
     ``shapes_of`` says which these are. Contenders that cannot
     run the model are listed under ``failed``; for an engine that was asked for by name this is an error. ``ended`` and
-    ``budget_s`` tell what has ended Collage's compile, as in a module's report. Raises UsageError, ModelError and what
+    ``budget_s`` tell what has ended Collage's compile, as in a module's report. A model of tables has the results of a
+    race for each number of rows under ``rows``, and those of the last one beside them; its library takes part if it is
+    installed, and the file is the library's own. Raises UsageError, ModelError and what
     ``collage.compile`` raises; KeyboardInterrupt also where the compile hands over a module after Ctrl-C, since that is
     not what is to be compared.
     """
@@ -91,43 +99,76 @@ def bench(
     cores = _threads(contest.threads, module, compiled)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
-    setup = prepare(path, threads=cores, shapes=contest.shapes, open_shapes=open_shapes, seed=contest.seed)
-    shapes_of = None
-    if summary is not None:
-        _refuse_other_model(module, summary, setup)
-        if setup.shapes.keys() - contest.shapes.keys():
-            count = len(summary.modules)
-            shapes_of = f"the first of {count} sets in {module}" if count > 1 else str(module)
     with ExitStack() as stack:
-        setup = replace(setup, path=str(stack.enter_context(without_links(path))))
+        folder = stack.enter_context(TemporaryFolder("bench"))
+        written, library = _written(path, contest.trust, folder)
+        counts = row_counts(written, contest)
+        about: dict[str, Any] = {"threads": cores, "shapes": contest.shapes, "seed": contest.seed}
+        setups = {count: prepare(written, **about, open_shapes=open_shapes, rows=count) for count in counts or (0,)}
+        setup = [*setups.values()][-1]
+        if library is not None and counts and contest.engines is None and len(setup.inputs) == 1:
+            contenders |= {library: f"collage.bench.libraries:{library}"}
+        shapes_of = None
+        if summary is not None:
+            _refuse_other_model(module, summary, setup)
+            if setup.shapes.keys() - contest.shapes.keys() and not counts:
+                several = len(summary.modules)
+                shapes_of = f"the first of {several} sets in {module}" if several > 1 else str(module)
+        link = str(stack.enter_context(without_links(written)))
         if module is None or compiled is None:
             from collage.api import compile
 
-            module = stack.enter_context(TemporaryFolder("bench")) / "module.collage"
+            module = folder / "module.collage"
             options: dict[str, Any] = {"threads": cores, "seed": contest.seed, "db": db}
             options |= {"budget_s": budget_s, "quick": quick}
-            made = compile(path, shapes=contest.shapes, progress=show, **options)
+            made = compile(written, shapes=contest.shapes, progress=show, **options)
             compiled = made.report
             if compiled.ended == INTERRUPT:
                 raise KeyboardInterrupt
             made.save(module)
-        expected, failed = reference(setup)
-        found = race(
-            {name: setup_for(setup, engine, str(module)) for name, engine in contenders.items()},
-            expected=expected and [None if at in setup.drawn else each for at, each in enumerate(expected)],
-            rounds=contest.rounds,
-            required={OURS, *([] if contest.engines is None else chosen)},
-            progress=show,
-        )
+        required = {OURS, *([] if contest.engines is None else chosen)}
+        races = {
+            count: _raced(replace(each, path=link, library=str(path)), contenders, str(module), contest, required, show)
+            for count, each in setups.items()
+        }
+    return {
+        "model": path.name,
+        "threads": cores,
+        "rounds": contest.rounds,
+        **[*races.values()][-1],
+        "shapes": {name: list(shape) for name, shape in setup.shapes.items()},
+        "shapes_of": shapes_of,
+        "ended": compiled.ended,
+        "budget_s": compiled.budget_s,
+        **({"rows": {str(count): found for count, found in races.items()}} if counts else {}),
+    }
+
+
+def _raced(
+    setup: Setup,
+    contenders: Mapping[str, str],
+    module: str,
+    contest: Contest,
+    required: Collection[str],
+    show: Callable[[Progress], None],
+) -> dict[str, Any]:
+    """The results of a race of the contenders, by name, with the module and the same inputs."""
+    expected, failed = reference(setup)
+    if setup.pool and expected is not None:
+        setup = replace(setup, outputs=_bound_types(setup, expected))
+    found = race(
+        {name: setup_for(setup, engine, module) for name, engine in contenders.items()},
+        expected=expected and [None if at in setup.drawn else each for at, each in enumerate(expected)],
+        rounds=contest.rounds,
+        required=required,
+        progress=show,
+    )
     ours = found.timings[OURS]
     medians = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
     best = min(medians, key=medians.__getitem__) if medians else None
     intervals = {name: found.interval(name, OURS) for name in medians}
     concluded = verdict(*intervals[best]) if best else None
     return {
-        "model": path.name,
-        "threads": cores,
-        "rounds": contest.rounds,
         "engines": dict(found.timings),
         "speedup_vs_best_engine": round(medians[best] / ours["median_us"], 4) if best else None,
         "best_engine": best,
@@ -137,12 +178,43 @@ def bench(
             name: {"median": round(found.ratio(name, OURS), 4), "low": round(low, 4), "high": round(high, 4)}
             for name, (low, high) in intervals.items()
         },
-        "shapes": {name: list(shape) for name, shape in setup.shapes.items()},
-        "shapes_of": shapes_of,
         "failed": {**failed, **found.failed},
-        "ended": compiled.ended,
-        "budget_s": compiled.budget_s,
     }
+
+
+def _bound_types(setup: Setup, expected: Sequence[Array]) -> dict[str, TensorType | None]:
+    """The types of a table's outputs, by those of the reference; None for texts and maps, which no engine can bind."""
+    pairs = zip(setup.outputs, expected, strict=True)
+    return {
+        name: TensorType(each.shape, each.dtype.name) if name in setup.bindable and each.dtype.kind in "biuf" else None
+        for name, each in pairs
+    }
+
+
+def _written(path: Path, trust: bool, folder: Path) -> tuple[Path, str | None]:
+    """The ONNX file of a model's file, which may be written into the folder, and the library that reads the file."""
+    from collage.api import as_onnx
+
+    proto, name = as_onnx(path, trust=trust)
+    if not isinstance(proto, onnx.ModelProto):
+        return path, None
+    from collage.bench.libraries import library_of
+
+    written = folder / f"{name}.onnx"
+    written.write_bytes(proto.SerializeToString())
+    return written, library_of(path)
+
+
+def row_counts(path: Path, contest: Contest) -> tuple[int, ...]:
+    """The numbers of rows that a model of tables is run with; none for other models, and for fixed shapes.
+
+    Raises UsageError if rows are asked for of a model that does not take any number of them, and ModelError.
+    """
+    if not contest.shapes and take_rows(load_onnx(path)):
+        return tuple(contest.rows) or (BLOCK_ROWS,)
+    if contest.rows:
+        raise UsageError("rows are for models whose operators all map rows to rows, without fixed shapes.")
+    return ()
 
 
 def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
@@ -160,7 +232,8 @@ def choose_engines(engines: Sequence[str] | None) -> list[str]:
     registry = default_registry()
     probes = registry.availability()
     registered = [name for name in probes if isinstance(registry[name], Engine)]
-    known = list(dict.fromkeys((*(name for name in ENGINES if name != OURS), *registered)))
+    own = [name for name in registered if isinstance(engine := registry[name], Engine) and engine.own]
+    known = [n for n in dict.fromkeys((*ENGINES, *registered)) if n != OURS and n not in own]
     if engines is None:
         return [name for name in known if probes[name]]
     wanted = [name for name in dict.fromkeys(each.lower() for each in engines) if name != OURS]
@@ -223,14 +296,32 @@ def prepare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     open_shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
+    rows: int = 0,
 ) -> Setup:
-    """The setup that all contenders share, without the ``engine``.
+    """The setup that all contenders share, without the ``engine``; with ``rows``, for so many rows of a table.
 
     ``open_shapes`` are those of inputs that the model and ``shapes`` leave open, if they fit the model. Raises
     ModelError and UsageError.
     """
     proto = load_onnx(path)
     drawn = Randomness(proto).outputs
+    if rows:
+        take_rows(proto)
+        pool = random_rows(proto, max(rows, BLOCK_ROWS), np.random.default_rng(seed))
+        tables = {name: each[:rows] for name, each in pool.items()}
+        kinds = {info.name: value_type(info.type) for info in proto.graph.output}
+        return Setup(
+            engine="",
+            path=str(path),
+            threads=threads,
+            inputs=tables,
+            outputs=dict.fromkeys(kinds),
+            shapes={name: each.shape for name, each in tables.items()},
+            dims={},
+            drawn=drawn,
+            pool=pool,
+            bindable=frozenset(name for name, kind in kinds.items() if kind.kind == TENSOR and kind.dtype != STRING),
+        )
     shapes = {**fitting(proto, open_shapes or {}), **(shapes or {})}
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)

@@ -144,7 +144,9 @@ def outputs_of(setup: Setup) -> Sequence[Array]:
 
 
 def _largest_error(actual: Sequence[Array], expected: Sequence[Array | None]) -> float | None:
-    """The largest error of the outputs that are compared; None if there is none."""
+    """The largest error of the outputs that are compared; None if there is none, as of a library that names none."""
+    if not actual:
+        return None
     if len(actual) != len(expected):
         return math.inf
     pairs = ((a, e) for a, e in zip(actual, expected, strict=True) if e is not None)

@@ -120,7 +120,9 @@ def dtypes_of(values: Sequence[Any]) -> list[str]:
     for value in values:
         if isinstance(value, (list, tuple)):
             found += dtypes_of(value)
-        elif value is not None and not isinstance(value, dict):
+        elif isinstance(value, dict):
+            found += ["float32"] * any(isinstance(each, float) for each in value.values())
+        elif value is not None:
             found.append(np.asarray(value).dtype.name)
     return found
 
@@ -334,6 +336,8 @@ def difference(
     if isinstance(expected, (list, tuple)):
         if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
             return math.inf, math.inf
+        if (rows := _of_maps(expected)) is not None and (own := _of_maps(actual)) is not None:
+            return difference(own, rows) if [*actual[0]] == [*expected[0]] else (math.inf, math.inf)
         pairs = [
             _drawn_difference(a, e) if at in drawn else difference(a, e, rounded=rounded)
             for at, (a, e) in enumerate(zip(actual, expected, strict=True))
@@ -352,6 +356,14 @@ def difference(
     with np.errstate(all="ignore"):
         apart = np.abs(np.atleast_1d(a.astype(np.float64) - e.astype(np.float64)))
         return float(np.nanmax(apart, initial=0.0)), error
+
+
+def _of_maps(values: Sequence[Any]) -> Array | None:
+    """A row for each of several maps from equal keys to floats; None for other values."""
+    if not values or not all(isinstance(each, dict) and [*each] == [*values[0]] for each in values):
+        return None
+    found = np.array([[*each.values()] for each in values])
+    return found if found.dtype.kind == "f" else None
 
 
 def is_inexact(value: Any) -> bool:

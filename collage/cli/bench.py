@@ -19,11 +19,13 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPES_OPTION,
     THREADS_OPTION,
+    TRUST_OPTION,
     Count,
     Seconds,
     flag,
     once_each,
     option,
+    parse_counts,
     parse_names,
     refuse_useless,
 )
@@ -38,6 +40,12 @@ from collage.cli.options import (
     help="Compare with these only. Default: all that are installed.",
 )
 @SHAPES_OPTION
+@option(
+    "--rows",
+    type=parse_counts,
+    metavar="1,100,10000",
+    help="Numbers of rows, with a race for each, for a model that takes any number of them. Default: 1000.",
+)
 @THREADS_OPTION
 @option(
     "--rounds",
@@ -59,6 +67,7 @@ from collage.cli.options import (
     help="Time for the compile, as in `collage compile`. Default: as long as it takes, 10 with --quick.",
 )
 @flag("--quick", help="Compile with few candidates and few samples.")
+@TRUST_OPTION
 @DB_OPTION
 @SEED_OPTION
 @JSON_OPTION
@@ -67,11 +76,13 @@ def bench(
     model: Path,
     engines: tuple[str, ...] | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    rows: tuple[int, ...] | None,
     threads: int | None,
     rounds: int,
     module: Path | None,
     budget: float | None,
     quick: bool,
+    trust: bool,
     db: Path | None,
     seed: int,
     as_json: bool,
@@ -81,7 +92,8 @@ def bench(
 
     Every contender runs the original model file in a process of its own, with the same threads, inputs and
     precision (float32). They run in short bursts, one after another, while the others sleep. Outputs are
-    compared with ONNX Runtime's.
+    compared with ONNX Runtime's. A model that LightGBM, XGBoost or CatBoost has saved is compared with its
+    library, too.
 
     \b
     Examples:
@@ -89,6 +101,7 @@ def bench(
       collage bench model.onnx --budget 60
       collage bench model.onnx --engines onnxruntime --threads 1 --rounds 50
       collage bench model.onnx --module model.collage --json
+      collage bench booster.txt --rows 1,100,10000
     """
     fixed = once_each("--shape", shapes)
     if module is not None:
@@ -99,15 +112,38 @@ def bench(
         from collage.bench.engines import bench as compare
         from collage.report.progress_display import display
 
-        contest = Contest(shapes=fixed, threads=threads, engines=engines, rounds=rounds, seed=seed)
+        counts: dict[str, Any] = {"rounds": rounds, "rows": rows or ()}
+        contest = Contest(shapes=fixed, threads=threads, engines=engines, seed=seed, trust=trust, **counts)
         with display(not quiet) as progress:
             found = compare(model, contest, db=db, module=module, budget_s=budget, quick=quick, progress=progress)
     if as_json:
         print_json(found)
         return
     from collage.report.best_so_far import FINISHED, ended_words
-    from collage.report.show import duration
     from collage.runtime.inputs import shape_arguments
+
+    say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
+    if found["shapes_of"] is not None:
+        given = shape_arguments([*found["shapes"]], [*found["shapes"].values()])
+        say(f"inputs {given}, as in {found['shapes_of']}")
+    races = found.get("rows", {"": found})
+    for count, of_count in races.items():
+        if count:
+            say(f"\n{count} rows" if int(count) > 1 else "\none row")
+        _show_race(of_count)
+    if found["ended"] != FINISHED:
+        say(f"Collage's compile was stopped: {ended_words(found['ended'], found['budget_s'])}.")
+    for name, reason in {n: r for each in races.values() for n, r in each["failed"].items()}.items():
+        say(f"{name} could not run it: {reason}")
+    for count, of_count in races.items():
+        if of_count["best_engine"] is not None:
+            of_rows = f"{count} rows: " if int(count or 1) > 1 else "One row: " if count else ""
+            say(of_rows + conclusion({**of_count, "rounds": found["rounds"]}))
+
+
+def _show_race(found: Mapping[str, Any]) -> None:
+    """Print the table of the contenders, the fastest first."""
+    from collage.report.show import duration
 
     rows = []
     for name, timing in sorted(found["engines"].items(), key=lambda item: item[1]["median_us"]):
@@ -115,18 +151,8 @@ def bench(
         times = (duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us"))
         ratio = f"{found['ratios'][name]['median']:.2f}x" if name in found["ratios"] else ""
         rows.append((name, *times, ratio, "" if error is None else f"{error:.1g}"))
-    say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
-    if found["shapes_of"] is not None:
-        given = shape_arguments([*found["shapes"]], [*found["shapes"].values()])
-        say(f"inputs {given}, as in {found['shapes_of']}")
     titles = "engine", "median", "+-", "min", "p90", "against Collage", "max relative error"
     print_table(titles, rows, right=titles[1:])
-    if found["ended"] != FINISHED:
-        say(f"Collage's compile was stopped: {ended_words(found['ended'], found['budget_s'])}.")
-    for name, reason in found["failed"].items():
-        say(f"{name} could not run it: {reason}")
-    if found["best_engine"] is not None:
-        say(conclusion(found))
 
 
 def conclusion(found: Mapping[str, Any]) -> str:

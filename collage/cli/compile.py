@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,6 +14,7 @@ from collage.cli.console import print_json, print_rich, print_table, say
 from collage.cli.errors import log_lines, measurements_survive
 from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
+    BATCH_OPTION,
     DB_OPTION,
     JSON_OPTION,
     MODEL_ARGUMENT,
@@ -21,6 +23,7 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
+    TRUST_OPTION,
     Count,
     Number,
     Seconds,
@@ -57,7 +60,17 @@ def _show_curve(found: Mapping[str, Any], *, as_json: bool) -> None:
     say(f"\nwrote {', '.join(files)}")
 
 
-def _import_tvm() -> None:
+_TABLES = b"ai.onnx.ml"
+_END = 1 << 16
+"""The operator sets of an ONNX file are in the bytes at its end."""
+
+
+def _import_tvm(model: Path) -> None:
+    """Import TVM, unless the model may be one of tables, which TVM is not needed for."""
+    with suppress(OSError), open(model, "rb") as stream:  # whoever reads the model says what is wrong
+        stream.seek(max(0, model.stat().st_size - _END))
+        if model.suffix.lower() != ".onnx" or _TABLES in stream.read():
+            return
     with lean_imports():
         import collage.frontend.relax.importer
         import collage.patterns.relax_form  # noqa: F401
@@ -78,6 +91,7 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Use only these; `collage backends` lists them. Default: all available.",
 )
 @SHAPE_SETS_OPTION
+@BATCH_OPTION
 @THREADS_OPTION
 @DB_OPTION
 @option(
@@ -172,6 +186,7 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
 )
+@TRUST_OPTION
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -194,6 +209,8 @@ def compile(
 ) -> None:
     """Compile an ONNX model to the fastest mix of backends, and write one file.
 
+    MODEL is an ONNX file, or a model that LightGBM, XGBoost or CatBoost has saved, or joblib (see --trust).
+
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. Ctrl-C, or the end of --budget, writes the best module so far: within seconds
     that is the fastest engine. The result is checked against ONNX Runtime and is never slower than
@@ -209,6 +226,7 @@ def compile(
       collage compile detector.onnx -o detector.collage --input image=image.npy
       collage compile model.onnx -o model.collage --json > report.json
       collage compile model.onnx -o model.collage --budget 60
+      collage compile booster.txt -o booster.collage
       collage compile model.onnx -o model.collage --level graph --budget 600
       collage compile model.onnx -o model.collage --cluster auto
       collage compile model.onnx -o model.collage --tolerance 1e-2 --input samples/
@@ -224,7 +242,7 @@ def compile(
     context = click.get_current_context()
     if files and sample_paths:
         raise click.UsageError("--input takes NAME=FILE.npy or samples (.npz), not both", context)
-    for name, given in (("--pareto", pareto), ("--input", inputs)):
+    for name, given in (("--pareto", pareto), ("--input", inputs), ("--batch", options["batch"])):
         if given and len(sets) > 1:
             raise click.UsageError(f"{name} is for one set of shapes", context)
     if not (options["tolerance"] or pareto):
@@ -245,7 +263,7 @@ def compile(
 
         with display(not quiet) as progress:
             # Nobody needs TVM before the engines have run the model, and a process waits for these meanwhile.
-            Thread(target=_import_tvm, daemon=True).start()
+            Thread(target=_import_tvm, args=(model,), daemon=True).start()
             options["progress"] = progress
             if len(sets) == 1:
                 options["shapes"] = sets[0]

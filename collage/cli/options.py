@@ -68,6 +68,14 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Parse ``1,100`` to a tuple of whole numbers above 0, each once."""
+    numbers = parse_names(text)
+    if not all(each.isascii() and each.isdigit() and int(each) for each in numbers):
+        raise click.BadParameter(f"{text!r} are no numbers of rows; write them as 1,100,10000.")
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
 def parse_file_of(text: str) -> tuple[str, Path]:
     """Parse ``name=file.npy`` to a name and a path; the name may hold equals signs."""
     name, _, path = text.rpartition("=")
@@ -126,7 +134,7 @@ def _given(name: str) -> bool:
     return parameter is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
-MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=PATH)
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL", type=PATH)
 OUTPUT_OPTION = option("-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write.")
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH)
 _SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
@@ -138,6 +146,16 @@ SHAPE_SETS_OPTION = click.option(
     **_SHAPES,
     help=f"{_FIX} An input that is named again begins the next set of shapes: the file then has a placement for each "
     "set, and runs others on ONNX Runtime.",
+)
+BATCH_OPTION = click.option(
+    "--batch",
+    type=Count(min=1),
+    metavar="N",
+    help="Fix the first axis of all inputs that leave it open. A model whose operators all map rows to rows needs no "
+    "such number: it takes any number of rows.",
+)
+TRUST_OPTION = click.option(
+    "--trust", is_flag=True, help="Load a joblib or pickle file. It is a program, which runs with your rights."
 )
 THREADS_OPTION = click.option(
     "--threads",

@@ -28,6 +28,7 @@ from collage.core.threads import in_thread
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
+from collage.frontend.read.rows import ANY_ROWS
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
@@ -79,11 +80,13 @@ class Bench:
         self._coming: Future[Tools] | None = None
         self._session: WorkerSession | None = None
         self._closed = False
-        self.why_no_graph: ModelError | None = None
+        self.why_no_graph = ModelError(ANY_ROWS) if task.source.rows else None
         """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
 
     def begin(self) -> None:
         """Import the model, start its worker and compute reference values in a thread: engines load meanwhile."""
+        if self.why_no_graph is not None:
+            return
         self._workers.prefetch(self.task.target.threads)
         self._coming = in_thread(self._prepared)
 

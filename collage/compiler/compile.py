@@ -31,7 +31,8 @@ from collage.core.temporary import sweep
 from collage.errors import CollageError, DatabaseError, MeasurementError, UsageError
 from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource, load_onnx
-from collage.frontend.read.shapes import fix_shapes, model_inputs
+from collage.frontend.read.rows import BLOCK_ROWS, take_rows
+from collage.frontend.read.shapes import fix_shapes, model_inputs, with_batch
 from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.ort_shapes import settle_outputs
@@ -60,6 +61,7 @@ def compile_model(
     registry: Registry,
     progress: Callable[[Progress], None],
     workers: Workers | None = None,
+    name: str = "",
 ) -> CompiledModule:
     """Compile the model to the fastest mix of the registry's backends.
 
@@ -80,7 +82,7 @@ def compile_model(
         )
     target = _target(options.threads)
     versions = {name: backend.available().version for name, backend in backends.items()}
-    name = printable(Path(source).stem) if isinstance(source, (str, Path)) else "model"
+    name = name or (printable(Path(source).stem) if isinstance(source, (str, Path)) else "model")
 
     best = Best(progress, clock)
     best.show(Progress("import", 0, 1, name))
@@ -118,10 +120,12 @@ def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, na
     if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
         samples = (example_inputs,)
     as_loaded = AsLoaded.of(original)
-    shapes = with_shapes_of(example_inputs, options.shapes)
-    fix_shapes(original, shapes)
-    settle_outputs(original)
-    return Source(original, as_loaded, name, example_inputs, samples, source, shapes)
+    shapes = with_batch(original, with_shapes_of(example_inputs, options.shapes), options.batch)
+    rows = BLOCK_ROWS if not (shapes or options.strict) and take_rows(original) else 0
+    if not rows:
+        fix_shapes(original, shapes)
+        settle_outputs(original)
+    return Source(original, as_loaded, name, example_inputs, samples, source, shapes, rows=rows)
 
 
 def compiled(bench: Bench, best: Best) -> Selection:

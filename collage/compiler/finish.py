@@ -19,7 +19,7 @@ from collage.compiler.referee import LAST, Referee
 from collage.core.progress import Progress
 from collage.errors import ModelError, NoPlacementError
 from collage.measure.timing.effort import QUICK
-from collage.measure.timing.interleave import FEWEST, Pace, may_be_best
+from collage.measure.timing.interleave import FEWEST, Pace, at_worst, may_be_best
 from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED as BY_ITSELF
 from collage.runtime.parts import load_parts
@@ -33,6 +33,7 @@ TIE = 1.02
 """An engine, or a simpler plan, is handed over if it is slower than the best one by less than this factor."""
 _FEW, _MANY = 2, 4
 """The most placements in the last race, if the time is short and otherwise."""
+_BY_ROW_S = 2.0
 _QUICK_LAST = Pace(rounds=12, least=FEWEST, limit_s=2.0)
 _SHARE = 0.4
 """The share of the time that is left which the last race may take."""
@@ -53,15 +54,18 @@ class Finish:
         Raises NoPlacementError or ModelError if there is none, and BudgetOverError.
         """
         self._bench.show(Progress("finish", 0, 1))
-        timings: dict[Plan, Timing] = {}
-        while plans := self._allowed(self._best.finalists(_FEW if self._hurried else _MANY)):
+        best, rows = self._best, self._bench.task.source.rows
+        timings, by_row = dict[Plan, Timing](), dict[Plan, Timing]()
+        while plans := self._allowed(best.finalists(_FEW if self._hurried else _MANY)):
             if not timings.keys() >= {*plans}:  # others were far behind what is refused now
                 timings = self._raced(plans)
-            left = self._best.everything()
-            for plan in [each for each in _ranked(timings) if each in left][:1]:
+                if rows:  # who is far behind on many rows may be ahead on one
+                    timings = {p: Timing(us := best.us(p), 0.0, us, us, 1) for p in best.everything()} | timings
+                    by_row = self._raced(best.everything(), by_row=True)
+            for plan in [each for each in _ranked(at_worst(timings, by_row)) if each in best.everything()][:1]:
                 selected = self._handed_over(plan, timings)
                 if selected is not None:
-                    return selected
+                    return replace(selected, by_row=_by_label(plan, by_row))
         return self._unmeasured()
 
     def engine(self) -> Selection | None:
@@ -80,7 +84,7 @@ class Finish:
         selected = None if timing is None else self._selected(plan, timing, finished)
         if selected is None:
             return None
-        return replace(selected, timings=finished.timings, predicted_us=finished.predicted_us)
+        return replace(selected, timings=finished.timings, by_row=finished.by_row, predicted_us=finished.predicted_us)
 
     def _allowed(self, plans: Sequence[Plan]) -> list[Plan]:
         """The plans that may be handed over: with ``strict`` no engine on the whole model or its suffix."""
@@ -88,13 +92,13 @@ class Finish:
             return [*plans]
         return [plan for plan in plans if isinstance(plan, Placed) and not plan.suffix]
 
-    def _raced(self, plans: Sequence[Plan]) -> dict[Plan, Timing]:
-        """Timings of the plans in one race. Plans that fail leave it."""
+    def _raced(self, plans: Sequence[Plan], *, by_row: bool = False) -> dict[Plan, Timing]:
+        """Timings of the plans in one race, perhaps on single rows. Plans that fail leave it."""
         pace = _QUICK_LAST if self._bench.task.options.effort is QUICK else LAST
         while left := [plan for plan in plans if plan in self._best.everything()]:
-            seconds = min(pace.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
+            seconds = min(_BY_ROW_S if by_row else pace.limit_s, _SHARE * self._bench.clock.deadline.remaining_s)
             try:
-                return self._referee.race(left, replace(pace, limit_s=seconds), " at last")
+                return self._referee.race(left, replace(pace, limit_s=seconds), " at last", by_row)
             except RaceFailedError as error:
                 self._failed(error.failed)
         return {}
@@ -111,10 +115,7 @@ class Finish:
         self._best.drop(plan)
 
     def _handed_over(self, plan: Plan, timings: Mapping[Plan, Timing]) -> Selection | None:
-        timing = timings.get(plan)
-        if timing is None:
-            us = self._best.us(plan)
-            timing = Timing(us, 0.0, us, us, 1)
+        timing = timings.get(plan) or Timing(us := self._best.us(plan), 0.0, us, us, 1)
         self._bench.show(Progress("check", 0, 1, plan.label))
         selected = self._selected(plan, timing)
         if selected is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from collage.measure.worker.plan_protocol import PlanKernel
@@ -131,7 +131,8 @@ class RaceFailedError(Exception):
 
 @dataclass(frozen=True)
 class Selection:
-    """The plan, its module's parts, and the executor that runs them. ``timings`` are of all compared plans, by label.
+    """The plan, its module's parts, and the executor that runs them. ``timings`` are of all compared plans, by label,
+    and ``by_row`` those on single rows, if the module takes any number of them.
 
     Times are in microseconds. ``max_abs_error`` and ``relative_error`` are the largest errors of its outputs.
     """
@@ -146,5 +147,6 @@ class Selection:
     relative_error: float
     error: float | None = None
     """The error on samples by the user's metric; None without a tolerance, or if it is not known."""
+    by_row: Mapping[str, Timing] = field(default_factory=dict)
     unmeasured: str = ""
     """The reason why the module was neither measured nor checked, or "" if it was."""

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -61,7 +61,7 @@ class Finished:
     - ``streams``: algorithm, order and streams of its schedule.
     - ``kernel_errors``: what each kernel is predicted to add to the error of the outputs (see ``Candidate``).
     - ``whole``: a plan without a placement.
-    - ``timings``: those of the last race by label, in microseconds.
+    - ``timings``, ``by_row``: those of the last races by label, in microseconds.
     - ``launches_us``, ``predicted_us``: the times of the plan's launches, and what they add up to.
     - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
     - ``engines``: the plans without a placement that ran, with their times in microseconds.
@@ -84,6 +84,7 @@ class Finished:
     graph_level: GraphLevelReport | None
     engines: tuple[tuple[NamedEngine, float], ...]
     suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
+    by_row: Mapping[str, Timing] = field(default_factory=dict)
 
 
 FINISHED: Fact[Finished] = Fact("compile", asdict, partial(typed, Finished))
@@ -114,6 +115,7 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
         streams=streams,
         whole=_named_engine(plan) if isinstance(plan, Whole) else None,
         timings=selected.timings,
+        by_row=selected.by_row,
         launches_us=tuple(region.cost_us for region in selected.parts.program.launches),
         predicted_us=selected.predicted_us,
         kernel_errors=tuple(each.error for each in candidates),

@@ -83,30 +83,31 @@ class Referee:
             self._bench.known.engine_us[plan] = mine.median_us
         return Ran(plan, mine.median_us, _ratio(timings, plan, best), launches, error, foreseen)
 
-    def race(self, plans: Sequence[Plan], pace: Pace, mark: str = "") -> dict[Plan, Timing]:
+    def race(self, plans: Sequence[Plan], pace: Pace, mark: str = "", by_row: bool = False) -> dict[Plan, Timing]:
         """Timings of the plans in one interleaved run, from the database or made now.
 
-        Raises RaceFailedError if one of them fails, and what a worker raises.
+        With ``by_row``, each call of an engine gets one row of the inputs. Raises RaceFailedError if one of them fails,
+        and what a worker raises.
         """
         entries = {plan: self.entry(plan) for plan in plans}
         target, graph = self._bench.task.target, self._graph
         keys: dict[str, tuple[NetworkKey, str]] = {}
         for number, plan in enumerate(plans):
             key = network_key(entries[plan], [*entries.values()], graph, target)
-            key = replace(key, placement=f"{key.placement} by turns{mark}")
+            key = replace(key, placement=f"{key.placement} by turns{mark}{', by row' * by_row}")
             keys[str(number)] = key, f"{self._bench.task.source.name}: {plan.label}"
-        run = partial(self._race, plans, pace)
+        run = partial(self._race, plans, pace, by_row)
         found = self._bench.database.remember(RaceKey(keys), run)
         return {plan: found[str(number)] for number, plan in enumerate(plans)}
 
-    def _race(self, plans: Sequence[Plan], pace: Pace) -> Mapping[str, Timing]:
+    def _race(self, plans: Sequence[Plan], pace: Pace, by_row: bool) -> Mapping[str, Timing]:
         self._bench.show(Progress("compare", 0, 1, ", ".join(plan.label for plan in plans)))
         turns = {}
         if len(plans) > 1:
             self._bench.settle()
         for number, plan in enumerate(plans):
             self.open(plan)
-            turns[str(number)] = partial(self.guarded, plan, partial(self._turn, plan, plans))
+            turns[str(number)] = partial(self.guarded, plan, partial(self._turn, plan, plans, by_row))
         found = race_by_turns(turns, pace)
         shortest_s = min(timing.median_us for timing in found.values()) / 1e6
         self._turn_s = min(_MOST_TURN_S, max(_LEAST_TURN_S, _CALLS * shortest_s))
@@ -129,11 +130,11 @@ class Referee:
             self._bench.runs.open(self.executable(plan))
             self._bench.clock.keep(_LAST_S + _OPENINGS * (time.perf_counter() - started))
 
-    def _turn(self, plan: Plan, plans: Sequence[Plan]) -> Sequence[float]:
+    def _turn(self, plan: Plan, plans: Sequence[Plan], by_row: bool) -> Sequence[float]:
         settle_s = _SETTLE_S if any(each != plan and _spins(each) for each in plans) else 0.0
         if isinstance(plan, Whole) or plan.suffix:
             name = plan.label if isinstance(plan, Whole) else self.suffixes.names[plan]
-            return self._bench.whole.engines.turn(name, settle_s, self._turn_s)
+            return self._bench.whole.engines.turn(name, settle_s, self._turn_s, by_row=by_row)
         return self._bench.runs.turn(self.executable(plan), settle_s, self._turn_s)
 
     def guarded(self, plan: Plan, work: Callable[[], T]) -> T:

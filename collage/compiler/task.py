@@ -31,7 +31,7 @@ REDUCED = frozenset((BF16, INT8, TF32, FP16))
 LEAST_IN_8_BITS = 2e-3
 """Rounding to 8 bits is off by up to this share of the largest number, so that no network stays below it."""
 
-_NO_KEY = frozenset("backends shapes threads db budget inputs effort since cluster metric samples".split())
+_NO_KEY = frozenset("backends batch shapes threads db budget inputs effort since cluster metric samples".split())
 """Options that do not decide what a compile finds, or of which the key has the essence."""
 
 
@@ -41,6 +41,7 @@ class CompileOptions:
 
     backends: Sequence[str] | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    batch: int | None = None
     threads: int | None = None
     tune_trials: int = 0
     db: Path | None = None
@@ -104,6 +105,8 @@ class Source:
     shapes: Shapes = field(default_factory=dict)
     family: bool = False
     share_us: float = 0.0
+    rows: int = 0
+    """The rows that a model of any number of rows is measured on; 0 if all shapes are fixed."""
 
 
 @dataclass(frozen=True)

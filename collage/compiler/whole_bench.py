@@ -20,6 +20,7 @@ from collage.core.typed import typed
 from collage.errors import ModelError
 from collage.frontend.model_artifacts import artifact_of, fits_an_artifact
 from collage.frontend.random_inputs import random_value
+from collage.frontend.random_rows import random_rows
 from collage.frontend.read.apart import weight_files, without_weights
 from collage.frontend.read.index_limits import accepted_numbers, index_limits
 from collage.frontend.read.load import as_written
@@ -46,7 +47,7 @@ class WholeForm:
     """The model as Collage loaded it, or as its author wrote it. ``example_inputs`` are the user's inputs by name.
 
     Other inputs are made up from ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves
-    extents open, and all their elements are the one of ``numbers`` where that has one.
+    extents open, and all their elements are the one of ``numbers`` where that has one; or they are ``rows`` of tables.
     """
 
     original: onnx.ModelProto
@@ -54,6 +55,7 @@ class WholeForm:
     seed: int
     shapes: Shapes = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
 
     @cached_property
     def data(self) -> bytes | Framed:
@@ -79,6 +81,8 @@ class WholeForm:
         Raises ModelError for an input of a type that cannot be made up.
         """
         rng = np.random.default_rng(self.seed)
+        if self.rows:
+            return random_rows(self.original, self.rows, rng)
         found = {}
         for port in self.ports[0]:
             name = port.name
@@ -129,9 +133,8 @@ class WholeBench:
         """Without a ``form`` it is the model as it was loaded, on numbers that it compares its inputs with."""
         source = task.source
         self.task = task
-        self.form = form or WholeForm(
-            source.original, source.example_inputs, task.options.seed, numbers=accepted_numbers(source.original)
-        )
+        about = source.original, source.example_inputs, task.options.seed
+        self.form = form or WholeForm(*about, numbers=accepted_numbers(source.original), rows=source.rows)
         self.found = EngineTrial()
         self.made = 0
         self.cannot_run = False
@@ -168,7 +171,7 @@ class WholeBench:
         two sampling rates, and a length that only one of the two accepts.
         """
         source, forms = self.task.source, [self.form]
-        if source.written is not None:
+        if source.written is not None and not source.rows:
             untouched = as_written(source.written, weight_files(source.original))
             if without_weights(untouched) != without_weights(source.original):
                 forms.append(replace(self.form, original=untouched, shapes=source.shapes))

@@ -70,6 +70,8 @@ class ValueType:
             len(self.shape) == array.ndim
             and all(e in (None, found) for e, found in zip(self.shape, array.shape, strict=True))
         ):
+            if array.ndim == len(self.shape) == 2 and self.shape[0] is None:
+                raise MismatchError(f"has {array.shape[1]} columns, the model takes {self.shape[1]}: {self}")
             raise MismatchError(f"has shape {'x'.join(map(str, array.shape)) or 'scalar'}, the model takes {self}")
         return array
 

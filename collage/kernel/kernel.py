@@ -45,7 +45,9 @@ class Session(ABC):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call | None:
         """A call that reads and writes these contiguous arrays, of the model's types, each time. By default None.
 
-        None says that the engine allocates its outputs by itself. May raise anything for arrays that do not fit.
+        None says that the engine allocates its outputs by itself. May raise anything for arrays that do not fit. If the
+        call has an attribute ``reentrant`` that is true, several threads may call it and others of the session at the
+        same time, also in a forked process: then nothing of Collage's is between the caller and the engine.
         """
         return None
 

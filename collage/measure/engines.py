@@ -131,12 +131,15 @@ class Engines:
             self._open -= named
             self._ask("close", tuple(named))
 
-    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
-        """Nanoseconds of the calls of a turn (see ``interleave.take_turn``). Raises CollageError if that fails."""
+    def turn(self, name: str, settle_s: float, turn_s: float, *, by_row: bool = False) -> list[float]:
+        """Nanoseconds of the calls of a turn (see ``interleave.take_turn``), ``by_row`` on one row of the inputs each.
+
+        Raises CollageError if that fails.
+        """
         self._start()  # a new process has nothing open
         if name not in self._open and (found := self._openings[name]()).outputs is None:
             raise CollageError(found.message)
-        reply = self._ask("turn", name, settle_s, turn_s)
+        reply = self._ask("turn", name, settle_s, turn_s, by_row)
         if isinstance(reply, Opened):
             self._open.discard(name)
             raise CollageError(reply.message)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from collage.errors import UsageError, refuse_fixed
 from collage.graph.dataflow import Array
+from collage.module.predict import as_array, table_inputs
 from collage.module.save import save_modules
 from collage.report.report import Report
 from collage.report.show_html import as_html
 from collage.runtime.bound_engine import BoundEngine, BoundSuffix
 from collage.runtime.executor import Executor
-from collage.runtime.inputs import by_name, collect_inputs, extents
+from collage.runtime.inputs import by_name, check_rows, collect_inputs, extents
 from collage.runtime.parts import Parts
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
@@ -79,6 +80,32 @@ class CompiledModule:
         outputs = self.executor.run(self._collected((), by_name(inputs, named)))
         return {port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)}
 
+    def predict(self, table: Any) -> Array:
+        """The predictions for a table: a number or a class for each row, or several numbers.
+
+        ``table`` is an array, nested lists, a sparse matrix, a DataFrame or anything else that numpy makes an array of,
+        in any numeric dtype; it is converted to the input's as the model's library does it. A model with an input for
+        each column takes a DataFrame, or a mapping from names to columns. The result is the output that the file names
+        (``collage.predict`` in an ONNX model's metadata), or the first one; of rows x 1 values it has one axis.
+
+        Raises InputError for a table that does not fit.
+        """
+        outputs = self.run(table_inputs(self.parts.program.model_inputs, table))
+        found = as_array(outputs[self.report.predictions.get("predict", next(iter(outputs)))])
+        return found.reshape(-1) if found.shape[1:] == (1,) else found
+
+    def predict_proba(self, table: Any) -> Array:
+        """The probability of each class for each row of a table (see ``predict``), as rows x classes.
+
+        The result is the output that the file names (``collage.predict_proba`` in an ONNX model's metadata), or the
+        second one of a classifier. Raises UsageError for a model without probabilities, and InputError for a table that
+        does not fit.
+        """
+        name = self.report.predictions.get("predict_proba")
+        if name is None:
+            raise UsageError(f"{self.report.model} has no probabilities: use predict, or run for all outputs.")
+        return as_array(self.run(table_inputs(self.parts.program.model_inputs, table))[name])
+
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
 
@@ -92,7 +119,10 @@ class CompiledModule:
 
     def _collected(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         program = self.parts.program
-        return collect_inputs(program.model_inputs, args, named, program.assumed, self.report.fixed)
+        found = collect_inputs(program.model_inputs, args, named, program.assumed, self.report.fixed)
+        if self.report.rows and len(found) > 1:
+            check_rows(program.model_inputs, found)
+        return found
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
@@ -108,7 +138,8 @@ class CompiledModule:
         """A call on fixed arrays, which kernels read and write without a copy.
 
         It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs a dynamic
-        suffix, or makes outputs of unknown shapes, a ``BoundSuffix``.
+        suffix, or makes outputs of unknown shapes, a ``BoundSuffix``. A module of any number of rows needs all inputs,
+        whose rows it is bound to.
 
         Arrays that are not given are made, of zeros. Raises InputError for an array of a wrong name, dtype or shape,
         and for one that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Engines that make
@@ -120,6 +151,8 @@ class CompiledModule:
 
         refuse_fixed(inputs or {}, self.report.fixed)
         if isinstance(self.executor, SuffixExecutor):
+            if self.report.rows and (bound := self.executor.bind_rows(inputs or {}, outputs or {})) is not None:
+                return bound
             if self.executor.writes_in_place:
                 return self.executor.bind_engine(inputs or {}, outputs or {})
             if outputs:

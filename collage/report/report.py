@@ -152,6 +152,14 @@ class Report:
     """None for a compile without a tolerance."""
     fixed: Sequence[str] = ()
     """The model's overridable initializers, which are no inputs of the module."""
+    predictions: Mapping[str, str] = field(default_factory=dict)
+    """The names of the outputs of ``predict`` and ``predict_proba``, by these words."""
+    rows: int = 0
+    """The rows that times are for, if the module takes any number of them; 0 if its shapes are fixed."""
+    one_row_us: float | None = None
+    """The median of the whole module on single rows, if it takes any number of them."""
+    one_row: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The ``finalists`` on single rows."""
 
     @property
     def is_measured(self) -> bool:
@@ -161,15 +169,15 @@ class Report:
     @property
     def time_text(self) -> str:
         """The measured time in milliseconds as text, or "not measured"."""
-        return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
+        rows = f" for {self.rows} rows" if self.rows else ""
+        return f"{self.measured_us / 1000:.3f} ms{rows}" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file, with some fields only if there is something in them."""
         found = asdict(self)
-        if not self.fixed:
-            del found["fixed"]
-        if self.first_mix is None:
-            del found["first_mix"]
+        for name in ("fixed", "first_mix", "predictions", "rows", "one_row_us", "one_row"):
+            if not found[name]:
+                del found[name]
         for each in found["candidates"]:
             if not each["precision"]:
                 del each["precision"]
@@ -189,13 +197,15 @@ class Report:
 
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""
-        left_out = ("candidates", "nodes", "fixed")
+        left_out = ("candidates", "nodes", "fixed", *(() if self.rows else ("rows", "one_row_us", "one_row")))
         names = (each.name for each in fields(self) if each.name not in left_out)
         found = {name: _plain(getattr(self, name)) for name in names}
         for name, digits in (("search_s", 4), ("compile_s", 3), ("epsilon_us", 3)):
             found[name] = round(found[name], digits)
         for name in ("predicted_us", "measured_us"):
             found[name] = round(found[name], 3) if self.is_measured else None
+        if self.one_row_us is not None:
+            found["one_row_us"] = round(self.one_row_us, 3)
         return {**found, "regions": [region.summary() for region in regions], "nodes": self.explain(regions)}
 
     def explain(self, regions: Sequence[Region]) -> list[dict[str, Any]]:

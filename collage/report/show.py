@@ -126,6 +126,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}"))
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
+    if report.one_row:
+        found.append(("on one row", "; ".join(_finalists(report.one_row))))
     if report.errors is not None:
         found.append(("error budget", _errors(report.errors, program)))
     if len(report.best_so_far) > 1:
@@ -167,8 +169,10 @@ def _measured(report: Report, program: Program) -> list[tuple[str, str]]:
     if report.predicted_us > 0:
         predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
     errors = f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale"
+    what = f"{report.rows} rows" if report.rows else "the whole"
+    one = "" if report.one_row_us is None else f", and {duration(report.one_row_us)} for one row"
     return [
-        ("measured", f"{duration(report.measured_us)} for the whole (median)"),
+        ("measured", f"{duration(report.measured_us)} for {what} (median){one}"),
         ("predicted", predicted),
         ("max error", errors),
     ]

@@ -100,19 +100,21 @@ def bound_arrays(
     made: Sequence[Port],
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
+    *,
+    aligned: bool = True,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """The arrays of all inputs and outputs by name. Arrays that are not given are made, of zeros.
 
-    Raises InputError for arrays that do not fit.
+    Raises InputError for arrays that do not fit. Given ones may start anywhere unless they have to be ``aligned``.
     """
-    read = _arrays("input", taken, inputs)
-    written = _arrays("output", made, outputs, writable=True)
+    read = _arrays("input", taken, inputs, aligned=aligned)
+    written = _arrays("output", made, outputs, aligned=aligned, writable=True)
     _refuse_overlap(read, written)
     return read, written
 
 
 def _arrays(
-    what: str, ports: Sequence[Port], given: Mapping[str, Array], *, writable: bool = False
+    what: str, ports: Sequence[Port], given: Mapping[str, Array], *, aligned: bool, writable: bool = False
 ) -> dict[str, Array]:
     unknown = set(given) - {port.name for port in ports}
     if unknown:
@@ -124,10 +126,10 @@ def _arrays(
             raise InputError(f"{what} {port.name} is no numpy array: a bound call reads and writes in place.")
         if array.shape != wanted.shape or array.dtype != np_dtype(wanted.dtype):
             raise InputError(f"{what} {port.name} is {array.dtype}{array.shape}, not {wanted}.")
-        if not array.flags.c_contiguous or not is_aligned(array):
+        if not array.flags.c_contiguous or (aligned and not is_aligned(array)):
+            starts = f" and start at a multiple of {ALIGNMENT} bytes" if aligned else ""
             raise InputError(
-                f"{what} {port.name} must be contiguous and start at a multiple of {ALIGNMENT} bytes: "
-                "leave it out, and fill the array that `bind` makes."
+                f"{what} {port.name} must be contiguous{starts}: leave it out, and fill the array that `bind` makes."
             )
         if writable and not array.flags.writeable:
             raise InputError(f"{what} {port.name} is read-only.")

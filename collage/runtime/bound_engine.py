@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from collage.graph.dataflow import Array, TensorType
 from collage.graph.value_type import STRING, TENSOR
 from collage.kernel.kernel import Call, Session
 from collage.runtime.bound import bound_arrays
+from collage.runtime.inputs import check_rows
 from collage.runtime.original import Careful, is_plain, unusual_finder
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Port
@@ -148,8 +149,7 @@ class BoundEngine(_OnEngine):
         """The engine has the addresses of these arrays, which live as long as this does."""
 
     def _run(self) -> None:
-        found = self._careful_outputs()
-        if found is not None:
+        if self._careful is not None and (found := self._careful_outputs()) is not None:
             for array, made in zip(self.outputs.values(), found, strict=True):
                 np.copyto(array, made)
             return
@@ -157,6 +157,42 @@ class BoundEngine(_OnEngine):
             self._call()
         except Exception as error:  # an engine raises anything
             raise self._error(error) from error
+
+
+class _Straight(BoundEngine):
+    """The same where the engine needs no lock, and no input is scanned."""
+
+    def __call__(self) -> None:
+        """Run the module once. Raises CollageError with the engine's message."""
+        try:
+            self._call()
+        except Exception as error:  # an engine raises anything
+            raise self._error(error) from error
+
+
+def for_rows(suffix: Suffix, session: Session, inputs: Mapping[str, Array]) -> Suffix | None:
+    """The suffix of a model of tables with the shapes that it has for these inputs; None if there is no binding for it.
+
+    The engine runs a row of them once, which shows the shapes of the outputs. Raises InputError for inputs that do not
+    fit, and for different numbers of rows.
+    """
+    read = [inputs[port.name] for port in suffix.inputs]
+    taken = check_rows(suffix.inputs, read)
+    if not all(map(is_plain, read)):
+        return None
+    try:
+        made = session.run([each[:1] if taken else np.zeros((1, *each.shape[1:]), each.dtype) for each in read])
+    except Exception as error:  # an engine raises anything
+        log.info("%s is not bound to its outputs: %s", suffix.region.backend, library_text(error))
+        return None
+    if not all(is_plain(each) and each.shape[:1] == (1,) for each in made):
+        return None
+    ports = [
+        replace(port, type=replace(port.type, shape=(taken, *each.shape[1:]), dtype=each.dtype.name))
+        for port, each in zip((*suffix.inputs, *suffix.outputs), (*read, *made), strict=True)
+    ]
+    found = replace(suffix, inputs=tuple(ports[: len(read)]), outputs=tuple(ports[len(read) :]))
+    return found if has_buffers(found) else None
 
 
 def has_buffers(suffix: Suffix) -> bool:
@@ -173,13 +209,16 @@ def bind_engine(
     careful: Careful | None,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
+    *,
+    aligned: bool = True,
 ) -> BoundEngine:
     """Bind the engine of a whole model that ``has_buffers`` to arrays; those that are not given are made, of zeros.
 
-    An engine that does not take them itself gets and gives copies. Raises InputError for arrays that do not fit.
+    An engine that does not take them itself gets and gives copies. Raises InputError for arrays that do not fit. Given
+    ones may start anywhere unless they have to be ``aligned``.
     """
     taken, made = ([*_ports(each)] for each in (suffix.inputs, suffix.outputs))
-    read, written = bound_arrays(taken, made, inputs, outputs)
+    read, written = bound_arrays(taken, made, inputs, outputs, aligned=aligned)
     call = None
     try:
         call = session.bind([*read.values()], [*written.values()])
@@ -187,7 +226,8 @@ def bind_engine(
         log.info("%s is not bound to arrays: %s", suffix.region.backend, library_text(error))
     if call is None:
         call = partial(_run_into, session, [*read.values()], [*written.values()])
-    return BoundEngine(suffix.region.backend, call, turn, careful, read, written)
+    straight = careful is None and getattr(call, "reentrant", False)
+    return (_Straight if straight else BoundEngine)(suffix.region.backend, call, turn, careful, read, written)
 
 
 def _run_into(session: Session, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

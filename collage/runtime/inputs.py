@@ -11,7 +11,7 @@ import numpy as np
 from collage.errors import InputError, refuse_fixed
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.given_array import MismatchError, given_array
-from collage.graph.value_type import STRING, TENSOR
+from collage.graph.value_type import STRING, TENSOR, ValueType
 from collage.schedule.program import Port, Program
 from collage.schedule.suffix import ValuePort
 
@@ -82,6 +82,15 @@ def in_order(
     return [given[port.name] for port in ports]
 
 
+def check_rows(ports: Sequence[Port | ValuePort], values: Sequence[Any]) -> int:
+    """The number of rows of the inputs of a model that takes any. Raises InputError for different numbers."""
+    rows = [len(each) for each in values]
+    if len({*rows}) > 1:
+        given = ", ".join(f"{port.name} {count}" for port, count in zip(ports, rows, strict=True))
+        raise InputError(f"the inputs have different numbers of rows: {given}.")
+    return rows[0]
+
+
 def by_name(inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
     """The inputs of ``run``: those of a mapping, if there is one, and keywords, one of which may be ``inputs``."""
     if inputs is None:
@@ -103,9 +112,19 @@ def _typed(port: Port | ValuePort, value: Any) -> Any:
     if kind.kind == TENSOR and kind.dtype != STRING and kind.shape is not None and None not in kind.shape:
         return _array(port.name, extents(port), kind.dtype, value)
     try:
-        return kind.check(value)
+        found = value if _is_rows(kind, value) else kind.check(value)
     except MismatchError as error:
         raise InputError(f"input {port.name} {error}.") from error
+    # Engines read memory row by row. An array of no axes is contiguous, and stays as it is.
+    return np.ascontiguousarray(found) if isinstance(found, np.ndarray) and not found.flags.c_contiguous else found
+
+
+def _is_rows(kind: ValueType, value: Any) -> bool:
+    """Whether the value is an array of numbers of the type, whose first extent is open, as in most calls of tables."""
+    if type(value) is not np.ndarray or kind.kind != TENSOR or not kind.shape or kind.dtype == STRING:
+        return False
+    fits = value.ndim == len(kind.shape) and value.shape[1:] == kind.shape[1:] and kind.shape[0] is None
+    return fits and value.dtype == np_dtype(kind.dtype)
 
 
 def _check_indices(port: Port | ValuePort, array: Any) -> None:

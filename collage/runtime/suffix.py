@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from collage.graph.given_array import MismatchError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
-from collage.runtime.bound_engine import BoundEngine, BoundSuffix, Launches, bind_engine, has_buffers
+from collage.runtime.bound_engine import BoundEngine, BoundSuffix, Launches, bind_engine, for_rows, has_buffers
 from collage.runtime.executor import Executor
 from collage.runtime.original import Careful, are_ordinary
 from collage.runtime.ticket_lock import TicketLock
@@ -41,19 +41,41 @@ class SuffixExecutor:
         self._careful = careful
         self._turn = TicketLock(suffix.region.backend)
 
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether the engine reads the model's inputs and makes its outputs."""
+        ports = ([port.name for port in side] for side in (self.suffix.inputs, self.suffix.outputs))
+        return not self._prefix.program.launches and [*ports] == [[*self.suffix.reads], [*self.suffix.writes]]
+
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
-        return self._turn.run(partial(self._run, inputs))
+        return self._turn.run(partial(self._make if self._is_whole else self._run, inputs))
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         values = dict(zip([port.name for port in self.suffix.inputs], inputs, strict=True))
         program = self._prefix.program
         made = self._prefix.run_in_place([values[port.name] for port in program.inputs])
         values.update(zip([port.name for port in program.outputs], made, strict=True))
-        outputs = self._finish(values)
+        given = self._make([values[name] for name in self.suffix.reads])
+        outputs = dict(zip(self.suffix.writes, given, strict=True))
         return [
             outputs[port.name] if port.name in outputs else values[port.name].copy() for port in self.suffix.outputs
         ]
+
+    def bind_rows(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundEngine | None:
+        """A call of a model of tables on all of its inputs, whose number of rows gives the outputs' shapes.
+
+        None if some inputs are not given, or not all values are arrays of numbers. Raises InputError for an array that
+        does not fit.
+        """
+        ports = self.suffix.inputs
+        if inputs.keys() != {port.name for port in ports}:
+            return None
+        given = {port.name: _bound(port, inputs) for port in ports}
+        found = self._turn.run(partial(for_rows, self.suffix, self._session, given))
+        if found is None:
+            return None
+        return bind_engine(found, self._session, self._turn, self._careful, given, outputs, aligned=False)
 
     def bind(self, inputs: Mapping[str, Array]) -> BoundSuffix:
         """A call on fixed arrays of the model's inputs. Arrays that are not given are made.
@@ -94,21 +116,18 @@ class SuffixExecutor:
         """The same executor, since there is one engine, which callers use in turn."""
         return self
 
-    def _finish(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs of the engine by name, for the model's inputs and the outputs of the launches by name."""
+    def _make(self, read: Sequence[Any]) -> list[Any]:
+        """What the engine makes of the values that it reads."""
         self._prefix.make_way()
         try:
-            read = [values[name] for name in self.suffix.reads]
             if self._careful is not None and not are_ordinary(read):
-                given = self._careful.run(read)
-            else:
-                given = self._session.run(read)
+                return self._careful.run(read)
+            return self._session.run(read)
         except InputError:
             raise
         except Exception as error:  # an engine raises anything
             text = library_text(error)
             raise CollageError(f"{self.suffix.region.backend} fails on these inputs: {text}") from error
-        return dict(zip(self.suffix.writes, given, strict=True))
 
 
 def _bound(port: ValuePort, inputs: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator
 
 from collage.backends.engine import Engine, as_engine
@@ -16,6 +17,8 @@ from collage.measure.worker.whole_protocol import EngineTrial
 
 log = logging.getLogger(__name__)
 
+_FAR = 2.0
+"""An engine that takes so many times as long on rows of a table as the best one is left at its usual settings."""
 _UNTOUCHED = "no engine takes what Collage makes of it, so it runs as its author wrote it"
 _NOT_EXACT = "it loses NaN or reassociates, and the compile was asked to do without"
 
@@ -73,9 +76,10 @@ def engines_reduced(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
 def profiles(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
     """The other settings of engines, on the form of the model that each is faster on."""
     plans = []
+    most = _FAR * min(map(best.score, best.everything()), default=0.0) if bench.task.source.rows else math.inf
     for name, backend in bench.task.engines.items():
         forms = [plan for plan in best.everything() if isinstance(plan, Whole) and plan.engine == name]
-        forms = [plan for plan in forms if not (plan.profile or plan.precision)]
+        forms = [plan for plan in forms if not (plan.profile or plan.precision or best.score(plan) > most)]
         if not forms:
             continue
         form = min(forms, key=best.score).form

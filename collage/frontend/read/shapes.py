@@ -95,6 +95,22 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     _refuse_huge(model.graph.output)
 
 
+def with_batch(model: onnx.ModelProto, shapes: Shapes, batch: int | None) -> dict[str, Sequence[int]]:
+    """``shapes``, and those of other inputs whose first axis is open, which has ``batch`` elements then.
+
+    An input that leaves more than its first axis open has no shape yet: its first axis is fixed in place.
+    """
+    found = {**shapes}
+    for info in model_inputs(model) if batch is not None else ():
+        dims = info.type.tensor_type.shape.dim
+        if info.name in shapes or not dims or (dims[0].HasField("dim_value") and dims[0].dim_value >= 0):
+            continue
+        dims[0].dim_value = batch or 0
+        if _is_static(info):
+            found[info.name] = [each.dim_value for each in dims]
+    return found
+
+
 def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """The shapes (elements per axis) of inputs that the model leaves open, and whose fixed dimensions they have."""
     found = {}

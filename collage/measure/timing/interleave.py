@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from collage.measure.timing.calls import Clock, clock_overhead, median_interval, ratios_of, summary
 from collage.measure_db.results import Timing
 
 Turns: TypeAlias = "list[list[float]]"
 """Nanoseconds of the calls in each of a candidate's turns. It has one turn in each round."""
+
+Name = TypeVar("Name")
 
 Turn: TypeAlias = Callable[[], Sequence[float]]
 """Takes one turn: a few untimed calls, and then calls whose nanoseconds are returned."""
@@ -127,6 +129,16 @@ def may_be_best(timing: Timing, rivals: Mapping[str, Timing], margin: float = 1.
     """Whether one of ``paired`` timings may be as short as the shortest of them, or ``margin`` times that."""
     shortest = min(each.median_us for each in rivals.values())
     return timing.median_us - timing.noise_us <= margin * shortest
+
+
+def at_worst(timings: Mapping[Name, Timing], others: Mapping[Name, Timing]) -> Mapping[Name, Timing]:
+    """The timings of two races as those of one: a time is the larger multiple of the best one's, in microseconds."""
+    both = {name: (timings[name], others[name]) for name in timings if name in others}
+    least, of_others = (min((pair[at].median_us for pair in both.values()), default=0.0) for at in range(2))
+    return {
+        name: replace(one, median_us=max(one.median_us, least * other.median_us / of_others))
+        for name, (one, other) in both.items()
+    } or timings
 
 
 def _are_alike(timings: Mapping[str, Timing]) -> bool:

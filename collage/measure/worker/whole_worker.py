@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +94,13 @@ class WholeWorker:
         """Run what is open on inputs, by default the usual ones."""
         return Opened(tuple(self._run(name) if inputs is None else self._sessions[name].run(inputs)))
 
-    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
-        """Nanoseconds of the calls of a turn with what is open (see ``interleave.take_turn``)."""
+    def turn(self, name: str, settle_s: float, turn_s: float, by_row: bool) -> list[float]:
+        """Nanoseconds of the calls of a turn with what is open (see ``Engines.turn``)."""
         self._reference = None  # outputs were compared before, and its memory may be needed
+        run, inputs = self._sessions[name].run, self._init.inputs
+        some = cycle([[each[at : at + 1] for each in inputs] for at in range(min(map(len, inputs)))] if by_row else [])
         with quiet_machine():
-            return take_turn(partial(self._run, name), settle_s, turn_s)
+            return take_turn((lambda: run(next(some))) if by_row else partial(self._run, name), settle_s, turn_s)
 
     def expect(self, inputs: tuple[Any, ...] | None = None) -> Opened:
         """Run ONNX Runtime without optimisations, which loads the model once for several inputs."""

@@ -12,7 +12,7 @@ from collage.compiler.finish import Finish, _ranked
 from collage.compiler.plan import FOLDED, Placed, Plan, Ran, Selection, StreamPlan, Whole
 from collage.compiler.propose.engines import engines
 from collage.compiler.propose.mixes import first_mix, other_variants
-from collage.errors import ModelError, NoPlacementError
+from collage.errors import CollageError, ModelError, NoPlacementError
 from collage.kernel.options import Variant
 from collage.measure_db.results import Timing
 from collage.schedule.schedule import Schedule
@@ -191,3 +191,36 @@ def test_without_an_engine_each_says_why() -> None:
     each = Made({}, *LIBRARIES, NullEngine("engine"), NullEngine("second"))
     with pytest.raises(ModelError, match=r"And no engine can .*engine, as written: no Relu; second, as written"):
         each.compiled()
+
+
+def of_tables(by_row: dict[str, float], **us: float) -> Selection:
+    """What is handed over of engines with these times on a block of rows, and on single ones."""
+    labels = {f"{name}, as written": each for name, each in us.items()}
+    each = Made({}, *(NullEngine(name) for name in us), engines=labels, rows=1000)
+    each.engines.by_row_us = {f"{name}, as written": us for name, us in by_row.items()}
+    each.run(engines)
+    return finished(each)
+
+
+def test_of_a_table_the_engine_that_is_never_far_behind_is_handed_over() -> None:
+    found = of_tables({"wide": 30.0, "even": 10.0}, wide=40.0, even=50.0)
+    assert found.plan == Whole("even")
+    assert (found.measured_us, found.by_row[found.plan.label].median_us) == (50.0, 10.0)
+    assert of_tables({"wide": 12.0, "even": 10.0}, wide=40.0, even=50.0).plan == Whole("wide")
+    assert of_tables({"wide": 30.0, "even": 10.0}, wide=40.0, even=4000.0).plan == Whole("wide")
+
+
+def test_an_engine_that_fails_on_one_row_is_not_handed_over() -> None:
+    each = Made({}, NullEngine("one"), NullEngine("two"), engines={}, rows=1000)
+    each.engines.us = {"one, as written": 4.0, "two, as written": 5.0}
+    each.engines.by_row_us = dict(each.engines.us)
+    each.run(engines)
+
+    def turn(name: str, settle_s: float, turn_s: float, *, by_row: bool = False) -> list[float]:
+        if by_row and name.startswith("one"):
+            raise CollageError("it needs two rows")
+        return [1e3 * each.engines.us[name]]
+
+    each.engines.turn = turn  # type: ignore[method-assign]
+    assert finished(each).plan == Whole("two")
+    assert "one, as written: it needs two rows; not used" in each.notes

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from collage.check.compare import Expected, Rule, region_tolerance, relative_error
+from collage.check.compare import Expected, Rule, difference, dtypes_of, region_tolerance, relative_error
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
 from collage.kernel.buffers import aligned_empty, as_bytes, poison
 
@@ -112,3 +112,17 @@ def test_an_element_of_next_to_no_scale_makes_no_large_noise() -> None:
     expected = Expected.of(wanted, Rule(channels_first=True))
     assert expected.error(actual) > 0.3
     assert 5e-4 < expected.as_noise(actual) < 5e-3
+
+
+def test_maps_from_classes_to_floats_are_rows() -> None:
+    """As ONNX's ZipMap gives them, whose sums differ in their last bits from engine to engine."""
+    one, near = (
+        [{"cat": 0.25, "dog": 0.75}, {"cat": 1.0, "dog": 0.0}],
+        [{"cat": 0.25, "dog": 0.75}, {"cat": 1.0, "dog": 1e-7}],
+    )
+    assert difference([near], [one])[1] == pytest.approx(1e-7)
+    assert difference([one], [one]) == (0.0, 0.0)
+    for other in (one[:1], [{"cat": 0.25, "emu": 0.75}, one[1]], [{"dog": 0.75, "cat": 0.25}] * 2, [one[0], 1.0]):
+        assert difference([other], [one])[1] == math.inf
+    assert difference([[{"cat": 1}]], [[{"cat": 2}]])[1] == math.inf
+    assert dtypes_of([one]) == ["float32", "float32"]

@@ -12,11 +12,13 @@ from collage.measure.timing.interleave import (
     SURE,
     Pace,
     Turn,
+    at_worst,
     may_be_best,
     paired,
     race_by_turns,
     take_turn,
 )
+from collage.measure_db.results import Timing
 from tests.helpers.measure_db.fake_clock import FakeClock
 
 
@@ -112,3 +114,12 @@ def test_who_was_let_go_in_fast_rounds_does_not_win_in_the_end() -> None:
     found = paired(turns)
     assert (found["a"].median_us, found["b"].median_us) == (3000, 6000)
     assert (found["a"].repeats, found["b"].repeats) == (8, 3)
+
+
+def test_of_two_races_the_worse_place_counts() -> None:
+    def timings(**us: float) -> dict[str, Timing]:
+        return {name: Timing(each, 0.0, each, each, 1) for name, each in us.items()}
+
+    one, other = timings(a=10.0, b=12.0, c=40.0), timings(a=6.0, b=2.0, c=2.0, d=1.0)
+    assert {name: each.median_us for name, each in at_worst(one, other).items()} == {"a": 30.0, "b": 12.0, "c": 40.0}
+    assert at_worst(one, {}) == one

@@ -344,6 +344,8 @@ class NullEngines:
         self.wrong: dict[str, str] = {}
         self.hostile: dict[str, tuple[str, bool]] = {}
         """What is wrong on hostile inputs, and whether a plan is right on finite ones only."""
+        self.by_row_us: dict[str, float] = {}
+        """The times of plans on single rows, by label."""
         self.suffix_us: dict[str, float] = {}
         self.suffix_makes: dict[str, float] = {}
         """The outputs of modules with a suffix, by the suffix's engine."""
@@ -391,12 +393,12 @@ class NullEngines:
     def expected(self) -> Opened:
         return Opened((np.zeros((4, 64), np.float32),))
 
-    def turn(self, name: str, settle_s: float, turn_s: float) -> list[float]:
+    def turn(self, name: str, settle_s: float, turn_s: float, *, by_row: bool = False) -> list[float]:
         self.step(f"turn {name}")
-        self.turns.append(name)
+        self.turns.append(f"{name}, by row" if by_row else name)
         if name in self.breaks:
             raise CollageError(self.breaks[name])
-        return [1e3 * self.us[name]]
+        return [1e3 * (self.by_row_us if by_row else self.us)[name]]
 
 
 class NullBench(Bench):
@@ -446,6 +448,7 @@ class Made:
         family: bool = False,
         budget_s: float | None = None,
         suffix: onnx.ModelProto | None = None,
+        rows: int = 0,
         **options: Any,
     ) -> None:
         registry = Registry()
@@ -455,7 +458,7 @@ class Made:
         self.step = Steps()
         self.shown: list[Progress] = []
         original = model()
-        source = Source(original, AsLoaded.of(original), "made up", samples=samples, family=family)
+        source = Source(original, AsLoaded.of(original), "made up", samples=samples, family=family, rows=rows)
         versions = dict.fromkeys(chosen, "1")
         budget = Budget.of(budget_s)
         asked = CompileOptions(budget=budget, **options)
