@@ -5,7 +5,7 @@
 // a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as long as the object does.
 //
 // run_table(function, program, inputs, outputs, rows, hold) calls a table program (table.h) once on lists of contiguous arrays,
-// and returns its status.
+// and returns its status. maps(rows, keys) makes a dictionary of each row of a contiguous array of float32.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -136,8 +136,36 @@ PyObject *run_table(PyObject *, PyObject *arguments) {
   return PyLong_FromLong(status);
 }
 
+PyObject *maps(PyObject *, PyObject *arguments) {
+  Py_buffer view;
+  PyObject *keys;
+  if (!PyArg_ParseTuple(arguments, "y*O!", &view, &PyTuple_Type, &keys)) return nullptr;
+  const Py_ssize_t count = PyTuple_GET_SIZE(keys), size = view.len / Py_ssize_t(sizeof(float));
+  const auto *number = static_cast<const float *>(view.buf);
+  PyObject *found = PyList_New(count > 0 ? size / count : 0);
+  for (Py_ssize_t row = 0; found != nullptr && row < PyList_GET_SIZE(found); ++row) {
+    PyObject *const map = PyDict_New();
+    bool good = map != nullptr;
+    for (Py_ssize_t i = 0; good && i < count; ++i) {
+      PyObject *const value = PyFloat_FromDouble(*number++);
+      good = value != nullptr && PyDict_SetItem(map, PyTuple_GET_ITEM(keys, i), value) == 0;
+      Py_XDECREF(value);
+    }
+    if (good) {
+      PyList_SET_ITEM(found, row, map);
+    } else {
+      Py_XDECREF(map);
+      Py_CLEAR(found);
+    }
+  }
+  PyBuffer_Release(&view);
+  return found;
+}
+
 PyMethodDef functions[] = {
-    {"run_table", run_table, METH_VARARGS, "Runs a table program on lists of arrays."}, {nullptr, nullptr, 0, nullptr}};
+    {"run_table", run_table, METH_VARARGS, "Runs a table program on lists of arrays."},
+    {"maps", maps, METH_VARARGS, "A list of dictionaries from rows of float32."},
+    {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject type_of_calls = {PyVarObject_HEAD_INIT(nullptr, 0)};
 

@@ -25,6 +25,8 @@ BLOCK = 256
 """The rows of a block."""
 LANES = 64
 """The trees that one row is at side by side."""
+MOST_COLUMNS = 1 << 18
+"""The most columns that a step makes."""
 CHUNK = 16
 """The thresholds that one row's number is compared with at a time."""
 
@@ -148,7 +150,9 @@ class TableProgram:
     _keep: list[object] = field(default_factory=list)
 
     def new(self, dtype: str, count: int = 1) -> list[Column]:
-        """New columns, behind each other."""
+        """New columns, behind each other. Raises ValueError for more than a block can have."""
+        if count > MOST_COLUMNS:
+            raise ValueError(f"{count} columns")
         size = np.dtype(dtype).itemsize
         begin = -(-self.row_bytes // size) * size
         self.row_bytes = begin + size * count

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
-from collage.native.table import Column, TableProgram
+from collage.native.table import MOST_COLUMNS, Column, TableProgram
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -277,6 +277,8 @@ def _add_input(builder: Builder, info: Any) -> None:
     if not kind.HasField("shape") or not dims or min(dims[1:], default=0) < 0:
         raise UnsupportedError(f"the input {info.name} has not a fixed number of columns")
     port = Port(info.name, type_named(kind.elem_type), tuple(dims[1:]))
+    if port.width > MOST_COLUMNS:
+        raise UnsupportedError(f"the input {info.name} has {port.width} columns")
     source = len(builder.inputs)
     builder.inputs.append(port)
     columns = shaped((Given(source, i) for i in range(port.width)), port.shape)

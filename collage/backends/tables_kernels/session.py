@@ -113,8 +113,9 @@ class TableSession(Session):
 
     def _output(self, port: Port, array: Array) -> Any:
         if port.name in self._zipped:
-            keys = self._zipped[port.name][1]
-            return [dict(zip(keys, row, strict=True)) for row in array.tolist()]
+            from collage.native._call import maps
+
+            return maps(array, tuple(self._zipped[port.name][1]))
         return self._strings[array] if port.dtype == STRING else array
 
 
