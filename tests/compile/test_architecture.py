@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "architecture.md"
 OPTIONAL = (
     *("catboost", "cuda", "jinja2", "joblib", "lightgbm", "matplotlib", "mkl", "onednn", "openai", "openvino"),
-    *("prometheus_client", "pydantic", "ray", "skl2onnx", "sklearn", "starlette", "tensorrt", "tokenizers", "torch"),
-    *("uvicorn", "xgboost"),
+    *("pandas", "prometheus_client", "pydantic", "ray", "skl2onnx", "sklearn", "starlette", "tensorrt", "tokenizers"),
+    *("torch", "uvicorn", "xgboost"),
 )
 LOOSE = {"__init__", "__main__", "_version", "api", "onnx_backend", "errors"}
 

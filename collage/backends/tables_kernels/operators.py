@@ -115,9 +115,17 @@ def _transpose(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Ar
     return np.transpose(columns, [each - 1 for each in order[1:]])
 
 
-def _gather(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
-    axis = _axis(int(a.get("axis", 0)), columns.ndim)
-    return columns.take(b.constant(node.input[1]), axis)
+def _gather(b: Builder, node: NodeProto, a: Attributes) -> None:
+    if node.input[0] in b.constants:  # a table that rows are looked up in
+        table, places = b.constants[node.input[0]], b.value(node.input[1])
+        if table.ndim != 1 or int(a.get("axis", 0)) not in (0, -1):
+            raise UnsupportedError("a table of several axes")
+        b.values[node.output[0]] = _looked_up(b, table, places)
+        return
+    value = b.value(node.input[0])
+    axis = _axis(int(a.get("axis", 0)), value.columns.ndim)
+    columns = value.columns.take(b.constant(node.input[1]), axis)
+    b.values[node.output[0]] = Value(columns, value.dtype, value.seen)
 
 
 def _slice(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
@@ -134,7 +142,10 @@ def _slice(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
 
 def _extract(b: Builder, node: NodeProto, a: Attributes) -> None:
     if node.input[0] in b.constants:  # a table that rows are looked up in
-        found = _looked_up(b, b.constants[node.input[0]], b.value(node.input[1]))
+        table, places = b.constants[node.input[0]], b.value(node.input[1])
+        if places.columns.size != 1:
+            raise UnsupportedError("several places of a row in a table")
+        found = replace(_looked_up(b, table, replace(places, columns=places.columns.reshape(()))), lies=True)
     else:
         value = b.matrix(node.input[0])
         found = Value(value.columns[b.constant(node.input[1]).reshape(-1)], value.dtype, value.seen)
@@ -142,15 +153,16 @@ def _extract(b: Builder, node: NodeProto, a: Attributes) -> None:
 
 
 def _looked_up(b: Builder, table: Array, places: Value) -> Value:
-    if table.size != table.shape[-1] or places.columns.size != 1 or places.dtype != "int64":
+    """The numbers or texts of a table at the places; what is at no place of it is as the first one."""
+    if table.size != table.shape[-1] or not table.size or places.dtype != "int64":
         raise UnsupportedError("a table with rows")
     table = table.reshape(-1)
     dtype = STRING if table.dtype.kind in "OSU" else table.dtype.name
-    numbers = np.array([b.code(_text(each)) for each in table]) if dtype == STRING else table
-    if dtype not in (STRING, "int64", "int32", *FLOATS):
+    if dtype not in (STRING, "bool", "int64", "int32", *FLOATS):
         raise UnsupportedError(f"a table of {dtype}")
-    found = mapped(b, places, np.arange(len(numbers)), numbers, numbers[0], numbers[0], dtype)
-    return Value(found.columns.reshape(()), dtype, lies=True)
+    numbers = np.array([b.code(_text(each)) for each in table]) if dtype == STRING else table
+    keys = np.concatenate([np.arange(-len(numbers), 0), np.arange(len(numbers))])
+    return mapped(b, places, keys, np.concatenate([numbers, numbers]), numbers[0], numbers[0], dtype)
 
 
 def _text(value: Any) -> str:
@@ -594,7 +606,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "Squeeze"): _moved(_squeeze),
     ("", "Unsqueeze"): _moved(_unsqueeze),
     ("", "Transpose"): _moved(_transpose),
-    ("", "Gather"): _moved(_gather),
+    ("", "Gather"): _gather,
     ("", "Slice"): _moved(_slice),
     **{("", name): _unary(what) for name, what in _UNARY.items()},
     **{("", name): _arithmetic(what) for name, what in _BINARY.items()},
