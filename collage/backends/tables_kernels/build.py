@@ -59,6 +59,13 @@ class Value:
     """Whether all its strings are in the vocabulary; those of an input may not be."""
     lies: bool = False
     """Whether it is 1 x rows instead of rows."""
+    narrow: bool = False
+    """Whether a value of float64 is in columns of float32, which hold its numbers exactly."""
+
+    @property
+    def stored(self) -> str:
+        """The type of its columns."""
+        return "float32" if self.narrow else stored(self.dtype)
 
 
 @dataclass
@@ -110,7 +117,7 @@ class Builder:
         if there is any, for one step only.
         """
         flat = value.columns.reshape(-1)
-        own = stored(value.dtype)
+        own = value.stored
         missing = [c for c in dict.fromkeys(flat) if isinstance(c, Given) and ("load", c, own) not in self.shared]
         if room and own == dtype and len(missing) == len(flat) <= len(room):
             found = dict(zip(missing, room, strict=False))
@@ -139,6 +146,13 @@ class Builder:
             numbers, outs = [c.number for c in some], [columns[c] for c in some]
             self.program.step("load", numbers, outs, kinds, sizes=[source, port.width])
 
+    def widened(self, value: Value) -> Value:
+        """The value in columns of its own type."""
+        if not value.narrow:
+            return value
+        columns = shaped(self.columns(value, stored(value.dtype)), value.columns.shape)
+        return replace(value, columns=columns, narrow=False)
+
     def code(self, text: str) -> int:
         """The place of a string in the vocabulary."""
         return self.vocabulary.setdefault(text, len(self.vocabulary))
@@ -165,10 +179,12 @@ class Builder:
             raise UnsupportedError("a cast to int32")
         if dtype == "bool" and value.dtype != "bool":
             return self.each("unary", "not", self.each("unary", "not", value, "bool"), "bool")
-        if stored(dtype) == stored(value.dtype):
-            return replace(value, dtype=dtype)
+        if dtype == "float64" and value.dtype == "float32":
+            return replace(value, dtype=dtype, narrow=True)
+        if stored(dtype) == value.stored:
+            return replace(value, dtype=dtype, narrow=False)
         columns = shaped(self.columns(value, stored(dtype)), value.columns.shape)
-        return replace(value, columns=columns, dtype=dtype)
+        return replace(value, columns=columns, dtype=dtype, narrow=False)
 
     def add_output(self, name: str) -> None:
         """Store a value in an output of the model."""

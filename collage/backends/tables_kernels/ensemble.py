@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -102,6 +102,19 @@ def _ordered(e: Ensemble) -> Order:
 def _check_nodes(nodes: Array, count: int) -> None:
     if nodes.size and not 0 <= nodes.min() <= nodes.max() < count:
         raise UnsupportedError("a node of a tree has a child that is not there")
+
+
+def rounded_down(numbers: Array) -> Array:
+    """The next lower numbers of float32."""
+    with np.errstate(over="ignore"):
+        found = numbers.astype(np.float32)
+    return np.where(found > numbers, np.nextafter(found, np.float32(-np.inf)), found)
+
+
+def narrowed(e: Ensemble) -> Ensemble:
+    """The ensemble of float64 for numbers of float32: they are above a threshold if they are above the next lower one."""
+    sets = [numbers[numbers.astype(np.float32) == numbers].astype(np.float32) for numbers in e.sets]
+    return replace(e, threshold=rounded_down(e.threshold), sets=sets)
 
 
 _MIRRORED = ("BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_MEMBER")

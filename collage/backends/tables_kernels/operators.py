@@ -62,7 +62,7 @@ def _moved(move: Callable[[Builder, NodeProto, Attributes, Array], Array]) -> Op
 
     def operator(b: Builder, node: NodeProto, a: Attributes) -> None:
         value = b.value(node.input[0])
-        b.values[node.output[0]] = Value(move(b, node, a, value.columns), value.dtype, value.seen)
+        b.values[node.output[0]] = replace(value, columns=move(b, node, a, value.columns))
 
     return operator
 
@@ -79,7 +79,7 @@ def _reshape(b: Builder, node: NodeProto, a: Attributes) -> None:
     else:
         value = b.value(node.input[0])
         columns = _reshaped(value.columns, shape)
-    b.values[node.output[0]] = Value(columns, value.dtype, value.seen)
+    b.values[node.output[0]] = replace(value, columns=columns, lies=False)
 
 
 def _reshaped(columns: Array, shape: list[int]) -> Array:
@@ -124,8 +124,7 @@ def _gather(b: Builder, node: NodeProto, a: Attributes) -> None:
         return
     value = b.value(node.input[0])
     axis = _axis(int(a.get("axis", 0)), value.columns.ndim)
-    columns = value.columns.take(b.constant(node.input[1]), axis)
-    b.values[node.output[0]] = Value(columns, value.dtype, value.seen)
+    b.values[node.output[0]] = replace(value, columns=value.columns.take(b.constant(node.input[1]), axis))
 
 
 def _slice(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Array:
@@ -148,7 +147,7 @@ def _extract(b: Builder, node: NodeProto, a: Attributes) -> None:
         found = replace(_looked_up(b, table, replace(places, columns=places.columns.reshape(()))), lies=True)
     else:
         value = b.matrix(node.input[0])
-        found = Value(value.columns[b.constant(node.input[1]).reshape(-1)], value.dtype, value.seen)
+        found = replace(value, columns=value.columns[b.constant(node.input[1]).reshape(-1)])
     b.values[node.output[0]] = found
 
 
@@ -172,8 +171,10 @@ def _text(value: Any) -> str:
 def _concat(b: Builder, node: NodeProto, a: Attributes) -> None:
     values = [b.value(each) for each in node.input]
     axis = _axis(int(a["axis"]), values[0].columns.ndim)
+    if len({each.stored for each in values}) > 1:
+        values = [b.widened(each) for each in values]
     columns = np.concatenate([each.columns for each in values], axis)
-    b.values[node.output[0]] = Value(columns, values[0].dtype, all(each.seen for each in values))
+    b.values[node.output[0]] = replace(values[0], columns=columns, seen=all(each.seen for each in values))
 
 
 def _split(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -185,7 +186,7 @@ def _split(b: Builder, node: NodeProto, a: Attributes) -> None:
         each = -(-size // len(node.output))
         sizes = [min(each, size - each * i) for i in range(len(node.output))]
     for name, part in zip(node.output, np.split(value.columns, np.cumsum(sizes)[:-1], axis), strict=True):
-        b.values[name] = Value(part, value.dtype, value.seen)
+        b.values[name] = replace(value, columns=part)
 
 
 def _vectorize(b: Builder, node: NodeProto, a: Attributes) -> None:
@@ -291,7 +292,7 @@ def combined(b: Builder, what: str, names: tuple[str, str], out: str | None = No
     if value.columns.ndim != second.columns.ndim:
         raise UnsupportedError("operands with other axes")
     left, right = np.broadcast_arrays(value.columns, second.columns)
-    return _both(b, what, Value(left, value.dtype), Value(right, second.dtype), out)
+    return _both(b, what, replace(value, columns=left), replace(second, columns=right), out)
 
 
 def _both(b: Builder, what: str, left: Value, right: Value, out: str | None) -> Value:
@@ -419,7 +420,7 @@ def _reduce(what: str) -> Operator:
         parts = parts.reshape(-1, int(np.prod(kept, dtype=np.int64)))
         made = b.program.new(own, parts.shape[1])
         for one, column in zip(made, parts.T, strict=True):
-            b.program.step("reduce", b.columns(Value(column, value.dtype), own), [one], (own, what))
+            b.program.step("reduce", b.columns(replace(value, columns=column), own), [one], (own, what))
         if a.get("keepdims", 1):
             kept = tuple(1 if axis in axes else size for axis, size in enumerate(value.columns.shape))
         b.values[node.output[0]] = b.made(made, kept, value.dtype)

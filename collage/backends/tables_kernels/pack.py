@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.tables_kernels.ensemble import LEAF, MEMBER, Array, Ensemble
+from collage.backends.tables_kernels.ensemble import LEAF, MEMBER, Array, Ensemble, rounded_down
 from collage.native.table import (
     BLOCK,
     CHUNK,
@@ -141,7 +141,7 @@ def add_bins(program: TableProgram, begin: int, sources: Sequence[Column], packe
     # Not a power of two, so that the columns' tables are in different lines of the cache.
     sizes = np.maximum(1 << levels.astype(np.int64), CHUNK) + CHUNK
     starts = _begin(sizes)
-    ordered, search = np.full(int(sizes.sum()), np.inf, dtype), np.full(int(sizes.sum()), np.inf, dtype)
+    ordered, search = (np.full(int(sizes.sum()), np.inf, each) for each in (dtype, np.float32))
     last = np.full((len(thresholds), CHUNK), np.inf, dtype)
     for i, each in enumerate(thresholds):
         own = ordered[starts[i] : starts[i] + sizes[i] - CHUNK]
@@ -150,11 +150,12 @@ def add_bins(program: TableProgram, begin: int, sources: Sequence[Column], packe
         tree = search[starts[i] :]
         for level in range(levels[i]):
             step = 1 << (levels[i] - level)
-            tree[1 << level : 2 << level] = own[step // 2 - 1 : 1 << levels[i] : step]
-    pairs = np.ascontiguousarray(np.stack([starts, starts], 1), np.int64)
+            tree[1 << level : 2 << level] = rounded_down(own[step // 2 - 1 : 1 << levels[i] : step])
     keys = [packed.splits.keys[packed.bins[i][0]] for i in which]
     high = np.array([nan_high and members < 0 for _, nan_high, members in keys], np.int32)
-    struct = bins_struct(sorted=ordered, last=last, search=search, levels=levels, high=high, begin=pairs)
+    struct = bins_struct(
+        sorted=ordered, last=last, search=search, levels=levels, high=high, begin=starts.astype(np.int64)
+    )
     program.step("bins", sources, [begin + which.start], (dtype.name, dtype.name), [struct])
 
 

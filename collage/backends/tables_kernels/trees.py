@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
 from collage.backends.tables_kernels.build import Array, Builder, Operator, Value, shaped
-from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches
+from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches, narrowed
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
 from collage.backends.tables_kernels.pack import Packed, add_bins, add_trees, choose
 from collage.native.table import Column
@@ -171,7 +172,7 @@ def _bins(b: Builder, value: Value, e: Ensemble, packed: Packed, dtype: str) -> 
     for first in range(0, count, _TOGETHER):
         which = range(first, min(first + _TOGETHER, count))
         some = dict.fromkeys(value.columns[keys[i][0]] for i in which)
-        made = b.columns(Value(shaped(some, (len(some),)), value.dtype), dtype, room)
+        made = b.columns(replace(value, columns=shaped(some, (len(some),))), dtype, room)
         given = dict(zip(some, made, strict=True))
         sources = [_split_column(b, e, given[value.columns[keys[i][0]]], keys[i], dtype, copied=False) for i in which]
         add_bins(b.program, begin, sources, packed, which)
@@ -195,15 +196,20 @@ def _split_column(
 
 
 def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
-    """The sums of the trees' leaf values, for each target; the trees compare in ``dtype``."""
+    """The sums of the trees' leaf values in ``dtype``, for each target.
+
+    Numbers of float32 are compared with the next lower ones of thresholds, which tells the same.
+    """
+    compared = "float32" if value.narrow else dtype
+    e = narrowed(e) if value.narrow else e
     packed = choose(_checked(e, value), walk_all=b.walk_all)
     sources: list[Column] = []
     if packed.walks:
         used = sorted({feature for feature, _, _ in packed.splits.keys})
-        given = dict(zip(used, b.columns(Value(value.columns[used], value.dtype), dtype), strict=True))
-        sources = [_split_column(b, e, given[key[0]], key, dtype, copied=True) for key in packed.splits.keys]
-    bins = _bins(b, value, e, packed, dtype)
-    return b.made(add_trees(b.program, e, packed, sources, bins, dtype, dtype), (e.targets,), dtype)
+        given = dict(zip(used, b.columns(replace(value, columns=value.columns[used]), compared), strict=True))
+        sources = [_split_column(b, e, given[key[0]], key, compared, copied=True) for key in packed.splits.keys]
+    bins = _bins(b, value, e, packed, compared)
+    return b.made(add_trees(b.program, e, packed, sources, bins, compared, dtype), (e.targets,), dtype)
 
 
 def _plus(b: Builder, value: Value, numbers: Array) -> Value:

@@ -71,13 +71,14 @@ typedef struct {
 } collage_table_step;
 
 // The bin of x is the number of thresholds below x, less 128; NaN is above all where `high`, or else below. A column of bins
-// has 2^levels - 1 thresholds,
-// filled up with infinity: `sorted` from begin[0] on, at least COLLAGE_TABLE_CHUNK, with the last one of each chunk at `last`,
-// COLLAGE_TABLE_CHUNK of them for each column; and `search` from begin[1] on as a tree whose level l begins at 2^l.
+// has 2^levels - 1 thresholds, filled up with infinity, from its `begin` on: `sorted`, at least COLLAGE_TABLE_CHUNK, with the
+// last one of each chunk at `last`, COLLAGE_TABLE_CHUNK of them for each column; and `search`, the next lower floats, as a tree
+// whose level l begins at 2^l.
 typedef struct {
-  const void *sorted, *last, *search;  // float or double, as the columns
+  const void *sorted, *last;  // float or double, as the columns
+  const float *search;
   const int32_t *levels, *high;
-  const int64_t *begin;                // pairs
+  const int64_t *begin;
 } collage_table_bins;
 
 // A node of a dense tree: if the row is at leaf `first`, the first one below the node, and its bin is above `bin`, it goes to

@@ -102,38 +102,66 @@ COLLAGE_TABLE_INLINE __m256 level_of(const float *search, __m256i place) {
   }
 }
 
-template <int LEVELS, int HOW, int LEVEL = 0>
-COLLAGE_TABLE_INLINE __m256i searched(const float *search, __m256 x, __m256i place) {
+// With EQUAL, `equal` gets the lanes whose x is a threshold: these are all on the way.
+template <int LEVELS, int HOW, bool EQUAL, int LEVEL = 0>
+COLLAGE_TABLE_INLINE __m256i searched(const float *search, __m256 x, __m256i place, __m256 &equal) {
   if constexpr (LEVEL == LEVELS) {
     return place;
   } else {
-    const __m256 above = _mm256_cmp_ps(x, level_of<LEVEL>(search, place), HOW);
+    const __m256 threshold = level_of<LEVEL>(search, place);
+    const __m256 above = _mm256_cmp_ps(x, threshold, HOW);
+    if constexpr (EQUAL) equal = _mm256_or_ps(equal, _mm256_cmp_ps(x, threshold, _CMP_EQ_OQ));
     const __m256i next = _mm256_sub_epi32(_mm256_add_epi32(place, place), _mm256_castps_si256(above));
-    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
+    return searched<LEVELS, HOW, EQUAL, LEVEL + 1>(search, x, next, equal);
   }
 }
 
 template <int LEVELS, int HOW>
-COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *x, int8_t *bins) {
-  const __m256i low = searched<LEVELS, HOW>(search, _mm256_loadu_ps(x), _mm256_setzero_si256());
-  const __m256i high = searched<LEVELS, HOW>(search, _mm256_loadu_ps(x + 8), _mm256_setzero_si256());
+COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *, const float *x, int8_t *bins) {
+  __m256 equal;
+  const __m256i low = searched<LEVELS, HOW, false>(search, _mm256_loadu_ps(x), _mm256_setzero_si256(), equal);
+  const __m256i high = searched<LEVELS, HOW, false>(search, _mm256_loadu_ps(x + 8), _mm256_setzero_si256(), equal);
   const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
   const __m128i narrow = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i *>(bins), _mm_xor_si128(narrow, _mm_set1_epi8(-128)));
 }
 
+// The next lower floats.
+COLLAGE_TABLE_INLINE __m128 rounded_down(__m256d x) {
+  const __m128 nearest = _mm256_cvtpd_ps(x);
+  const __m256d above = _mm256_cmp_pd(_mm256_cvtps_pd(nearest), x, _CMP_GT_OQ);
+  const __m256i narrow = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(above), _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
+  // One less as an integer is closer to 0, and one more of a negative number is further from it; 0 becomes the least one.
+  const __m128i bits = _mm_castps_si128(nearest), sign = _mm_srai_epi32(bits, 31);
+  const __m128i step = _mm_or_si128(_mm_set1_epi32(1), _mm_slli_epi32(_mm_andnot_si128(sign, _mm_set1_epi32(-1)), 1));
+  const __m128i zero = _mm_cmpeq_epi32(_mm_slli_epi32(bits, 1), _mm_setzero_si128());
+  const __m128i next = _mm_blendv_epi8(_mm_add_epi32(bits, step), _mm_set1_epi32(int(0x80000001u)), zero);
+  return _mm_castsi128_ps(_mm_blendv_epi8(bits, next, _mm256_castsi256_si128(narrow)));
+}
+
+// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows from the
+// doubles if these are the same.
 template <int LEVELS, int HOW>
-COLLAGE_TABLE_INLINE void sixteen_bins(const double *search, const double *x, int8_t *bins) {
-  for (int i = 0; i < 16; i += 4) {
-    __m256i place = _mm256_setzero_si256();
-    for (int level = 0; level < LEVELS; ++level) {
-      const __m256d threshold = _mm256_i64gather_pd(search + (1 << level), place, 8);
-      const __m256d above = _mm256_cmp_pd(_mm256_loadu_pd(x + i), threshold, HOW);
-      place = _mm256_sub_epi64(_mm256_add_epi64(place, place), _mm256_castpd_si256(above));
+COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const double *sorted, const double *x, int8_t *bins) {
+  for (int i = 0; i < 16; i += 8) {
+    const __m256d low = _mm256_loadu_pd(x + i), high = _mm256_loadu_pd(x + i + 4);
+    const __m256 narrow = _mm256_set_m128(rounded_down(high), rounded_down(low));
+    __m256 equal = _mm256_setzero_ps();
+    __m256i places = searched<LEVELS, HOW, true>(search, narrow, _mm256_setzero_si256(), equal);
+    bool again = _mm256_movemask_ps(equal) != 0;
+    while (again) {
+      const __m256d of_low = _mm256_i32gather_pd(sorted, _mm256_castsi256_si128(places), 8);
+      const __m256d of_high = _mm256_i32gather_pd(sorted, _mm256_extracti128_si256(places, 1), 8);
+      const int above = _mm256_movemask_pd(_mm256_cmp_pd(of_low, low, _CMP_LT_OQ)) |
+                        _mm256_movemask_pd(_mm256_cmp_pd(of_high, high, _CMP_LT_OQ)) << 4;
+      again = above != 0;
+      const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+      const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(above), bit), bit);
+      places = _mm256_sub_epi32(places, chosen);
     }
-    alignas(32) int64_t found[4];
-    _mm256_store_si256(reinterpret_cast<__m256i *>(found), place);
-    for (int k = 0; k < 4; ++k) bins[i + k] = int8_t(found[k] - 128);
+    alignas(32) int32_t found[8];
+    _mm256_store_si256(reinterpret_cast<__m256i *>(found), places);
+    for (int k = 0; k < 8; ++k) bins[i + k] = int8_t(found[k] - 128);
   }
 }
 
@@ -157,6 +185,21 @@ COLLAGE_TABLE_INLINE void transpose_floats(const float *from, int64_t stride, fl
   }
 }
 
+// Rows of 4 doubles as columns.
+COLLAGE_TABLE_INLINE void transpose_doubles(const double *from, int64_t stride, double *const *to, int64_t row) {
+  __m256d a[4], b[4];
+  for (int i = 0; i < 4; ++i) a[i] = _mm256_loadu_pd(from + i * stride);
+  for (int i = 0; i < 4; i += 2) {
+    b[i] = _mm256_unpacklo_pd(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_pd(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    _mm256_storeu_pd(to[i] + row, _mm256_permute2f128_pd(b[i], b[i + 2], 0x20));
+    _mm256_storeu_pd(to[i + 2] + row, _mm256_permute2f128_pd(b[i], b[i + 2], 0x31));
+  }
+}
+
+constexpr int64_t kDoubles = 4;  // rows and columns of that
 constexpr int64_t kTranspose = 8;  // rows and columns of that
 
 }  // namespace collage

@@ -2,10 +2,6 @@
 
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512vbmi,fma,bmi2,popcnt")
 
-// GCC 12 warns of the undefined values in its own header (bug 105593).
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
 namespace collage {
 
 using Bytes = __m512i;
@@ -94,58 +90,51 @@ COLLAGE_TABLE_INLINE __m512 level_of(const float *search, __m512i place) {
   }
 }
 
-template <int LEVELS, int HOW, int LEVEL = 0>
-COLLAGE_TABLE_INLINE __m512i searched(const float *search, __m512 x, __m512i place) {
+// With EQUAL, `equal` gets the lanes whose x is a threshold: these are all on the way.
+template <int LEVELS, int HOW, bool EQUAL, int LEVEL = 0>
+COLLAGE_TABLE_INLINE __m512i searched(const float *search, __m512 x, __m512i place, __mmask16 &equal) {
   if constexpr (LEVEL == LEVELS) {
     return place;
   } else {
-    const __mmask16 above = _mm512_cmp_ps_mask(x, level_of<LEVEL>(search, place), HOW);
+    const __m512 threshold = level_of<LEVEL>(search, place);
+    const __mmask16 above = _mm512_cmp_ps_mask(x, threshold, HOW);
+    if constexpr (EQUAL) equal |= _mm512_cmp_ps_mask(x, threshold, _CMP_EQ_OQ);
     const __m512i twice = _mm512_add_epi32(place, place);
     const __m512i next = _mm512_mask_sub_epi32(twice, above, twice, _mm512_set1_epi32(-1));
-    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
+    return searched<LEVELS, HOW, EQUAL, LEVEL + 1>(search, x, next, equal);
   }
 }
 
-template <int LEVELS, int HOW>
-COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *x, int8_t *bins) {
-  const __m512i places = searched<LEVELS, HOW>(search, _mm512_loadu_ps(x), _mm512_setzero_si512());
+COLLAGE_TABLE_INLINE void store_bins(int8_t *bins, __m512i places) {
   const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xffff, places);
   _mm_storeu_si128(reinterpret_cast<__m128i *>(bins), _mm_xor_si128(narrow, _mm_set1_epi8(-128)));
 }
 
-template <int LEVEL>
-COLLAGE_TABLE_INLINE __m512d level_of(const double *search, __m512i place) {
-  const double *level = search + (1 << LEVEL);
-  if constexpr (LEVEL == 0) {
-    return _mm512_set1_pd(*level);
-  } else if constexpr (LEVEL <= 3) {
-    return _mm512_permutexvar_pd(place, _mm512_loadu_pd(level));
-  } else if constexpr (LEVEL <= 4) {
-    return _mm512_permutex2var_pd(_mm512_loadu_pd(level), place, _mm512_loadu_pd(level + 8));
-  } else {
-    return _mm512_i64gather_pd(place, level, 8);
-  }
-}
-
-template <int LEVELS, int HOW, int LEVEL = 0>
-COLLAGE_TABLE_INLINE __m512i searched(const double *search, __m512d x, __m512i place) {
-  if constexpr (LEVEL == LEVELS) {
-    return place;
-  } else {
-    const __mmask8 above = _mm512_cmp_pd_mask(x, level_of<LEVEL>(search, place), HOW);
-    const __m512i twice = _mm512_add_epi64(place, place);
-    const __m512i next = _mm512_mask_sub_epi64(twice, above, twice, _mm512_set1_epi64(-1));
-    return searched<LEVELS, HOW, LEVEL + 1>(search, x, next);
-  }
-}
-
 template <int LEVELS, int HOW>
-COLLAGE_TABLE_INLINE void sixteen_bins(const double *search, const double *x, int8_t *bins) {
-  for (int half = 0; half < 2; ++half) {
-    const __m512i places = searched<LEVELS, HOW>(search, _mm512_loadu_pd(x + 8 * half), _mm512_setzero_si512());
-    const __m128i narrow = _mm_xor_si128(_mm512_maskz_cvtepi64_epi8(0xff, places), _mm_set1_epi8(-128));
-    _mm_storel_epi64(reinterpret_cast<__m128i *>(bins + 8 * half), narrow);
+COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *, const float *x, int8_t *bins) {
+  __mmask16 equal;
+  store_bins(bins, searched<LEVELS, HOW, false>(search, _mm512_loadu_ps(x), _mm512_setzero_si512(), equal));
+}
+
+// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows from the
+// doubles if these are the same.
+template <int LEVELS, int HOW>
+COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const double *sorted, const double *x, int8_t *bins) {
+  constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const __m512d low = _mm512_loadu_pd(x), high = _mm512_loadu_pd(x + 8);
+  const __m512 narrow = _mm512_insertf32x8(
+      _mm512_castps256_ps512(_mm512_cvt_roundpd_ps(low, kDown)), _mm512_cvt_roundpd_ps(high, kDown), 1);
+  __mmask16 equal = 0;
+  __m512i places = searched<LEVELS, HOW, true>(search, narrow, _mm512_setzero_si512(), equal);
+  while (equal) {
+    const __m512d of_low = _mm512_i32gather_pd(_mm512_castsi512_si256(places), sorted, 8);
+    const __m512d of_high = _mm512_i32gather_pd(_mm512_extracti64x4_epi64(places, 1), sorted, 8);
+    const __mmask16 above = __mmask16(
+        _mm512_cmp_pd_mask(of_low, low, _CMP_LT_OQ) | _mm512_cmp_pd_mask(of_high, high, _CMP_LT_OQ) << 8);
+    equal = above;
+    places = _mm512_mask_sub_epi32(places, above, places, _mm512_set1_epi32(-1));
   }
+  store_bins(bins, places);
 }
 
 // Rows of 16 floats as columns.
@@ -178,6 +167,27 @@ COLLAGE_TABLE_INLINE void transpose_floats(const float *from, int64_t stride, fl
   }
 }
 
+// Rows of 8 doubles as columns.
+COLLAGE_TABLE_INLINE void transpose_doubles(const double *from, int64_t stride, double *const *to, int64_t row) {
+  __m512d a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = _mm512_loadu_pd(from + i * stride);
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm512_unpacklo_pd(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_pd(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 2; ++i)
+    for (int half = 0; half < 2; ++half) {
+      const __m512d one = b[4 * half + i], other = b[4 * half + i + 2];
+      a[4 * half + i] = _mm512_shuffle_f64x2(one, other, 0x88);
+      a[4 * half + i + 2] = _mm512_shuffle_f64x2(one, other, 0xdd);
+    }
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_pd(to[i] + row, _mm512_shuffle_f64x2(a[i], a[4 + i], 0x88));
+    _mm512_storeu_pd(to[i + 4] + row, _mm512_shuffle_f64x2(a[i], a[4 + i], 0xdd));
+  }
+}
+
+constexpr int64_t kDoubles = 8;  // rows and columns of that
 constexpr int64_t kTranspose = 16;  // rows and columns of that
 
 }  // namespace collage

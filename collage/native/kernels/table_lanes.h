@@ -6,6 +6,10 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+// GCC 12 warns of the undefined values in its own header (bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
 #ifdef COLLAGE_AVX2
 #include "table_avx2.h"
 #else

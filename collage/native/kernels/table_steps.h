@@ -68,13 +68,20 @@ void load_columns(const Step &s, const Block &b, const From *input) {
     int32_t end = i + 1;  // columns near each other, in order
     while (end < s.outs && s.in[end] > s.in[end - 1] && s.in[end] < begin + kTranspose) ++end;
     int64_t row = 0;
-    if constexpr (std::is_same_v<From, float> && std::is_same_v<To, float>) {
+    if constexpr (std::is_same_v<From, To> && std::is_floating_point_v<From>) {
+      constexpr int64_t kEach = sizeof(From) == 4 ? kTranspose : kDoubles;
       if (stride >= kTranspose && end - i >= kTranspose / 4) {
-        float unused[COLLAGE_TABLE_BLOCK], *to[kTranspose];
-        for (float *&each : to) each = unused;
-        for (int32_t k = i; k < end; ++k) to[s.in[k] - begin] = b.column<float>(s.out[k]);
-        for (; row + kTranspose <= b.rows; row += kTranspose)
-          transpose_floats(from + row * stride + begin, stride, to, row);
+        From unused[COLLAGE_TABLE_BLOCK], *to[kTranspose];
+        for (From *&each : to) each = unused;
+        for (int32_t k = i; k < end; ++k) to[s.in[k] - begin] = b.column<From>(s.out[k]);
+        for (; row + kEach <= b.rows; row += kEach) {
+          const From *const corner = from + row * stride + begin;
+          if constexpr (sizeof(From) == 4) {
+            transpose_floats(corner, stride, to, row);
+          } else {
+            for (int64_t k = 0; k < kTranspose; k += kEach) transpose_doubles(corner + k, stride, to + k, row);
+          }
+        }
       }
     }
     for (; row < b.rows; ++row)
@@ -135,11 +142,11 @@ inline void convert_step(const Step &s, const Block &b) {
 }
 
 template <typename T, int LEVELS>
-void block_bins(const T *search, const T *x, int8_t *bins, int64_t rows, bool high) {
+void block_bins(const float *search, const T *sorted, const T *x, int8_t *bins, int64_t rows, bool high) {
   if (high) {
-    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_NLE_UQ>(search, x + row, bins + row);
+    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_NLE_UQ>(search, sorted, x + row, bins + row);
   } else {
-    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_GT_OQ>(search, x + row, bins + row);
+    for (int64_t row = 0; row < rows; row += 16) sixteen_bins<LEVELS, _CMP_GT_OQ>(search, sorted, x + row, bins + row);
   }
 }
 
@@ -155,7 +162,7 @@ void row_bins(const Step &s, const Block &b, const collage_table_bins &t) {
   for (int64_t i = 0; i < count; ++i) {
     const T x = *reinterpret_cast<const T *>(workspace + in[i]);
     const int64_t chunk = levels[i] <= 4 ? 0 : kChunk * below(last + i * kChunk, x);
-    const int64_t bin = chunk + below(sorted + begin[2 * i] + chunk, x) - 128;
+    const int64_t bin = chunk + below(sorted + begin[i] + chunk, x) - 128;
     bins[i] = int8_t(high[i] && is_nan(x) ? 127 : bin);
   }
 }
@@ -165,18 +172,19 @@ void bins_step(const Step &s, const Block &b) {
   const auto &t = *static_cast<const collage_table_bins *>(s.data[0]);
   if (b.room == 1) return row_bins<T>(s, b, t);
   for (int32_t i = 0; i < s.ins; ++i) {
-    const T *const x = b.column<T>(s.in[i]), *const tree = static_cast<const T *>(t.search) + t.begin[2 * i + 1];
+    const T *const x = b.column<T>(s.in[i]), *const sorted = static_cast<const T *>(t.sorted) + t.begin[i];
+    const float *const tree = t.search + t.begin[i];
     int8_t *const bins = b.column<int8_t>(s.out[0] + i);
     const bool high = t.high[i];
     switch (t.levels[i]) {
-      case 1: block_bins<T, 1>(tree, x, bins, b.rows, high); break;
-      case 2: block_bins<T, 2>(tree, x, bins, b.rows, high); break;
-      case 3: block_bins<T, 3>(tree, x, bins, b.rows, high); break;
-      case 4: block_bins<T, 4>(tree, x, bins, b.rows, high); break;
-      case 5: block_bins<T, 5>(tree, x, bins, b.rows, high); break;
-      case 6: block_bins<T, 6>(tree, x, bins, b.rows, high); break;
-      case 7: block_bins<T, 7>(tree, x, bins, b.rows, high); break;
-      default: block_bins<T, 8>(tree, x, bins, b.rows, high); break;
+      case 1: block_bins<T, 1>(tree, sorted, x, bins, b.rows, high); break;
+      case 2: block_bins<T, 2>(tree, sorted, x, bins, b.rows, high); break;
+      case 3: block_bins<T, 3>(tree, sorted, x, bins, b.rows, high); break;
+      case 4: block_bins<T, 4>(tree, sorted, x, bins, b.rows, high); break;
+      case 5: block_bins<T, 5>(tree, sorted, x, bins, b.rows, high); break;
+      case 6: block_bins<T, 6>(tree, sorted, x, bins, b.rows, high); break;
+      case 7: block_bins<T, 7>(tree, sorted, x, bins, b.rows, high); break;
+      default: block_bins<T, 8>(tree, sorted, x, bins, b.rows, high); break;
     }
   }
 }
