@@ -5,7 +5,8 @@
 // a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as long as the object does.
 //
 // run_table(function, program, inputs, outputs, rows, hold) calls a table program (table.h) once on lists of contiguous arrays,
-// and returns its status. maps(rows, keys) makes a dictionary of each row of a contiguous array of float32.
+// and returns its status. maps(rows, keys) makes a dictionary of each row of a contiguous array of float32. codes(values, known,
+// out) fills an array of int64 with what a dictionary has for the values of a list, or -1.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -162,7 +163,26 @@ PyObject *maps(PyObject *, PyObject *arguments) {
   return found;
 }
 
+PyObject *codes(PyObject *, PyObject *arguments) {
+  PyObject *values, *known;
+  Py_buffer view;
+  if (!PyArg_ParseTuple(arguments, "O!O!w*", &PyList_Type, &values, &PyDict_Type, &known, &view)) return nullptr;
+  auto *const out = static_cast<int64_t *>(view.buf);
+  const Py_ssize_t count = view.len / Py_ssize_t(sizeof *out);
+  bool good = count <= PyList_GET_SIZE(values);
+  if (!good) PyErr_SetString(PyExc_ValueError, "there are more codes than values");
+  for (Py_ssize_t i = 0; good && i < count; ++i) {
+    PyObject *const found = PyDict_GetItemWithError(known, PyList_GET_ITEM(values, i));
+    out[i] = found == nullptr ? -1 : PyLong_AsLongLong(found);
+    good = !PyErr_Occurred();
+  }
+  PyBuffer_Release(&view);
+  if (!good) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"codes", codes, METH_VARARGS, "The numbers that a dictionary has for values; -1 for others."},
     {"run_table", run_table, METH_VARARGS, "Runs a table program on lists of arrays."},
     {"maps", maps, METH_VARARGS, "A list of dictionaries from rows of float32."},
     {nullptr, nullptr, 0, nullptr}};

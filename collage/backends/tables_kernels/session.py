@@ -107,9 +107,14 @@ class TableSession(Session):
         """Strings as places in the vocabulary; those that are not there are -1."""
         array = np.asarray(given)
         _check(port, array)
-        get = self._codes.get
-        codes = [get(each, -1) for each in array.reshape(-1).tolist()]
-        return np.array(codes, np.int64).reshape(array.shape)
+        from collage.native._call import codes
+
+        found = np.empty(array.shape, np.int64)
+        try:
+            codes(array.reshape(-1).tolist(), self._codes, found)
+        except TypeError as error:
+            raise InputError(f"input {port.name} has what is no text: {error}.") from error
+        return found
 
     def _output(self, port: Port, array: Array) -> Any:
         if port.name in self._zipped:

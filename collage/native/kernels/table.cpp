@@ -86,7 +86,8 @@ int run_rows(const collage_table_program &program, const collage_table_call &cal
     const int64_t first = shared ? __atomic_fetch_add(&next, room, __ATOMIC_RELAXED) : next;
     if (!shared) next += room;
     if (first >= call.rows) return 0;
-    run(program, call, {memory.bytes, room, std::min(room, call.rows - first), first});
+    const int64_t ahead = room * (shared ? call.shares : 1);
+    run(program, call, {memory.bytes, room, std::min(room, call.rows - first), first, ahead, call.rows});
   }
 }
 

@@ -18,10 +18,11 @@ namespace collage {
 
 using Step = collage_table_step;
 
-// A block of rows: the workspace, the rows that it has room for and those that there are, and the first one's number.
+// A block of rows: the workspace, the rows that it has room for and those that there are, and the first one's number. The same
+// thread's next block begins `ahead` rows further, if that is not behind the `last` row.
 struct Block {
   char *workspace;
-  int64_t room, rows, first;
+  int64_t room, rows, first, ahead, last;
 
   template <typename T>
   T *column(int64_t offset) const {
@@ -62,6 +63,12 @@ void load_columns(const Step &s, const Block &b, const From *input) {
     for (int32_t i = 0; i < s.outs; ++i) *b.column<To>(s.out[i]) = converted<To>(from[s.in[i]]);
     return;
   }
+  // The first block is not yet in the cache, and its rows are behind each other, in another order than columns are.
+  if (b.first < b.ahead && s.in[0] < kTranspose && s.outs * 4 >= stride) {
+    const char *const bytes = reinterpret_cast<const char *>(from);
+    const int64_t size = b.rows * stride * int64_t(sizeof(From));
+    for (int64_t at = 0; at < size; at += 64) _mm_prefetch(bytes + at, _MM_HINT_T1);
+  }
   int32_t i = 0;
   while (i < s.outs) {
     const int32_t begin = int32_t(std::max<int64_t>(0, std::min<int64_t>(s.in[i], stride - kTranspose)));
@@ -76,6 +83,8 @@ void load_columns(const Step &s, const Block &b, const From *input) {
         for (int32_t k = i; k < end; ++k) to[s.in[k] - begin] = b.column<From>(s.out[k]);
         for (; row + kEach <= b.rows; row += kEach) {
           const From *const corner = from + row * stride + begin;
+          if (b.first + row + b.ahead + kEach <= b.last)
+            for (int64_t k = 0; k < kEach; ++k) _mm_prefetch(corner + (b.ahead + k) * stride, _MM_HINT_T1);
           if constexpr (sizeof(From) == 4) {
             transpose_floats(corner, stride, to, row);
           } else {

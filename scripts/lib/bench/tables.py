@@ -23,12 +23,17 @@ _TITLES = {
     "real": "Whole models in float32, milliseconds",
     "precision": "Whole models within a tolerance, milliseconds and the largest error on 20 inputs",
     "serve": "Served decoders: Orca's trace, all requests at once and one at a time",
+    "trees": "Ensembles of trees, microseconds a row: the fastest peer, Collage, and the ratio, by numbers of rows",
+    "trees_avx2": "The same with AVX2",
+    "trees_shapes": "Ensembles of other shapes",
+    "trees_pipeline": "Pipelines of imputer, scaler, one-hot encoder and 300 trees",
 }
 
 
 def written() -> tuple[str, str]:
     """The page, and the README with its table, as the figures have them."""
     rows = {"real": _real, "precision": _precision, "serve": _serve}
+    rows |= {name: _trees for name in _TITLES if name.startswith("trees")}
     sections = {}
     for name, make in rows.items():
         if not (file := PAGE.parent / "figures" / f"{name}.json").exists():
@@ -37,7 +42,8 @@ def written() -> tuple[str, str]:
         titles, *body = make(found)
         table = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *body)]
         means = [f"{key.replace('_', ' ')} {mean:.2f}" for key, mean in found.get("geometric_mean", {}).items()]
-        ending = [f"Geometric means of times over Collage's: {', '.join(means)}.", ""] if means else []
+        what = "" if name.startswith("trees") else " of times over Collage's"
+        ending = [f"Geometric means{what}: {', '.join(means)}.", ""] if means else []
         where = f"{found['threads']} threads, {found['machine']}, {found['date']}, commit {found['commit']}"
         sections[name] = "\n".join([f"`{found['command']}` ({where})", "", *table, "", *ending])
     page = [f"## {_TITLES[name]}\n\n{text}" for name, text in sections.items()]
@@ -76,3 +82,15 @@ def _serve(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             rates = f"{each['saturated']['requests_per_s']:.2f}", f"{each['saturated']['tokens_per_s']:.0f}"
             alone, same = f"{each['unloaded']['latency_ms']:.1f}", f"{each['same_tokens']:.1%}"
             yield [model["model"], name, *rates, alone, same]
+
+
+def _trees(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    counts = [cell["rows"] for cell in found["models"][0]["cells"]]
+    yield ["ensemble", *(f"{count:,} row{'s' * (count > 1)}" for count in counts)]
+    for model in found["models"]:
+        yield [model["model"], *(_cell(cell, cell["engines"]) for cell in model["cells"])]
+
+
+def _cell(cell: Mapping[str, Any], engines: Mapping[str, Any]) -> str:
+    best, ours = (engines[name]["median_us"] / cell["rows"] for name in (cell["best_engine"], "collage"))
+    return f"{cell['best_engine']} {best:.3g}, {ours:.3g}: **{cell['ratio']:.1f}**"
