@@ -24,14 +24,14 @@ from sklearn.preprocessing import StandardScaler
 import collage
 
 
-def milliseconds(call: Callable[[], Any], runs: int = 20) -> float:
+def milliseconds(call: Callable[[], Any], runs: int = 50) -> float:
     """The median time of a call."""
+    time.sleep(0.1)  # until threads of others do not spin
     taken = []
     for _ in range(runs):
         started = time.perf_counter()
         call()
         taken.append(time.perf_counter() - started)
-        time.sleep(0.02)  # until threads of others do not spin
     return 1e3 * median(taken)
 
 

@@ -89,7 +89,8 @@ def _without_ties(made: Sequence[Any], expected: Sequence[Any]) -> Sequence[Any]
     Labels are an array of integers or texts, a number for each row, beside an array of scores, rows x classes. ONNX
     Runtime itself chooses by the number of threads there, since that decides the order of sums.
     """
-    scores = [e for e in expected if isinstance(e, np.ndarray) and e.dtype.kind == "f" and e.ndim == 2 and e.shape[1] > 1]
+    arrays = [each for each in expected if isinstance(each, np.ndarray) and each.ndim == 2]
+    scores = [each for each in arrays if each.dtype.kind == "f" and each.shape[1] > 1]
     if len(scores) != 1 or len(made) != len(expected):
         return made
     best = np.sort(scores[0], axis=1)

@@ -88,6 +88,8 @@ class Builder:
     """The nodes that it does not take, and why not."""
     walk_all: bool = False
     """Whether trees are walked, each of them."""
+    version: int = 1
+    """The version of the machine-learning operators."""
 
     def constant(self, name: str) -> Array:
         """The constant of that name. Raises UnsupportedError if it is none."""
@@ -254,7 +256,8 @@ def build(
     """
     graph = model.graph
     constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    found = Builder(constants=constants, walk_all=walk_all)
+    version = max((each.version for each in model.opset_import if each.domain == "ai.onnx.ml"), default=1)
+    found = Builder(constants=constants, walk_all=walk_all, version=version)
     for info in graph.input:
         if info.name not in found.constants:
             _add_input(found, info)

@@ -112,7 +112,7 @@ def rounded_down(numbers: Array) -> Array:
 
 
 def narrowed(e: Ensemble) -> Ensemble:
-    """The ensemble of float64 for numbers of float32: they are above a threshold if they are above the next lower one."""
+    """The ensemble for numbers of float32: they are above a threshold if they are above the next lower one."""
     sets = [numbers[numbers.astype(np.float32) == numbers].astype(np.float32) for numbers in e.sets]
     return replace(e, threshold=rounded_down(e.threshold), sets=sets)
 

@@ -583,8 +583,9 @@ def _label_encoder(b: Builder, node: NodeProto, a: Attributes) -> None:
         for table, dtype in ((key, of), (own, out))
     )
     default: Any = b.code(_text(given)) if out == STRING else given
+    # Before version 4 ONNX Runtime does not find NaN among its keys.
     is_nan = np.isnan(keys) if of in FLOATS else np.zeros(len(keys), bool)
-    nan = values[is_nan][0] if is_nan.any() else default
+    nan = values[is_nan][0] if is_nan.any() and b.version >= 4 else default
     distinct, first = np.unique(keys[~is_nan], return_index=True)
     b.values[node.output[0]] = mapped(b, value, distinct, values[~is_nan][first], default, nan, out)
 
