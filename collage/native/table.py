@@ -27,6 +27,8 @@ LANES = 64
 """The trees that one row is at side by side."""
 MOST_COLUMNS = 1 << 18
 """The most columns that a step makes."""
+BLOCKS, SINGLE = 1, 2
+"""What a step is for, if not for all rows."""
 CHUNK = 16
 """The thresholds that one row's number is compared with at a time."""
 
@@ -60,7 +62,7 @@ _P, _I32, _I64, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _I32) for name in ("op", "ins", "outs")),
+        *((name, _I32) for name in ("op", "ins", "outs", "only")),
         ("kinds", _I32 * 2),
         ("in_", _P),
         ("out", _P),
@@ -146,6 +148,8 @@ class TableProgram:
     row_bytes: int = 0
     scratch_bytes: int = 4096
     singly: int = 1
+    only: int = 0
+    """What the next steps are for: 0 for all, BLOCKS, or SINGLE for rows that run one by one."""
     _steps: list[_Step] = field(default_factory=list)
     _keep: list[object] = field(default_factory=list)
 
@@ -177,7 +181,7 @@ class TableProgram:
         """Add a step; ``kinds`` are a type, and a type or what the step does. ``data`` are arrays or structs."""
         offsets = [np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)]
         data = [_aligned(each) if isinstance(each, np.ndarray) else each for each in data]
-        found = _Step(_OPS.index(op), len(ins), len(outs))
+        found = _Step(_OPS.index(op), len(ins), len(outs), self.only)
         found.kinds[0] = _TYPES.index(kinds[0])
         found.kinds[1] = _KINDS[op].index(kinds[1]) if op in _KINDS else _TYPES.index(kinds[1])
         found.in_, found.out = (each.ctypes.data for each in offsets)

@@ -116,11 +116,12 @@ class Builder:
         """The value's columns, in C order, in a type of columns: those of inputs are loaded, others converted.
 
         If all of them are columns of an input that nobody has loaded, and of that type, they are loaded into ``room``,
-        if there is any, for one step only.
+        if there is any, for one step only. What is loaded for blocks or single rows only is not shared.
         """
+        shared = dict(self.shared) if self.program.only else self.shared
         flat = value.columns.reshape(-1)
         own = value.stored
-        missing = [c for c in dict.fromkeys(flat) if isinstance(c, Given) and ("load", c, own) not in self.shared]
+        missing = [c for c in dict.fromkeys(flat) if isinstance(c, Given) and ("load", c, own) not in shared]
         if room and own == dtype and len(missing) == len(flat) <= len(room):
             found = dict(zip(missing, room, strict=False))
             self._load(missing, found, own)
@@ -128,16 +129,16 @@ class Builder:
         if missing:
             found = dict(zip(missing, self.program.new(own, len(missing)), strict=True))
             self._load(missing, found, own)
-            self.shared.update({("load", c, own): column for c, column in found.items()})
-        loaded = [self.shared["load", c, own] if isinstance(c, Given) else c for c in flat]
+            shared.update({("load", c, own): column for c, column in found.items()})
+        loaded = [shared["load", c, own] if isinstance(c, Given) else c for c in flat]
         if own == dtype:
             return loaded
-        others = [c for c in dict.fromkeys(loaded) if ("convert", c, dtype) not in self.shared]
+        others = [c for c in dict.fromkeys(loaded) if ("convert", c, dtype) not in shared]
         made = self.program.new(dtype, len(others))
         if others:
             self.program.step("convert", others, made, (own, dtype))
-        self.shared.update({("convert", c, dtype): m for c, m in zip(others, made, strict=True)})
-        return [self.shared["convert", c, dtype] for c in loaded]
+        shared.update({("convert", c, dtype): m for c, m in zip(others, made, strict=True)})
+        return [shared["convert", c, dtype] for c in loaded]
 
     def _load(self, given: Sequence[Given], columns: Mapping[Given, Column], own: str) -> None:
         """Add steps that load columns of inputs."""

@@ -84,7 +84,11 @@ class Packed:
     bin_of: Array
     bins: Sequence[tuple[int, Array]]
     kinds: Array
-    walks: bool
+
+    @property
+    def lanes(self) -> bool:
+        """Whether one row is at trees side by side."""
+        return bool((self.kinds != WALKED).any()) and len(self.bins) <= _MOST_LANES
 
 
 def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
@@ -110,8 +114,7 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
         for column, thresholds in enumerate(splits.thresholds)
         for i in range(chunks[column])
     ]
-    lanes = visited.any() and len(bins) <= _MOST_LANES
-    return Packed(splits, bin_of, bins, kinds, bool((~visited).any() or not lanes))
+    return Packed(splits, bin_of, bins, kinds)
 
 
 def _symmetric(e: Ensemble, splits: Splits) -> Array:
@@ -173,7 +176,7 @@ def add_trees(
     table["leaves"] = order.leaves[e.roots]
     table["depth"] = order.depth
     visited = kinds != WALKED
-    lanes = visited.any() and len(packed.bins) <= _MOST_LANES
+    lanes = packed.lanes
     nodes = _dense_nodes(e, packed, table)
     walks = _walks(e, packed, table, compared, not lanes)
     values, planes, targets = _leaf_values(e, table, dtype)

@@ -14,7 +14,7 @@ from collage.backends.tables_kernels.build import Array, Builder, Operator, Valu
 from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches, narrowed
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
 from collage.backends.tables_kernels.pack import Packed, add_bins, add_trees, choose
-from collage.native.table import Column
+from collage.native.table import BLOCKS, SINGLE, WALKED, Column
 
 Attributes = Mapping[str, Any]
 
@@ -201,14 +201,19 @@ def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
     Numbers of float32 are compared with the next lower ones of thresholds, which tells the same.
     """
     compared = "float32" if value.narrow else dtype
+    value = value if value.narrow else b.cast(value, dtype)
     e = narrowed(e) if value.narrow else e
     packed = choose(_checked(e, value), walk_all=b.walk_all)
     sources: list[Column] = []
-    if packed.walks:
+    walked = (packed.kinds == WALKED).any()
+    if walked or not packed.lanes:
+        b.program.only = 0 if walked else SINGLE
         used = sorted({feature for feature, _, _ in packed.splits.keys})
         given = dict(zip(used, b.columns(replace(value, columns=value.columns[used]), compared), strict=True))
         sources = [_split_column(b, e, given[key[0]], key, compared, copied=True) for key in packed.splits.keys]
+    b.program.only = 0 if packed.lanes else BLOCKS
     bins = _bins(b, value, e, packed, compared)
+    b.program.only = 0
     return b.made(add_trees(b.program, e, packed, sources, bins, compared, dtype), (e.targets,), dtype)
 
 

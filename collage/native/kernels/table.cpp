@@ -49,6 +49,7 @@ void run(const collage_table_program &program, const collage_table_call &call, c
   char *const scratch = b.workspace + program.row_bytes * b.room;
   for (int64_t i = 0; i < program.count; ++i) {
     const Step &s = program.steps[i];
+    if (s.only == (b.room == 1 ? 1 : 2)) continue;
     const bool narrow = s.kinds[0] == COLLAGE_F32;
     const auto either = [&](auto in_float, auto in_double) { narrow ? in_float(s, b) : in_double(s, b); };
     switch (s.op) {

@@ -62,7 +62,7 @@ enum collage_table_norm { COLLAGE_BY_MAXIMUM, COLLAGE_BY_SUM, COLLAGE_BY_NORM };
 enum collage_table_vectors { COLLAGE_DOT, COLLAGE_POLYNOMIAL, COLLAGE_RADIAL, COLLAGE_SIGMOID };
 
 typedef struct {
-  int32_t op, ins, outs;
+  int32_t op, ins, outs, only;  // only: 1 for blocks, 2 for single rows
   int32_t kinds[2];
   const int32_t *in, *out;  // offsets of columns; of an input, the numbers of its columns
   const void *data[2];

@@ -92,6 +92,22 @@ def test_more_thresholds_than_a_column_of_bins_has() -> None:
         np.testing.assert_array_equal(scores(model, x[-count:], walk=False), expected(e, x[-count:]))
 
 
+def test_more_columns_than_one_row_is_looked_up_in() -> None:
+    """1,200 features: one row walks, and many rows are binned."""
+    rng = np.random.default_rng(0)
+    for nan_true in (False, True):
+        trees = []
+        for feature in range(1200):
+            where = (feature, "BRANCH_LEQ", float(np.float32(rng.normal())), 1, 2, nan_true)
+            trees.append([where, [(0, 1.0)], [(0, float(rng.integers(3)))]])
+        e = {"trees": trees, "targets": 1, "dtype": np.dtype(np.float32)}
+        model = model_of("TreeEnsembleRegressor", as_nodes(rng, e), np.float32, 1)
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1200
+        for count in (1, 3, 300):
+            x = rows(rng, count, np.float32, columns=1200)
+            np.testing.assert_array_equal(scores(model, x, walk=False), expected(e, x))
+
+
 def test_symmetric_trees_of_different_depths() -> None:
     rng = np.random.default_rng(0)
     trees = []
