@@ -108,7 +108,7 @@ def rounded_down(numbers: Array) -> Array:
     """The next lower numbers of float32."""
     with np.errstate(over="ignore"):
         found = numbers.astype(np.float32)
-    return np.where(found > numbers, np.nextafter(found, np.float32(-np.inf)), found)
+        return np.where(found > numbers, np.nextafter(found, np.float32(-np.inf)), found)
 
 
 def narrowed(e: Ensemble) -> Ensemble:

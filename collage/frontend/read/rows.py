@@ -256,6 +256,11 @@ def _concat(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
 
 
 def _gather(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
+    if node.input[0] not in known.rows:  # a table that rows are looked up in
+        table, places = known.constant(node.input[0]), known.of(node.input[1])
+        if _attributes(node).get("axis", 0) not in (0, -table.ndim):
+            raise _NoRowsError("it works along another axis than its table's first one")
+        return [_Rows((*places.tail, *table.shape[1:]))]
     found, indices = known.of(node.input[0]), known.constant(node.input[1])
     at = found.axis(_attributes(node).get("axis", 0))
     return [_Rows((*found.tail[:at], *indices.shape, *found.tail[at + 1 :]))]

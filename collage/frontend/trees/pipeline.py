@@ -110,11 +110,37 @@ def _registered(old: bool) -> Iterator[None]:
         options = {"zipmap": [True, False], "nocl": [True, False]}
         update_registered_converter(each, "CollageBooster", _shape, convert, parser=_parse, options=options)
     try:
-        yield
+        with _missing_values():
+            yield
     finally:
         for table, entries in zip(tables, before, strict=True):
             table.clear()
             table.update(entries)
+
+
+@contextmanager
+def _missing_values() -> Iterator[None]:
+    """Let skl2onnx write where NaN goes in scikit-learn's trees: it leaves that out, so that NaN always goes right."""
+    from skl2onnx.operator_converters import decision_tree, gradient_boosting, isolation_forest, random_forest
+
+    name = "add_tree_to_attribute_pairs"
+    modules = (decision_tree, gradient_boosting, isolation_forest, random_forest)
+    before = [getattr(module, name) for module in modules]
+
+    def added(pairs: Any, is_classifier: bool, tree: Any, *others: Any, **named: Any) -> None:
+        before[0](pairs, is_classifier, tree, *others, **named)
+        to_left = getattr(tree, "missing_go_to_left", None)
+        if to_left is not None:
+            inner = np.asarray(tree.children_left) >= 0
+            pairs["nodes_missing_value_tracks_true"][-tree.node_count :] = (np.asarray(to_left) & inner).tolist()
+
+    try:
+        for module in modules:
+            setattr(module, name, added)
+        yield
+    finally:
+        for module, own in zip(modules, before, strict=True):
+            setattr(module, name, own)
 
 
 def _initial_types(columns: Sequence[Column], apart: bool) -> list[tuple[str, Any]]:

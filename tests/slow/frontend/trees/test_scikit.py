@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from collage.errors import ModelError, UsageError
+from collage.frontend.read.rows import take_rows
 from collage.frontend.trees.files import read_model_file, recognise
 from collage.frontend.trees.objects import from_object
 from tests.slow.frontend.trees.compared import Array, assert_close, outputs
@@ -248,3 +249,19 @@ def test_no_library_is_imported_for_others() -> None:
         "assert not {'lightgbm', 'xgboost', 'catboost', 'sklearn', 'skl2onnx', 'joblib', 'pandas'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": ""})
+
+
+@pytest.mark.parametrize("kind", ["RandomForest", "ExtraTrees"])
+def test_missing_values_go_where_the_trees_send_them(kind: str) -> None:
+    holes = np.where(np.random.default_rng(1).random(X.shape) < 0.2, np.float32(np.nan), X)
+    rows = np.where(np.random.default_rng(2).random(ROWS.shape) < 0.3, np.float32(np.nan), ROWS)
+    target = np.nan_to_num(holes[:, 0], nan=2.0) - np.nan_to_num(holes[:, 1], nan=-2.0)
+    compare(getattr(ensemble, f"{kind}Regressor")(5, random_state=0).fit(holes, target), rows, rtol=1e-5, atol=1e-6)
+    compare(getattr(ensemble, f"{kind}Classifier")(5, random_state=0).fit(holes, target > 0), rows, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("library", ["LightGBM", "CatBoost", "HistGradientBoosting"])
+def test_classifiers_take_any_number_of_rows(library: str, name: str) -> None:
+    model = from_object(boosters(True)[library].fit(X, LABELS[name]))
+    assert model is not None and take_rows(model)
