@@ -57,7 +57,7 @@ _KINDS = {
 }
 """What ``kind`` can be of a step, if it is no type."""
 
-_P, _I32, _I64, _F64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
+_P, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class _Step(ctypes.Structure):
@@ -68,7 +68,6 @@ class _Step(ctypes.Structure):
         ("out", _P),
         ("data", _P * 2),
         ("sizes", _I64 * 3),
-        ("number", _F64),
     )
 
 
@@ -76,8 +75,8 @@ class _Bins(ctypes.Structure):
     _fields_ = tuple((name, _P) for name in ("sorted", "last", "search", "levels", "high", "begin"))
 
 
-_TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups")
-_TREE_ARRAYS = ("run single_run group tree node walk leaf value plane target lanes lane_of first_leaf").split()
+_TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups", "input", "width")
+_TREE_ARRAYS = ("run single_run group tree node walk leaf value plane target lanes lane_of direct first_leaf").split()
 
 
 class _Trees(ctypes.Structure):
@@ -138,6 +137,63 @@ class Column:
     dtype: str
 
 
+_READS = {"load": 0, "unary": 1, "convert": 1, "member": 1, "map": 1, "constant": 1, "binary": 2, "select": 3}
+"""Operators that make each column by itself, and how many columns they read for it."""
+
+
+@dataclass
+class _Plan:
+    """A step before it is a struct: offsets of columns, and what `TableProgram.step` takes."""
+
+    op: str
+    ins: list[int]
+    outs: list[int]
+    kinds: tuple[str, str]
+    data: list[Any]
+    sizes: list[int]
+    only: int
+
+    def keep(self, which: list[int]) -> None:
+        """Make these of the columns only; the operator makes each by itself."""
+        count = len(self.outs)
+        self.ins = [self.ins[part * count + i] for part in range(max(1, _READS[self.op])) for i in which]
+        self.outs = [self.outs[i] for i in which]
+        if self.op == "constant":
+            self.data = [self.data[0][which]]
+
+    def fill(self, step: _Step) -> object:
+        """Write the struct. Returns what has to live as long as it does."""
+        offsets = [np.array(each, np.int32) for each in (self.ins, self.outs)]
+        data = [_aligned(each) if isinstance(each, np.ndarray) else each for each in self.data]
+        step.op, step.ins, step.outs, step.only = _OPS.index(self.op), len(self.ins), len(self.outs), self.only
+        step.kinds[0] = _TYPES.index(self.kinds[0])
+        step.kinds[1] = _KINDS[self.op].index(self.kinds[1]) if self.op in _KINDS else _TYPES.index(self.kinds[1])
+        step.in_, step.out = (each.ctypes.data for each in offsets)
+        for i, each in enumerate(data):
+            step.data[i] = each.ctypes.data if isinstance(each, np.ndarray) else ctypes.addressof(each)
+        for i, size in enumerate(self.sizes):
+            step.sizes[i] = size
+        return offsets, data
+
+
+def _needed(plans: Sequence[_Plan]) -> list[_Plan]:
+    """The steps, without the columns that nobody reads."""
+    needed: set[int] = set()
+    found = []
+    for plan in reversed(plans):
+        if plan.op in _READS:
+            which = [i for i, out in enumerate(plan.outs) if out in needed]
+            if not which:
+                continue
+            plan.keep(which)
+            if not plan.only:
+                needed.difference_update(plan.outs)
+        if plan.op != "load":  # it reads columns of an input
+            needed.update(plan.ins)
+        found.append(plan)
+    return found[::-1]
+
+
 @dataclass
 class TableProgram:
     """A program that is built step by step.
@@ -150,8 +206,7 @@ class TableProgram:
     singly: int = 1
     only: int = 0
     """What the next steps are for: 0 for all, BLOCKS, or SINGLE for rows that run one by one."""
-    _steps: list[_Step] = field(default_factory=list)
-    _keep: list[object] = field(default_factory=list)
+    _plans: list[_Plan] = field(default_factory=list)
 
     def new(self, dtype: str, count: int = 1) -> list[Column]:
         """New columns, behind each other. Raises ValueError for more than a block can have."""
@@ -176,30 +231,20 @@ class TableProgram:
         kinds: tuple[str, str],
         data: Sequence[Any] = (),
         sizes: Sequence[int] = (),
-        number: float = 0.0,
     ) -> None:
         """Add a step; ``kinds`` are a type, and a type or what the step does. ``data`` are arrays or structs."""
-        offsets = [np.array([c.offset if isinstance(c, Column) else c for c in each], np.int32) for each in (ins, outs)]
-        data = [_aligned(each) if isinstance(each, np.ndarray) else each for each in data]
-        found = _Step(_OPS.index(op), len(ins), len(outs), self.only)
-        found.kinds[0] = _TYPES.index(kinds[0])
-        found.kinds[1] = _KINDS[op].index(kinds[1]) if op in _KINDS else _TYPES.index(kinds[1])
-        found.in_, found.out = (each.ctypes.data for each in offsets)
-        for i, each in enumerate(data):
-            found.data[i] = each.ctypes.data if isinstance(each, np.ndarray) else ctypes.addressof(each)
-        for i, size in enumerate(sizes):
-            found.sizes[i] = size
-        found.number = number
-        self._steps.append(found)
-        self._keep += [offsets, [*data]]
+        read, made = ([c.offset if isinstance(c, Column) else c for c in each] for each in (ins, outs))
+        self._plans.append(_Plan(op, read, made, kinds, [*data], [*sizes], self.only))
 
     def bound(self) -> Program:
         """The program, ready to run."""
-        steps = (_Step * len(self._steps))(*self._steps)
+        plans = _needed(self._plans)
+        steps = (_Step * len(plans))()
+        keep = [plan.fill(step) for step, plan in zip(steps, plans, strict=True)]
         program = _Program(
             len(steps), ctypes.addressof(steps), -(-self.row_bytes // 64) * 64, self.scratch_bytes, self.singly
         )
-        return Program(program, (steps, self._keep))
+        return Program(program, (steps, keep))
 
 
 def bins_struct(**arrays: Numbers) -> Any:

@@ -345,6 +345,9 @@ def _clip(b: Builder, node: NodeProto, a: Attributes) -> None:
 
 
 def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
+    if node.input[0] in b.constants:
+        b.values[node.output[0]] = _chosen(b, node)
+        return
     which = b.value(node.input[0])
     sides = [_side(b, name, which) for name in node.input[1:3]]
     dtype = (
@@ -367,6 +370,17 @@ def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
     made = b.program.new(stored(dtype), int(np.prod(shape, dtype=np.int64)))
     b.program.step("select", ins, made, (stored(dtype), ""))
     b.values[node.output[0]] = b.made(made, shape, dtype)
+
+
+def _chosen(b: Builder, node: NodeProto) -> Value:
+    """Columns of two values, by a constant: a move."""
+    one, other = (b.value(name) for name in node.input[1:3])
+    if one.stored != other.stored:
+        one, other = b.widened(one), b.widened(other)
+    shape = np.broadcast_shapes(one.columns.shape, other.columns.shape)
+    which = row_constant(b.constants[node.input[0]], shape)
+    columns = np.where(which, np.broadcast_to(one.columns, shape), np.broadcast_to(other.columns, shape))
+    return replace(one, columns=columns, seen=one.seen and other.seen)
 
 
 def _side(b: Builder, name: str, which: Value) -> Any:

@@ -91,6 +91,18 @@ class Packed:
         return bool((self.kinds != WALKED).any()) and len(self.bins) <= _MOST_LANES
 
 
+@dataclass(frozen=True)
+class Direct:
+    """The elements of a row of input ``source``, which has ``width`` of them, that the columns of splits are.
+
+    An element is ~its number if NaN is high.
+    """
+
+    source: int
+    width: int
+    elements: Sequence[int]
+
+
 def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
     """How each tree is evaluated, and the columns of bins for that."""
     order, splits = e.order, splits_of(e)
@@ -163,12 +175,19 @@ def add_bins(program: TableProgram, begin: int, sources: Sequence[Column], packe
 
 
 def add_trees(
-    program: TableProgram, e: Ensemble, packed: Packed, sources: Sequence[Column], bins: int, compared: str, sums: str
+    program: TableProgram,
+    e: Ensemble,
+    packed: Packed,
+    sources: Sequence[Column],
+    bins: int,
+    compared: str,
+    sums: str,
+    direct: Direct | None,
 ) -> list[Column]:
     """Add the step that sums the leaf values of all trees, in the type ``sums``. Returns a column for each target.
 
     ``sources`` are the columns of splits, of type ``compared``, if trees are walked, and ``bins`` is the offset of the
-    columns of bins.
+    columns of bins. If one row walks on the model's input itself, ``direct`` says where its numbers are.
     """
     order, trees = e.order, len(e.roots)
     kinds, dtype = packed.kinds, np.dtype(sums)
@@ -191,6 +210,8 @@ def add_trees(
         "runs": 0,
         "single_runs": 0,
         "groups": 0 if group is None else len(group),
+        "input": 0 if direct is None else direct.source,
+        "width": 0 if direct is None else direct.width,
     }
     runs = _runs(kinds, np.arange(trees))
     single_runs = _runs(np.full(trees, WALKED), single)
@@ -209,6 +230,7 @@ def add_trees(
         "lanes": bytes_of,
         "lane_of": np.full(trees, -1, np.int32) if lane_of is None else lane_of,
         "first_leaf": first_leaf,
+        "direct": None if direct is None else np.array(direct.elements, np.int32),
     }
     outs = program.new(sums, e.targets)
     room = 8 * len(sources) + 64 + e.targets * BLOCK * dtype.itemsize + 64 + 4 * trees + counts["groups"] * LANES + 64

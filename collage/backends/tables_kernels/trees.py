@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
-from collage.backends.tables_kernels.build import Array, Builder, Operator, Value, shaped
+from collage.backends.tables_kernels.build import Array, Builder, Given, Operator, Value, shaped
 from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches, narrowed
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
-from collage.backends.tables_kernels.pack import Packed, add_bins, add_trees, choose
+from collage.backends.tables_kernels.pack import Direct, Packed, add_bins, add_trees, choose
 from collage.native.table import BLOCKS, SINGLE, WALKED, Column
 
 Attributes = Mapping[str, Any]
@@ -191,8 +191,37 @@ def _split_column(
         b.program.step("unary", [source], [made], (dtype, "nan_high"))
     else:
         numbers = np.ascontiguousarray(e.sets[members], dtype)
-        b.program.step("member", [source], [made], (dtype, dtype), [numbers], [len(numbers), int(nan_high)])
+        bits, limit = _bits(numbers)
+        b.program.step(
+            "member", [source], [made], (dtype, dtype), [numbers, bits], [len(numbers), int(nan_high), limit]
+        )
     return made
+
+
+_MOST_BITS = 1 << 16
+
+
+def _bits(numbers: Array) -> tuple[Array, int]:
+    """A bit for each whole number below a limit, which says if it is in the set; 0 if the set has other numbers."""
+    if not len(numbers) or numbers[0] < 0 or numbers[-1] >= _MOST_BITS or (numbers != np.floor(numbers)).any():
+        return np.zeros(1, np.uint64), 0
+    limit = -(-(int(numbers[-1]) + 1) // 64) * 64
+    found = np.zeros(limit, np.uint8)
+    found[numbers.astype(np.int64)] = 1
+    return np.packbits(found, bitorder="little").view(np.uint64), limit
+
+
+def _direct(b: Builder, value: Value, keys: Sequence[tuple[int, bool, int]], dtype: str) -> Direct | None:
+    """Where the columns of splits are in an input, if all of them are its numbers as they are."""
+    given = [value.columns[feature] for feature, _, _ in keys]
+    if not given or value.stored != dtype or any(members >= 0 for _, _, members in keys):
+        return None
+    sources = {each.source if isinstance(each, Given) else -1 for each in given}
+    if len(sources) > 1 or -1 in sources or b.inputs[given[0].source].dtype != dtype:
+        return None
+    port = b.inputs[given[0].source]
+    elements = [~c.number if high else c.number for c, (_, high, _) in zip(given, keys, strict=True)]
+    return Direct(given[0].source, port.width, elements)
 
 
 def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
@@ -206,15 +235,16 @@ def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
     packed = choose(_checked(e, value), walk_all=b.walk_all)
     sources: list[Column] = []
     walked = (packed.kinds == WALKED).any()
-    if walked or not packed.lanes:
-        b.program.only = 0 if walked else SINGLE
+    direct = _direct(b, value, list(packed.splits.keys), compared) if walked or not packed.lanes else None
+    if walked or not (packed.lanes or direct):
+        b.program.only = (BLOCKS if direct else 0) if walked else SINGLE
         used = sorted({feature for feature, _, _ in packed.splits.keys})
         given = dict(zip(used, b.columns(replace(value, columns=value.columns[used]), compared), strict=True))
         sources = [_split_column(b, e, given[key[0]], key, compared, copied=True) for key in packed.splits.keys]
     b.program.only = 0 if packed.lanes else BLOCKS
     bins = _bins(b, value, e, packed, compared)
     b.program.only = 0
-    return b.made(add_trees(b.program, e, packed, sources, bins, compared, dtype), (e.targets,), dtype)
+    return b.made(add_trees(b.program, e, packed, sources, bins, compared, dtype, direct), (e.targets,), dtype)
 
 
 def _plus(b: Builder, value: Value, numbers: Array) -> Value:

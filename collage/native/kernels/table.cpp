@@ -57,7 +57,7 @@ void run(const collage_table_program &program, const collage_table_call &call, c
       case COLLAGE_TABLE_STORE: store_step(s, b, call.outputs[s.sizes[0]]); break;
       case COLLAGE_TABLE_CONVERT: convert_step(s, b); break;
       case COLLAGE_TABLE_BINS: either(bins_step<float>, bins_step<double>); break;
-      case COLLAGE_TABLE_TREES: trees_step(s, b, scratch); break;
+      case COLLAGE_TABLE_TREES: trees_step(s, b, call.inputs, scratch); break;
       case COLLAGE_TABLE_MEMBER: member_step(s, b); break;
       case COLLAGE_TABLE_UNARY: either(unary_step<float>, unary_step<double>); break;
       case COLLAGE_TABLE_BINARY:

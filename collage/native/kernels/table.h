@@ -21,15 +21,16 @@ enum {
 
 enum collage_table_type { COLLAGE_F32, COLLAGE_F64, COLLAGE_I64, COLLAGE_I32, COLLAGE_U8 };
 
-// What a step does. `in` and `out` are columns; a step reads `data`, `sizes`, `kinds` and `number` as its line says.
+// What a step does. `in` and `out` are columns; a step reads `data`, `sizes` and `kinds` as its line says.
 enum collage_table_op {
   COLLAGE_TABLE_LOAD,       // in: the columns of input sizes[0], which has sizes[1] of them, of type kinds[0]
   COLLAGE_TABLE_STORE,      // to output sizes[0], which has sizes[1] columns, of type kinds[0], from column sizes[2] on
   COLLAGE_TABLE_CONVERT,    // from type kinds[0] to kinds[1]
   COLLAGE_TABLE_BINS,       // float32 or float64 to bins: data[0]: collage_table_bins
   COLLAGE_TABLE_TREES,      // sums of trees: data[0]: collage_table_trees
-  COLLAGE_TABLE_MEMBER,     // 1 if x is among the sizes[0] numbers at data[0], in order, or NaN and sizes[1]; or else 0
-  COLLAGE_TABLE_UNARY,      // function kinds[1], with `number`
+  COLLAGE_TABLE_MEMBER,     // 1 if x is among the sizes[0] numbers at data[0], in order, or NaN and sizes[1]; or else 0. If
+                            // these are whole numbers below sizes[2], bits at data[1] say which
+  COLLAGE_TABLE_UNARY,      // function kinds[1]
   COLLAGE_TABLE_BINARY,     // operator kinds[1] of two columns
   COLLAGE_TABLE_CONSTANT,   // operator kinds[1] of a column and a number of data[0] for each column
   COLLAGE_TABLE_MAP,        // data[1][i] if x is number i of the sizes[0] at data[0], in order; [sizes[0]] for others; [sizes[1]] for NaN
@@ -67,7 +68,6 @@ typedef struct {
   const int32_t *in, *out;  // offsets of columns; of an input, the numbers of its columns
   const void *data[2];
   int64_t sizes[3];
-  double number;
 } collage_table_step;
 
 // The bin of x is the number of thresholds below x, less 128; NaN is above all where `high`, or else below. A column of bins
@@ -121,7 +121,7 @@ typedef struct {
 
 typedef struct {
   int64_t trees, bins, bin_columns;  // `bins`: offset of the first column of bins
-  int64_t runs, single_runs, groups;
+  int64_t runs, single_runs, groups, input, width;
   const collage_table_run *run;         // of blocks
   const collage_table_run *single_run;  // of one row: the trees that are in no group
   const collage_table_group *group;     // of one row
@@ -134,6 +134,9 @@ typedef struct {
   const int32_t *target;      // columns of sums
   const uint8_t *lanes;       // [group][step]: columns, bins, first and right leaves of COLLAGE_TABLE_LANES trees
   const int32_t *lane_of;     // a tree's place among the lanes of all groups, in order; -1 for one that is walked
+  // If one row walks on the model's input itself: the elements of the row that the float columns are, or ~element where NaN is
+  // infinity, the input's number, and its elements a row. Otherwise NULL.
+  const int32_t *direct;
   const int32_t *first_leaf;  // the first value of each lane; NULL if a tree is walked, or has another target than the others
 } collage_table_trees;
 

@@ -200,19 +200,30 @@ void bins_step(const Step &s, const Block &b) {
 
 // `scratch` is aligned, and has room for the sums of a block and the addresses of the columns.
 template <typename T, typename X>
-void trees_step(const Step &s, const Block &b, char *scratch) {
+void trees_step(const Step &s, const Block &b, const void *const *inputs, char *scratch) {
   const auto &t = *static_cast<const collage_table_trees *>(s.data[0]);
   const int8_t *const bins = b.column<int8_t>(t.bins);
   const X **const columns = reinterpret_cast<const X **>(scratch);
-  for (int32_t i = 0; i < s.ins; ++i) columns[i] = b.column<X>(s.in[i]);
   char *const rest = scratch + (s.ins * int64_t(sizeof(void *)) + 63) / 64 * 64;
   T *const sums = reinterpret_cast<T *>(rest);
   if (b.room == 1) {
     for (int32_t i = 0; i < s.outs; ++i) sums[i] = 0;
-    single(t, bins, columns, sums, reinterpret_cast<uint32_t *>(rest + (s.outs * int64_t(sizeof(T)) + 63) / 64 * 64));
+    auto *const places = reinterpret_cast<uint32_t *>(rest + (s.outs * int64_t(sizeof(T)) + 63) / 64 * 64);
+    if (t.direct != nullptr) {
+      const X *const row = static_cast<const X *>(inputs[t.input]) + b.first * t.width;
+      const auto number = [&](uint32_t column) {
+        const int32_t element = t.direct[column];
+        const X x = row[element < 0 ? ~element : element];
+        return element < 0 && is_nan(x) ? std::numeric_limits<X>::infinity() : x;
+      };
+      single<T, X>(t, bins, number, sums, places);
+    } else {
+      single<T, X>(t, bins, [&](uint32_t column) { return *b.column<X>(s.in[column]); }, sums, places);
+    }
     for (int32_t i = 0; i < s.outs; ++i) *b.column<T>(s.out[i]) = sums[i];
     return;
   }
+  for (int32_t i = 0; i < s.ins; ++i) columns[i] = b.column<X>(s.in[i]);
   constexpr int64_t kAll = COLLAGE_TABLE_BLOCK;
   memset(sums, 0, s.outs * kAll * sizeof(T));
   const int64_t rows = (b.rows + kRows - 1) / kRows * kRows;
@@ -230,11 +241,11 @@ void trees_step(const Step &s, const Block &b, char *scratch) {
   }
 }
 
-inline void trees_step(const Step &s, const Block &b, char *scratch) {
+inline void trees_step(const Step &s, const Block &b, const void *const *inputs, char *scratch) {
   const bool wide_sums = s.kinds[1] == COLLAGE_F64;
   if (s.kinds[0] == COLLAGE_F64)
-    return wide_sums ? trees_step<double, double>(s, b, scratch) : trees_step<float, double>(s, b, scratch);
-  wide_sums ? trees_step<double, float>(s, b, scratch) : trees_step<float, float>(s, b, scratch);
+    return wide_sums ? trees_step<double, double>(s, b, inputs, scratch) : trees_step<float, double>(s, b, inputs, scratch);
+  wide_sums ? trees_step<double, float>(s, b, inputs, scratch) : trees_step<float, float>(s, b, inputs, scratch);
 }
 
 template <typename T>
@@ -247,6 +258,14 @@ inline void member_step(const Step &s, const Block &b) {
   with_type(s.kinds[0], [&](auto type) {
     using T = decltype(type);
     const T *const sorted = static_cast<const T *>(s.data[0]);
+    const bool nan = s.sizes[1] != 0;
+    if (const int64_t limit = s.sizes[2]) {
+      const uint64_t *const bits = static_cast<const uint64_t *>(s.data[1]);
+      return each_of<T, T>(s, b, [=](T x, int) {
+        const int64_t i = x >= 0 && x < T(limit) ? int64_t(x) : 0;
+        return T(i) == x ? bits[i / 64] >> (i % 64) & 1 : nan && is_nan(x);
+      });
+    }
     each_of<T, T>(s, b, [&](T x, int) {
       return is_nan(x) ? s.sizes[1] != 0 : place_among(sorted, s.sizes[0], x) >= 0;
     });

@@ -334,10 +334,10 @@ inline C all_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *pl
 #endif
 }
 
-// The sums of one row, in the order of the trees. `columns` are what walked trees compare; `places` has room for the leaf of
+// The sums of one row, in the order of the trees. `number` is what walked trees compare; `places` has room for the leaf of
 // each tree, and for the lanes of all groups.
-template <typename T, typename X>
-void single(const collage_table_trees &s, const int8_t *bins, const X *const *columns, T *sums, uint32_t *places) {
+template <typename T, typename X, typename Number>
+void single(const collage_table_trees &s, const int8_t *bins, const Number &number, T *sums, uint32_t *places) {
   uint8_t *const lanes = reinterpret_cast<uint8_t *>(places + s.trees);
   const T *const values = static_cast<const T *>(s.value);
   if (s.first_leaf != nullptr) {
@@ -360,7 +360,7 @@ void single(const collage_table_trees &s, const int8_t *bins, const X *const *co
         at[chain] = uint32_t(each.root);
         depth = each.depth > depth ? each.depth : depth;
       }
-      walk<X>(s.walk, at, depth, [&](int, uint32_t column) { return *columns[column]; });
+      walk<X>(s.walk, at, depth, [&](int, uint32_t column) { return number(column); });
       for (int64_t chain = 0; chain < kChains && tree + chain < run.end; ++chain)
         places[tree + chain] = s.leaf[at[chain]];
     }
