@@ -110,6 +110,7 @@ def test_a_compile(tmp_path: Path) -> None:
         "db": tmp_path / "db",
         "progress": False,
         "quick": True,
+        "budget_s": 300.0,
     }
     module = collage.compile(model, **about)
     assert [region["backend"] for region in module.placement] == ["tables"]
@@ -133,6 +134,7 @@ def test_a_fixed_batch(tmp_path: Path) -> None:
         "db": tmp_path / "db",
         "progress": False,
         "quick": True,
+        "budget_s": 300.0,
     }
     model = trees(count=60)
     module = collage.compile(model, batch=3, **about)
