@@ -118,15 +118,12 @@ def _library() -> ctypes.CDLL:
 def table_problem() -> str:
     """The reason why the kernels for tables cannot be used here, or ""."""
     try:
+        import collage.native._call  # noqa: F401
+
         _library()
-    except (CollageError, AttributeError) as error:
+    except (CollageError, AttributeError, ImportError) as error:
         return str(error)
     return ""
-
-
-def table_isa() -> str:
-    """The instruction set of the kernels for tables."""
-    return "avx512" if _library() is kernel_libraries()[0] else "avx2"
 
 
 @dataclass(frozen=True)

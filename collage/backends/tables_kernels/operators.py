@@ -349,7 +349,7 @@ def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
         b.values[node.output[0]] = _chosen(b, node)
         return
     which = b.value(node.input[0])
-    sides = [_side(b, name, which) for name in node.input[1:3]]
+    sides: list[Any] = [b.constants[name] if name in b.constants else b.value(name) for name in node.input[1:3]]
     dtype = (
         next(each.dtype for each in sides if isinstance(each, Value))
         if any(isinstance(each, Value) for each in sides)
@@ -360,7 +360,7 @@ def _where(b: Builder, node: NodeProto, a: Attributes) -> None:
     columns = []
     for each in sides:
         if isinstance(each, Value):
-            columns += b.columns(Value(np.broadcast_to(each.columns, shape), dtype), stored(dtype))
+            columns += b.columns(replace(each, columns=np.broadcast_to(each.columns, shape)), stored(dtype))
             continue
         made = b.program.new(stored(dtype), int(np.prod(shape, dtype=np.int64)))
         numbers = np.ascontiguousarray(row_constant(each, shape).reshape(-1), stored(dtype))
@@ -381,10 +381,6 @@ def _chosen(b: Builder, node: NodeProto) -> Value:
     which = row_constant(b.constants[node.input[0]], shape)
     columns = np.where(which, np.broadcast_to(one.columns, shape), np.broadcast_to(other.columns, shape))
     return replace(one, columns=columns, seen=one.seen and other.seen)
-
-
-def _side(b: Builder, name: str, which: Value) -> Any:
-    return b.constants[name] if name in b.constants else b.value(name)
 
 
 def _softmax(b: Builder, node: NodeProto, a: Attributes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import collage
 from collage.backends.base import UnsupportedError
@@ -63,6 +63,23 @@ def test_operators(name: str) -> None:
     if "NaN" in name or name == "labels":
         x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
     alike(model, {"X": x}, atol=1e-5)
+
+
+def test_float32_that_is_cast_to_float64_and_chosen_from() -> None:
+    """Columns of float32 stand for values of float64 until somebody computes with them."""
+    nodes = [
+        helper.make_node("Scaler", ["X"], ["scaled"], domain="ai.onnx.ml", offset=[0.5], scale=[2.0]),
+        helper.make_node("Cast", ["scaled"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("IsNaN", ["X"], ["missing"]),
+        helper.make_node("Where", ["missing", "number", "wide"], ["Y"]),
+    ]
+    number = numpy_helper.from_array(np.array([7.0]), "number")
+    model = model_of(
+        nodes, [floats("X", None, COLUMNS)], [floats("Y", None, COLUMNS, kind=TensorProto.DOUBLE)], [number]
+    )
+    x = numbers(300)
+    x[::3, 1] = np.nan
+    alike(model, {"X": x})
 
 
 def test_texts() -> None:
