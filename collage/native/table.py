@@ -39,15 +39,15 @@ _OPS = (
     "load store convert bins trees member unary binary constant map normalize linear vectors reduce softmax largest "
     "select"
 ).split()
-UNARY = ("logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high").split()
-BINARY = (
+_UNARY = ("logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high").split()
+_BINARY = (
     "add subtract multiply divide minimum maximum equal greater greater_equal less less_equal and or power impute "
     "divided_by to_the_power constant_of"
 ).split()
 _KINDS = {
-    "unary": UNARY,
-    "binary": BINARY,
-    "constant": BINARY,
+    "unary": _UNARY,
+    "binary": _BINARY,
+    "constant": _BINARY,
     "normalize": ["maximum", "sum", "norm"],
     "vectors": ["dot", "polynomial", "radial", "sigmoid"],
     "reduce": ["sum", "mean", "least", "most", "product"],

@@ -57,7 +57,7 @@ class Value:
     dtype: str
     seen: bool = True
     """Whether all its strings are in the vocabulary; those of an input may not be."""
-    lies: bool = False
+    transposed: bool = False
     """Whether it is 1 x rows instead of rows."""
     narrow: bool = False
     """Whether a value of float64 is in columns of float32, which hold its numbers exactly."""
@@ -101,7 +101,7 @@ class Builder:
         """The value of that name, which is no constant."""
         if name not in self.values:
             raise UnsupportedError("an operand that has to have rows is a constant")
-        if self.values[name].lies:
+        if self.values[name].transposed:
             raise UnsupportedError("an operand with rows on its last axis")
         return self.values[name]
 

@@ -74,12 +74,12 @@ def _axes(b: Builder, node: NodeProto, a: Attributes) -> list[int]:
 
 def _reshape(b: Builder, node: NodeProto, a: Attributes) -> None:
     value, shape = b.values.get(node.input[0]), b.constant(node.input[1]).tolist()
-    if value is not None and value.lies and shape in ([-1], [-1, 1]):
+    if value is not None and value.transposed and shape in ([-1], [-1, 1]):
         columns = value.columns.reshape([1] * (len(shape) - 1))
     else:
         value = b.value(node.input[0])
         columns = _reshaped(value.columns, shape)
-    b.values[node.output[0]] = replace(value, columns=columns, lies=False)
+    b.values[node.output[0]] = replace(value, columns=columns, transposed=False)
 
 
 def _reshaped(columns: Array, shape: list[int]) -> Array:
@@ -144,7 +144,7 @@ def _extract(b: Builder, node: NodeProto, a: Attributes) -> None:
         table, places = b.constants[node.input[0]], b.value(node.input[1])
         if places.columns.size != 1:
             raise UnsupportedError("several places of a row in a table")
-        found = replace(_looked_up(b, table, replace(places, columns=places.columns.reshape(()))), lies=True)
+        found = replace(_looked_up(b, table, replace(places, columns=places.columns.reshape(()))), transposed=True)
     else:
         value = b.matrix(node.input[0])
         found = replace(value, columns=value.columns[b.constant(node.input[1]).reshape(-1)])

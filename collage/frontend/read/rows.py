@@ -44,7 +44,7 @@ class _Rows:
     """
 
     tail: _Extents
-    lies: bool = False
+    transposed: bool = False
     shape_of: bool = False
 
     def axis(self, number: int) -> int:
@@ -75,7 +75,7 @@ class _Graph:
     def of(self, name: str, least_rank: int = 1) -> _Rows:
         """The value of rows, upright. Raises _NoRowsError."""
         found = self.rows.get(name)
-        if found is None or found.lies or found.shape_of or len(found.tail) + 1 < least_rank:
+        if found is None or found.transposed or found.shape_of or len(found.tail) + 1 < least_rank:
             raise _NoRowsError(f"{name or 'an input'} has no rows on its first axis")
         return found
 
@@ -206,7 +206,7 @@ def _one(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     if any(name and known.constant(name).size != 1 for name in node.input[1:]):
         raise _NoRowsError("it has constants of several elements")
     found = known.rows.get(node.input[0])
-    return [found] if found is not None and found.lies else [known.of(node.input[0])]
+    return [found] if found is not None and found.transposed else [known.of(node.input[0])]
 
 
 def _each(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
@@ -314,10 +314,10 @@ def _reshape(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     wanted = known.numbers(node, "shape", 1)
     if found is None or found.shape_of or not wanted or _attributes(node).get("allowzero"):
         raise _NoRowsError("its shape is not known")
-    if wanted[0] == 0 and not found.lies and wanted.count(-1) == 1 and 0 not in wanted[1:]:
+    if wanted[0] == 0 and not found.transposed and wanted.count(-1) == 1 and 0 not in wanted[1:]:
         rest = math.prod(each for each in wanted[1:] if each > 0)
         wanted = [found.width // max(rest, 1) if each == -1 else each for each in wanted]
-    if wanted[0] not in (0, -1) or (found.lies and wanted[0] == 0) or min(wanted[1:], default=1) < 1:
+    if wanted[0] not in (0, -1) or (found.transposed and wanted[0] == 0) or min(wanted[1:], default=1) < 1:
         raise _NoRowsError(f"it makes the shape {wanted}")
     if math.prod(wanted[1:]) != found.width:
         raise _NoRowsError(f"it makes the shape {wanted} of rows of {found.width} elements")
@@ -398,7 +398,7 @@ def _extract(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     if data not in known.rows:
         if known.constant(data).size != max(known.constant(data).shape[-1:], default=0) or known.of(indices).width != 1:
             raise _NoRowsError("it takes columns of a constant")
-        return [_Rows((), lies=True)]
+        return [_Rows((), transposed=True)]
     found = known.of(data, 2)
     return [_Rows((*found.tail[:-1], known.constant(indices).size))]
 

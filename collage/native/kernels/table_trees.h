@@ -17,7 +17,7 @@
 
 namespace collage {
 
-constexpr int kChains = 16;   // walks side by side
+constexpr int kChains = 16;  // walks side by side
 
 // The place of a row among sums: of each quarter of 16 rows, the registers' 128-bit lanes behind each other.
 template <typename T>
