@@ -110,9 +110,14 @@ def _library() -> ctypes.CDLL:
         raise CollageError(problem)
     narrow = os.environ.get("COLLAGE_ISA", "") == "avx2"
     for library in reversed(kernel_libraries()) if narrow else kernel_libraries():
-        if library.collage_table_isa():
+        if library.collage_table_rows():
             return library
     raise CollageError("this processor has no AVX2, which Collage's kernels for tables need")
+
+
+def register_rows() -> int:
+    """The rows of a register of the kernels that run here. Raises CollageError if none do."""
+    return int(_library().collage_table_rows())
 
 
 def table_problem() -> str:

@@ -28,7 +28,7 @@ from collage.native.table import (
 
 _THRESHOLDS = 255
 """The most thresholds of a column of bins."""
-_MOST_DENSE = 256
+MOST_DENSE = 256
 """The most leaves of a tree that is visited whole: positions have 8 bits."""
 _MOST_LANES = 256
 """The most columns of bins that one row is looked up in."""
@@ -107,7 +107,7 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
     """How each tree is evaluated, and the columns of bins for that."""
     order, splits = e.order, splits_of(e)
     leaves = order.leaves[e.roots]
-    kinds = np.where(leaves <= _MOST_DENSE, DENSE, WALKED)
+    kinds = np.where(leaves <= MOST_DENSE, DENSE, WALKED)
     if walk_all:
         kinds[:] = WALKED
     visited = kinds != WALKED
@@ -319,7 +319,7 @@ def _leaf_values(e: Ensemble, table: Array, dtype: np.dtype[Any]) -> tuple[Array
     np.add.at(values, table["leaf"][tree] + place * table["leaves"][tree] + order.first[node], weight.astype(dtype))
     widths = np.where(table["leaves"] <= 64, 64, np.where(table["leaves"] <= 128, 128, 256))
     table["width"] = widths
-    has_planes = table["leaves"] <= _MOST_DENSE
+    has_planes = table["leaves"] <= MOST_DENSE
     sizes = np.where(has_planes, widths * table["targets"] * dtype.itemsize, 0)
     table["planes"] = _begin(sizes)
     planes = np.zeros(int(sizes.sum()) + 256, np.uint8)

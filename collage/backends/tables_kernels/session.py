@@ -27,6 +27,8 @@ _HOLD_US = 5.0
 """A call that takes no longer keeps the GIL: giving it away and taking it back takes as long as some calls."""
 _SHARE_US = 20.0
 """The least work of a thread that waking it is worth."""
+_FEW, _MANY = 16, 64
+"""Rows whose times say from how many rows on a block is faster than one row after another."""
 _TYPES = {"bool": "bool", STRING: "int64"}
 
 
@@ -48,8 +50,10 @@ class TableSession(Session):
         self._takers = [partial(self._text if port.dtype == STRING else _array, port) for port in self._inputs]
         self._made = [(port.shape, np.dtype(_TYPES.get(port.dtype, port.dtype))) for port in self._outputs]
         self._special = bool(self._zipped) or any(port.dtype == STRING for port in self._outputs)
-        self._single_us, self._vector_us = self._timed(1), self._timed(64)
-        self._program.singly = max(1, min(int(self._vector_us / self._single_us), 63))
+        self._single_us, self._few_us, self._many_us = (self._timed(rows) for rows in (1, _FEW, _MANY))
+        self._program.singly = next(
+            (rows - 1 for rows in range(2, _MANY) if rows * self._single_us > self._block_us(rows)), _MANY - 1
+        )
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         arrays = [take(each) for take, each in zip(self._takers, inputs, strict=True)]
@@ -89,7 +93,13 @@ class TableSession(Session):
 
     def _us(self, rows: int) -> float:
         """About how long so many rows take in one thread, in microseconds."""
-        return rows * self._single_us if rows <= self._program.singly else -(-rows // 64) * self._vector_us
+        return rows * self._single_us if rows <= self._program.singly else self._block_us(rows)
+
+    def _block_us(self, rows: int) -> float:
+        """The same for rows in blocks, by the times that few and many rows took."""
+        if rows > _MANY:
+            return -(-rows // _MANY) * self._many_us
+        return self._few_us + (self._many_us - self._few_us) * max(0, rows - _FEW) / (_MANY - _FEW)
 
     def _timed(self, rows: int) -> float:
         """How long so many rows take, in microseconds: the least of some runs."""

@@ -11,10 +11,11 @@ from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
 from collage.backends.tables_kernels.build import Array, Builder, Given, Operator, Value, shaped
+from collage.backends.tables_kernels.cut import cut
 from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches, narrowed
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
-from collage.backends.tables_kernels.pack import Direct, Packed, add_bins, add_trees, choose
-from collage.native.table import BLOCKS, SINGLE, WALKED, Column
+from collage.backends.tables_kernels.pack import MOST_DENSE, Direct, Packed, add_bins, add_trees, choose
+from collage.native.table import BLOCKS, SINGLE, WALKED, Column, register_rows
 
 Attributes = Mapping[str, Any]
 
@@ -153,6 +154,8 @@ def _sets(a: Attributes, modes: Array) -> dict[int, Array]:
     return dict(zip(nodes, parts, strict=True))
 
 
+_CUT_BY_ROW = 16
+"""The most leaves, for each row of a register, of a tree that is visited in parts. Above it 10 rows walk faster."""
 _TOGETHER = 32
 """The columns that are loaded and made bins of at a time: these of a block fit into a core's first cache."""
 
@@ -232,7 +235,9 @@ def sums_of(b: Builder, value: Value, e: Ensemble, dtype: str) -> Value:
     compared = "float32" if value.narrow else dtype
     value = value if value.narrow else b.cast(value, dtype)
     e = narrowed(e) if value.narrow else e
-    packed = choose(_checked(e, value), walk_all=b.walk_all)
+    e = _checked(e, value)
+    e = e if b.walk_all else cut(e, MOST_DENSE, _CUT_BY_ROW * register_rows())
+    packed = choose(e, walk_all=b.walk_all)
     sources: list[Column] = []
     walked = (packed.kinds == WALKED).any()
     direct = _direct(b, value, list(packed.splits.keys), compared) if walked or not packed.lanes else None

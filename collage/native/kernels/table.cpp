@@ -110,21 +110,23 @@ extern "C" int collage_table_alone(void *a, void *b, intptr_t, void *) {
       *static_cast<const collage_table_program *>(a), *static_cast<const collage_table_call *>(b), next, false);
 }
 
-extern "C" int collage_table_isa(void) {
+extern "C" int collage_table_rows(void) {
   __builtin_cpu_init();
 #ifdef COLLAGE_AVX2
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 #else
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi2");
 #endif
+  return runs ? kRows : 0;
 }
 
 #else
 
 extern "C" int collage_table(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }
 extern "C" int collage_table_alone(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }
-extern "C" int collage_table_isa(void) { return 0; }
+extern "C" int collage_table_rows(void) { return 0; }
 
 #endif

@@ -164,8 +164,8 @@ int collage_table(void *a, void *b, intptr_t share, void *c);
 // The same, by one caller, for all rows from the first on.
 int collage_table_alone(void *a, void *b, intptr_t share, void *c);
 
-// Whether the processor has the instructions that this library's programs need.
-int collage_table_isa(void);
+// The rows of a register of this library's programs, or 0 if the processor lacks their instructions.
+int collage_table_rows(void);
 
 #ifdef __cplusplus
 }

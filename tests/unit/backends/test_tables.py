@@ -44,7 +44,7 @@ def scores(model: Any, x: np.ndarray, *, walk: bool) -> np.ndarray:
 def test_every_comparison(mode: str, walk: bool) -> None:
     rng = np.random.default_rng(len(mode))
     for dtype in (np.float32, np.float64):
-        for leaves, trees in ((1, 1), (2, 3), (17, 70), (65, 5), (129, 3), (257, 2), (600, 2)):
+        for leaves, trees in ((1, 1), (2, 3), (17, 70), (65, 5), (129, 3), (257, 2), (500, 2), (1100, 2)):
             modes = [*COMPARISONS] if mode == "all" else [mode]
             missing = bool(rng.integers(2))
             e = ensemble(rng, modes, trees=trees, leaves=leaves, targets=2, missing=missing, dtype=dtype)
@@ -76,6 +76,23 @@ def test_rows_are_the_same_in_any_company() -> None:
     assert session.run([x[:0]])[0].shape == (0, 1)
     for begin, count in ((0, 1), (599, 1), (3, 2), (40, 7), (100, 64), (17, 300)):
         np.testing.assert_array_equal(session.run([x[begin : begin + count]])[0], together[begin : begin + count])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_trees_in_parts_have_the_sums_of_walked_ones(dtype: Any) -> None:
+    """Trees of 256 leaves and more, whose parts are bounded on both sides, among small ones; and a deep one."""
+    rng = np.random.default_rng(0)
+    found = [ensemble(rng, [*MODES], trees=1, leaves=n, missing=True, dtype=dtype) for n in (3, 257, 512, 9, 1024, 300)]
+    trees = [tree for e in found for tree in e["trees"]]
+    chain: list[Any] = []
+    for feature in range(400):
+        chain.append((feature % COLUMNS, "BRANCH_LEQ", rng.normal(), 2 * feature + 1, 2 * feature + 2, False))
+        chain.append([(0, float(rng.normal()))])
+    trees.append([*chain, [(0, 1.0)]])
+    model = model_of("TreeEnsemble", as_tensors({**found[0], "trees": trees}), dtype, 1, version=5)
+    for count in COUNTS:
+        x = rows(rng, count, dtype)
+        np.testing.assert_array_equal(scores(model, x, walk=False), scores(model, x, walk=True))
 
 
 def test_more_thresholds_than_a_column_of_bins_has() -> None:
