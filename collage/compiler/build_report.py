@@ -12,7 +12,7 @@ from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import usable
 from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Selection, Whole
-from collage.frontend.read.rows import predictions
+from collage.frontend.read.rows import column_names, predictions
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -66,6 +66,7 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         errors=_errors(bench, selected),
         fixed=fixed,
         predictions=predictions(task.source.original),
+        columns=column_names(task.source.original),
         rows=task.source.rows,
         one_row_us=selected.by_row[plan.label].median_us if plan.label in selected.by_row else None,
         one_row=figures(selected.by_row),

@@ -85,12 +85,13 @@ class CompiledModule:
 
         ``table`` is an array, nested lists, a sparse matrix, a DataFrame or anything else that numpy makes an array of,
         in any numeric dtype; it is converted to the input's as the model's library does it. A model with an input for
-        each column takes a DataFrame, or a mapping from names to columns. The result is the output that the file names
-        (``collage.predict`` in an ONNX model's metadata), or the first one; of rows x 1 values it has one axis.
+        each column, or with names of its columns, takes a DataFrame with them in any order, or a mapping from names to
+        columns. The result is the output that the file names (``collage.predict`` in an ONNX model's metadata), or the
+        first one; of rows x 1 values it has one axis.
 
         Raises InputError for a table that does not fit.
         """
-        outputs = self.run(table_inputs(self.parts.program.model_inputs, table))
+        outputs = self.run(self._table(table))
         found = as_array(outputs[self.report.predictions.get("predict", next(iter(outputs)))])
         return found.reshape(-1) if found.shape[1:] == (1,) else found
 
@@ -104,7 +105,7 @@ class CompiledModule:
         name = self.report.predictions.get("predict_proba")
         if name is None:
             raise UsageError(f"{self.report.model} has no probabilities: use predict, or run for all outputs.")
-        return as_array(self.run(table_inputs(self.parts.program.model_inputs, table))[name])
+        return as_array(self.run(self._table(table))[name])
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
@@ -116,6 +117,15 @@ class CompiledModule:
         # A clone, since other threads may be calling this module.
         own = self._launches("no launches to draw a time line of").clone()
         return trace(own, self._collected((), inputs))
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a compiled module is not pickled or copied: clone() shares its kernels, and save(path) writes a file that "
+            "collage.load(path) reads in another process."
+        )
+
+    def _table(self, table: Any) -> dict[str, Any]:
+        return table_inputs(self.parts.program.model_inputs, table, self.report.columns)
 
     def _collected(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         program = self.parts.program

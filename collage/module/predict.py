@@ -15,13 +15,18 @@ from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 
 
-def table_inputs(ports: Sequence[Port | ValuePort], table: Any) -> dict[str, Any]:
+def table_inputs(ports: Sequence[Port | ValuePort], table: Any, columns: Sequence[str] = ()) -> dict[str, Any]:
     """The inputs by name: an array, nested lists or a DataFrame for one, or the columns of a DataFrame or a mapping.
 
+    If the only input has named ``columns``, these are taken by name, unless a DataFrame has none of the names.
     Numbers are converted to the inputs' dtypes. Raises InputError for what is no table, for texts in the place of
     numbers, and for numbers that an integer dtype does not hold.
     """
     has_columns = isinstance(table, Mapping) or hasattr(table, "columns")
+    if columns and has_columns and ports[0].name not in table and any(name in table for name in columns):
+        if absent := [name for name in columns if name not in table]:
+            raise InputError(f"the table lacks columns: {', '.join(absent)}.")
+        return {ports[0].name: np.stack([_array(ports[0], table[name]).reshape(-1) for name in columns], 1)}
     if len(ports) == 1 and not (has_columns and ports[0].name in table):
         if isinstance(table, Mapping):
             raise InputError(f"missing input: {listing(ports)}.")

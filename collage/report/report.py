@@ -154,6 +154,8 @@ class Report:
     """The model's overridable initializers, which are no inputs of the module."""
     predictions: Mapping[str, str] = field(default_factory=dict)
     """The names of the outputs of ``predict`` and ``predict_proba``, by these words."""
+    columns: Sequence[str] = ()
+    """The names of the columns of the only input, if the model has them."""
     rows: int = 0
     """The rows that times are for, if the module takes any number of them; 0 if its shapes are fixed."""
     one_row_us: float | None = None
@@ -175,7 +177,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file, with some fields only if there is something in them."""
         found = asdict(self)
-        for name in ("fixed", "first_mix", "predictions", "rows", "one_row_us", "one_row"):
+        for name in ("fixed", "first_mix", "predictions", "columns", "rows", "one_row_us", "one_row"):
             if not found[name]:
                 del found[name]
         for each in found["candidates"]:
@@ -198,6 +200,7 @@ class Report:
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""
         left_out = ("candidates", "nodes", "fixed", *(() if self.rows else ("rows", "one_row_us", "one_row")))
+        left_out += () if self.columns else ("columns",)
         names = (each.name for each in fields(self) if each.name not in left_out)
         found = {name: _plain(getattr(self, name)) for name in names}
         for name, digits in (("search_s", 4), ("compile_s", 3), ("epsilon_us", 3)):

@@ -12,9 +12,9 @@ from collage.backends.tables_kernels.ensemble import LEAF, Array, Ensemble
 def cut(e: Ensemble, leaves: int, most: int) -> Ensemble:
     """The ensemble, of whose trees those of more than ``leaves`` and up to ``most`` leaves are cut into parts.
 
-    A part has some neighbouring leaves of its tree, and a leaf without a weight for all others on each side of a way to
-    them, ``leaves`` in all. The parts of a tree stand in its place, in order: a row is at one leaf with a weight, and sums
-    keep their bits.
+    A part has some neighbouring leaves of its tree, and leaves without a weight for the subtrees beside the paths to
+    them: ``leaves`` in all. The parts of a tree stand in its place, in order. A row is at one leaf with a weight, so
+    that sums keep their bits.
     """
     order = e.order
     count = order.leaves[e.roots]

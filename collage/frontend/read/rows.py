@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,8 @@ TABLES = "ai.onnx.ml"
 """The domain of operators for tables and trees."""
 _ELEMENTS = frozenset(range(TensorProto.FLOAT, TensorProto.UINT64 + 1))
 """Numbers and texts, as rows of tables hold them."""
-PREDICT, PREDICT_PROBA = "collage.predict", "collage.predict_proba"
-"""The keys of a model's metadata that name the outputs of ``predict`` and ``predict_proba``."""
+PREDICT, PREDICT_PROBA, COLUMNS = "collage.predict", "collage.predict_proba", "collage.features"
+"""The keys of a model's metadata that name the outputs of ``predict`` and ``predict_proba``, and a list of features."""
 
 _Extents: TypeAlias = "tuple[int | None, ...]"
 
@@ -146,6 +147,19 @@ def predictions(model: onnx.ModelProto) -> dict[str, str]:
         word: named[key] for word, key in (("predict", PREDICT), ("predict_proba", PREDICT_PROBA)) if key in named
     }
     return {word: name for word, name in found.items() if name in {info.name for info in outputs}}
+
+
+def column_names(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the columns of the only input, which the model's metadata has; or none."""
+    inputs = model_inputs(model)
+    given = next((each.value for each in model.metadata_props if each.key == COLUMNS), "")
+    try:
+        found = json.loads(given or "[]")
+    except ValueError:
+        return ()
+    widths = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim[1:]] if len(inputs) == 1 else []
+    fits = isinstance(found, list) and all(isinstance(each, str) for each in found) and widths == [len(found)]
+    return tuple(found) if fits and len({*found}) == len(found) else ()
 
 
 def _are_floats(kind: onnx.TypeProto) -> bool:

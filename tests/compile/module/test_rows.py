@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import collage
 from tests.helpers.tables import COLUMNS, pipeline, rows, trees
 
 COUNTS = (0, 1, 7, 1000)
+NAMES = [f"feature {number}" for number in range(COLUMNS)]
 
 
 def compiled(model: onnx.ModelProto, database: Path, **options: Any) -> collage.CompiledModule:
@@ -22,6 +26,12 @@ def compiled(model: onnx.ModelProto, database: Path, **options: Any) -> collage.
     module = collage.compile(model, **{**about, "quick": True, **options})
     assert isinstance(module, collage.CompiledModule)
     return module
+
+
+def named_trees() -> onnx.ModelProto:
+    model = trees()
+    onnx.helper.set_model_props(model, {"collage.features": json.dumps(NAMES)})
+    return model
 
 
 def expected(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
@@ -46,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def module(folder: Path) -> collage.CompiledModule:
-    return compiled(trees(), folder / "db")
+    return compiled(named_trees(), folder / "db")
 
 
 def test_it_takes_any_number_of_rows(module: collage.CompiledModule, folder: Path) -> None:
@@ -95,6 +105,17 @@ def test_predictions(module: collage.CompiledModule) -> None:
     for given in (table, table.astype(np.float64), table.tolist()):
         np.testing.assert_array_equal(module.predict(given), label)
         np.testing.assert_allclose(module.predict_proba(given), probabilities, rtol=1e-5)
+    named = dict(zip(reversed(NAMES), table.T[::-1], strict=True))
+    np.testing.assert_array_equal(module.predict(named), label)
+    del named[NAMES[0]]
+    with pytest.raises(collage.InputError, match=r"lacks columns: feature 0\."):
+        module.predict(named)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_module_is_not_pickled(module: collage.CompiledModule, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"clone\(\) .*save\(path\) .*collage\.load\(path\)"):
+        copied(module)
 
 
 def test_times_are_of_a_block_and_of_one_row(module: collage.CompiledModule, folder: Path) -> None:
@@ -104,7 +125,7 @@ def test_times_are_of_a_block_and_of_one_row(module: collage.CompiledModule, fol
     assert {*found["one_row"]} == {*found["finalists"]}
     assert "for 1000 rows" in repr(module)
     assert not module.program.launches
-    again = compiled(trees(), folder / "db")
+    again = compiled(named_trees(), folder / "db")
     assert again.report.measurements_made == 0
     assert again.report.one_row == module.report.one_row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.frontend.random_rows import random_rows
-from collage.frontend.read.rows import predictions, take_rows
+from collage.frontend.read.rows import column_names, predictions, take_rows
 from collage.frontend.read.shapes import with_batch
 from collage.frontend.read.value_types import value_type
 from tests.helpers.tables import COLUMNS, floats, model_of, pipeline, trees
@@ -132,6 +133,21 @@ def test_models_with_fixed_or_other_inputs_and_without_tables() -> None:
     model = trees()
     model.graph.input[0].type.tensor_type.ClearField("shape")
     assert not take_rows(model)
+
+
+@pytest.mark.parametrize("text", ["", "[1", "{}", '["a"]', json.dumps([0] * COLUMNS), json.dumps(["a"] * COLUMNS)])
+def test_columns_without_right_names(text: str) -> None:
+    model = trees()
+    helper.set_model_props(model, {"collage.features": text})
+    assert column_names(model) == ()
+
+
+def test_names_of_columns() -> None:
+    names = [f"feature {each}" for each in range(COLUMNS)]
+    model = trees()
+    assert column_names(model) == ()
+    helper.set_model_props(model, {"collage.features": json.dumps(names)})
+    assert column_names(model) == tuple(names)
 
 
 def test_predictions_by_metadata_and_by_form() -> None:

@@ -69,6 +69,15 @@ def test_columns_by_name() -> None:
         assert [(each.shape, each.dtype.kind) for each in found.values()] == [((2, 1), "f"), ((2,), "i"), ((2, 1), "O")]
 
 
+def test_the_columns_of_one_input() -> None:
+    for given in ({"b": [2, 4], "a": [1, 3]}, Frame({"b": [2, 4], "c": [0, 0], "a": [1, 3]})):
+        np.testing.assert_array_equal(table_inputs(ONE, given, ("a", "b"))["X"], [[1, 2], [3, 4]])
+    other = Frame({"c": [1, 3], "d": [2, 4]})
+    np.testing.assert_array_equal(table_inputs(ONE, other, ("a", "b"))["X"], [[1, 2], [3, 4]])
+    with pytest.raises(InputError, match=r"the table lacks columns: b\."):
+        table_inputs(ONE, Frame({"a": [1, 3], "c": [2, 4]}), ("a", "b"))
+
+
 @pytest.mark.parametrize(
     ("ports", "given", "words"),
     [
