@@ -1,12 +1,13 @@
 // A call of a native task as a Python object: the shortest way from Python to a kernel.
 //
-// Call(function, a, b, n, c, hold, reentrant, failed, keep) calls function(a, b, n, c), all given as integers. With `hold` it
-// keeps the GIL, which takes less time than to give it away and take it back if the task takes microseconds. If the task returns
-// a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as long as the object does.
+// Call(function, a, b, n, c, hold, reentrant, failed, keep) calls function(a, b, n, c), all given as integers. With
+// `hold` it keeps the GIL, which takes less time than to give it away and take it back if the task takes microseconds.
+// If the task returns a status other than 0, failed(status) is called, and its result is the call's. `keep` lives as
+// long as the object does.
 //
-// run_table(function, program, inputs, outputs, rows, hold) calls a table program (table.h) once on lists of contiguous arrays,
-// and returns its status. maps(rows, keys) makes a dictionary of each row of a contiguous array of float32. codes(values, known,
-// out) fills an array of int64 with what a dictionary has for the values of a list, or -1.
+// run_table(function, program, inputs, outputs, rows, hold) calls a table program (table.h) once on lists of contiguous
+// arrays, and returns its status. maps(rows, keys) makes a dictionary of each row of a contiguous array of float32.
+// codes(values, known, out) fills an array of int64 with what a dictionary has for the values of a list, or -1.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -13,7 +13,7 @@ from functools import cache
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
-REVISION = 15
+REVISION = 16
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
 NOT_BUILT = (

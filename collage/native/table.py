@@ -75,8 +75,10 @@ class _Bins(ctypes.Structure):
     _fields_ = tuple((name, _P) for name in ("sorted", "last", "search", "levels", "high", "begin"))
 
 
-_TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups", "input", "width")
-_TREE_ARRAYS = ("run single_run group tree node walk leaf value plane target lanes lane_of direct first_leaf").split()
+_TREE_COUNTS = ("trees", "bins", "bin_columns", "runs", "single_runs", "groups", "lane_steps", "input", "width")
+_TREE_ARRAYS = (
+    "run single_run group tree node walk leaf value plane target lanes ordered lane_of direct first_leaf"
+).split()
 
 
 class _Trees(ctypes.Structure):

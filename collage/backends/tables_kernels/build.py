@@ -201,7 +201,7 @@ class Builder:
         self.outputs.append(port)
         columns = self.columns(value, own)
         to = {"bool": "uint8", STRING: "int64"}.get(value.dtype, value.dtype)
-        self.program.step("store", columns, [], (own, to), sizes=[number, port.width, 0])
+        self.program.step("store", columns, [], (own, to), sizes=[number, port.width])
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ _THRESHOLDS = 255
 """The most thresholds of a column of bins."""
 MOST_DENSE = 256
 """The most leaves of a tree that is visited whole: positions have 8 bits."""
-_MOST_LANES = 256
-"""The most columns of bins that one row is looked up in."""
+_MOST_LOOKED_UP = 256
+"""The most columns of bins that one row is looked up in, and that a byte can tell."""
 _PLANES = (64, 128, 256)
 
 
@@ -78,17 +78,14 @@ class Packed:
     """What the kernels read of an ensemble: its kinds of trees, and the columns of bins of its splits.
 
     ``bin_of``: [column of splits], the first column of bins. ``bins`` are the thresholds of each column of bins.
+    ``lanes``: whether one row is at trees side by side.
     """
 
     splits: Splits
     bin_of: Array
     bins: Sequence[tuple[int, Array]]
     kinds: Array
-
-    @property
-    def lanes(self) -> bool:
-        """Whether one row is at trees side by side."""
-        return bool((self.kinds != WALKED).any()) and len(self.bins) <= _MOST_LANES
+    lanes: bool
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,9 @@ def choose(e: Ensemble, *, walk_all: bool = False) -> Packed:
         for column, thresholds in enumerate(splits.thresholds)
         for i in range(chunks[column])
     ]
-    return Packed(splits, bin_of, bins, kinds)
+    # Another bin takes about as long as another node of a walk.
+    lanes = bool(visited.any()) and len(bins) <= max(_MOST_LOOKED_UP, int(order.depth[visited].sum()))
+    return Packed(splits, bin_of, bins, kinds, lanes)
 
 
 def _symmetric(e: Ensemble, splits: Splits) -> Array:
@@ -199,7 +198,7 @@ def add_trees(
     nodes = _dense_nodes(e, packed, table)
     walks = _walks(e, packed, table, compared, not lanes)
     values, planes, targets = _leaf_values(e, table, dtype)
-    group, bytes_of, lane_of = _lanes(packed, table, nodes) if lanes else (None, None, None)
+    group, bytes_of, ordered, lane_of = _lanes(packed, table, nodes) if lanes else (None, None, None, None)
     single = np.flatnonzero(~visited) if lanes else np.arange(trees)
     one_target = (table["targets"] == 1).all() and (targets[table["target"]] == targets[table["target"][0]]).all()
     first_leaf = table["leaf"].astype(np.int32) if one_target and not single.size else None
@@ -210,6 +209,7 @@ def add_trees(
         "runs": 0,
         "single_runs": 0,
         "groups": 0 if group is None else len(group),
+        "lane_steps": 0 if ordered is None else len(ordered) // LANES,
         "input": 0 if direct is None else direct.source,
         "width": 0 if direct is None else direct.width,
     }
@@ -228,12 +228,14 @@ def add_trees(
         "plane": planes,
         "target": targets,
         "lanes": bytes_of,
+        "ordered": ordered,
         "lane_of": np.full(trees, -1, np.int32) if lane_of is None else lane_of,
         "first_leaf": first_leaf,
         "direct": None if direct is None else np.array(direct.elements, np.int32),
     }
     outs = program.new(sums, e.targets)
     room = 8 * len(sources) + 64 + e.targets * BLOCK * dtype.itemsize + 64 + 4 * trees + counts["groups"] * LANES + 64
+    room += counts["lane_steps"] * LANES
     program.scratch_bytes = max(program.scratch_bytes, room + 4096)
     program.step("trees", sources, outs, (compared, sums), [trees_struct(counts, arrays)])
     return outs
@@ -337,8 +339,8 @@ def _leaf_values(e: Ensemble, table: Array, dtype: np.dtype[Any]) -> tuple[Array
     return values, planes, (pairs % e.targets).astype(np.int32)
 
 
-def _lanes(packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Array]:
-    """Groups of trees for one row, the bytes of their steps, and the lane of each tree."""
+def _lanes(packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Array | None, Array]:
+    """Groups of trees for one row, the bytes of their steps, perhaps the columns of all steps, and each tree's lane."""
     trees = np.flatnonzero(packed.kinds != WALKED)
     kind = int(packed.kinds[trees[0]])
     lane_of = np.full(len(table), -1, np.int32)
@@ -351,6 +353,7 @@ def _lanes(packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Ar
     fields = 2 if kind == SYMMETRIC else 4
     begin = _begin(np.array(steps) * fields * LANES)
     found = np.zeros(sum(steps) * fields * LANES + LANES, np.uint8)
+    columns = np.zeros((sum(steps), LANES), np.int32)
     for i, first in enumerate(range(0, len(trees), LANES)):
         some, own = trees[first : first + LANES], counts[first : first + LANES]
         bytes_of = found[begin[i] : begin[i] + steps[i] * fields * LANES].reshape(steps[i], fields, LANES)
@@ -360,9 +363,11 @@ def _lanes(packed: Packed, table: Array, nodes: Array) -> tuple[Array, Array, Ar
         # A symmetric tree of fewer levels begins later, so that its position is not doubled.
         step = number + (steps[i] - own[lane] if kind == SYMMETRIC else 0)
         node = nodes[np.repeat(table["node"][some], own) + number]
-        bytes_of[step, 0, lane] = node["column"] // BLOCK
+        column = columns[begin[i] // (fields * LANES) :][: steps[i]]
+        column[step, lane] = node["column"] // BLOCK
+        bytes_of[:, 0] = column.astype(np.uint8)
         bytes_of[step, 1, lane] = node["bin"].view(np.uint8)
         if kind == DENSE:
             bytes_of[step, 2, lane], bytes_of[step, 3, lane] = node["first"], node["right"]
     groups = np.array([(kind, n, at) for n, at in zip(steps, begin, strict=True)], np.int64).reshape(-1, 3)
-    return groups, found, lane_of
+    return groups, found, columns.reshape(-1) if len(packed.bins) > _MOST_LOOKED_UP else None, lane_of

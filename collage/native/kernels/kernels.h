@@ -39,7 +39,7 @@ enum { COLLAGE_UNAVAILABLE = -1, COLLAGE_OUT_OF_RANGE = -2 };
 
 // To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
 // a library of another revision is not used, nor are measurements and packed kernels of another one.
-#define COLLAGE_KERNELS_REVISION 15
+#define COLLAGE_KERNELS_REVISION 16
 
 int collage_kernels_revision(void);
 

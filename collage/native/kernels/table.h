@@ -1,8 +1,8 @@
 // Programs of operators that map rows to rows: encoders, scalers, linear models and ensembles of trees.
 //
 // A program runs on blocks of rows. Within a block the values are columns: a column whose elements have `w` bytes is at
-// `workspace + offset * rows`, and the next column's offset is greater by `w`. A block has COLLAGE_TABLE_BLOCK rows, the last
-// of which may be missing, or one row.
+// `workspace + offset * rows`, and the next column's offset is greater by `w`. A block has COLLAGE_TABLE_BLOCK rows,
+// the last of which may be missing, or one row.
 
 #ifndef COLLAGE_NATIVE_KERNELS_TABLE_H
 #define COLLAGE_NATIVE_KERNELS_TABLE_H
@@ -24,7 +24,7 @@ enum collage_table_type { COLLAGE_F32, COLLAGE_F64, COLLAGE_I64, COLLAGE_I32, CO
 // What a step does. `in` and `out` are columns; a step reads `data`, `sizes` and `kinds` as its line says.
 enum collage_table_op {
   COLLAGE_TABLE_LOAD,       // in: the columns of input sizes[0], which has sizes[1] of them, of type kinds[0]
-  COLLAGE_TABLE_STORE,      // to output sizes[0], which has sizes[1] columns, of type kinds[0], from column sizes[2] on
+  COLLAGE_TABLE_STORE,      // to output sizes[0], which has sizes[1] columns, of type kinds[0]
   COLLAGE_TABLE_CONVERT,    // from type kinds[0] to kinds[1]
   COLLAGE_TABLE_BINS,       // float32 or float64 to bins: data[0]: collage_table_bins
   COLLAGE_TABLE_TREES,      // sums of trees: data[0]: collage_table_trees
@@ -70,10 +70,10 @@ typedef struct {
   int64_t sizes[3];
 } collage_table_step;
 
-// The bin of x is the number of thresholds below x, less 128; NaN is above all where `high`, or else below. A column of bins
-// has 2^levels - 1 thresholds, filled up with infinity, from its `begin` on: `sorted`, at least COLLAGE_TABLE_CHUNK, with the
-// last one of each chunk at `last`, COLLAGE_TABLE_CHUNK of them for each column; and `search`, the next lower floats, as a tree
-// whose level l begins at 2^l.
+// The bin of x is the number of thresholds below x, less 128; NaN is above all where `high`, or else below. A column of
+// bins has 2^levels - 1 thresholds, filled up with infinity, from its `begin` on: `sorted`, at least
+// COLLAGE_TABLE_CHUNK, with the last one of each chunk at `last`, COLLAGE_TABLE_CHUNK of them for each column; and
+// `search`, the next lower floats, as a tree whose level l begins at 2^l.
 typedef struct {
   const void *sorted, *last;  // float or double, as the columns
   const float *search;
@@ -81,8 +81,8 @@ typedef struct {
   const int64_t *begin;
 } collage_table_bins;
 
-// A node of a dense tree: if the row is at leaf `first`, the first one below the node, and its bin is above `bin`, it goes to
-// leaf `right`, the first one below the right child. Nodes are in pre-order, leaves from left to right.
+// A node of a dense tree: if the row is at leaf `first`, the first one below the node, and its bin is above `bin`, it
+// goes to leaf `right`, the first one below the right child. Nodes are in pre-order, leaves from left to right.
 typedef struct {
   uint32_t column;  // of bins, times COLLAGE_TABLE_BLOCK
   int8_t bin;
@@ -121,7 +121,7 @@ typedef struct {
 
 typedef struct {
   int64_t trees, bins, bin_columns;  // `bins`: offset of the first column of bins
-  int64_t runs, single_runs, groups, input, width;
+  int64_t runs, single_runs, groups, lane_steps, input, width;
   const collage_table_run *run;         // of blocks
   const collage_table_run *single_run;  // of one row: the trees that are in no group
   const collage_table_group *group;     // of one row
@@ -133,9 +133,10 @@ typedef struct {
   const uint8_t *plane;       // [tree][target of the tree][byte][leaf]
   const int32_t *target;      // columns of sums
   const uint8_t *lanes;       // [group][step]: columns, bins, first and right leaves of COLLAGE_TABLE_LANES trees
+  const int32_t *ordered;     // [lane_steps][lane]: columns, if they are more than a byte can tell; or else NULL
   const int32_t *lane_of;     // a tree's place among the lanes of all groups, in order; -1 for one that is walked
-  // If one row walks on the model's input itself: the elements of the row that the float columns are, or ~element where NaN is
-  // infinity, the input's number, and its elements a row. Otherwise NULL.
+  // If one row walks on the model's input itself: the elements of the row that the float columns are, or ~element where
+  // NaN is infinity, the input's number, and its elements a row. Otherwise NULL.
   const int32_t *direct;
   const int32_t *first_leaf;  // the first value of each lane; NULL if a tree is walked, or has another target than the others
 } collage_table_trees;
@@ -157,8 +158,8 @@ typedef struct {
   int64_t done;    // callers that have returned; 0 before a call and after it
 } collage_table_call;
 
-// a: collage_table_program, b: collage_table_call. The callers of one call take blocks in turn; when one of them returns, no
-// block is left to take. Returns 0, or COLLAGE_UNAVAILABLE without memory.
+// a: collage_table_program, b: collage_table_call. The callers of one call take blocks in turn; when one of them
+// returns, no block is left to take. Returns 0, or COLLAGE_UNAVAILABLE without memory.
 int collage_table(void *a, void *b, intptr_t share, void *c);
 
 // The same, by one caller, for all rows from the first on.

@@ -79,8 +79,8 @@ COLLAGE_TABLE_INLINE __m256 eight_of(const float *table, __m256i place) {
   return _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), place);
 }
 
-// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ, or by
-// _CMP_NLE_UQ, if NaN is above.
+// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ,
+// or by _CMP_NLE_UQ, if NaN is above.
 template <int LEVEL>
 COLLAGE_TABLE_INLINE __m256 level_of(const float *search, __m256i place) {
   const float *level = search + (1 << LEVEL);
@@ -131,7 +131,8 @@ COLLAGE_TABLE_INLINE __m128 rounded_down(__m256d x) {
   const __m128 nearest = _mm256_cvtpd_ps(x);
   const __m256d above = _mm256_cmp_pd(_mm256_cvtps_pd(nearest), x, _CMP_GT_OQ);
   const __m256i narrow = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(above), _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
-  // One less as an integer is closer to 0, and one more of a negative number is further from it; 0 becomes the least one.
+  // One less as an integer is closer to 0, and one more of a negative number is further from it; 0 becomes the least
+  // one.
   const __m128i bits = _mm_castps_si128(nearest), sign = _mm_srai_epi32(bits, 31);
   const __m128i step = _mm_or_si128(_mm_set1_epi32(1), _mm_slli_epi32(_mm_andnot_si128(sign, _mm_set1_epi32(-1)), 1));
   const __m128i zero = _mm_cmpeq_epi32(_mm_slli_epi32(bits, 1), _mm_setzero_si128());
@@ -139,8 +140,8 @@ COLLAGE_TABLE_INLINE __m128 rounded_down(__m256d x) {
   return _mm_castsi128_ps(_mm_blendv_epi8(bits, next, _mm256_castsi256_si128(narrow)));
 }
 
-// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows from the
-// doubles if these are the same.
+// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows
+// from the doubles if these are the same.
 template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const double *sorted, const double *x, int8_t *bins) {
   for (int i = 0; i < 16; i += 8) {

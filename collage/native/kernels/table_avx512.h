@@ -71,8 +71,8 @@ COLLAGE_TABLE_INLINE __m512 four_of(const float *table, __m512i place) {  // of 
   return _mm512_mask_mov_ps(pair_of(table, place), upper, pair_of(table + 32, place));
 }
 
-// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ, or by
-// _CMP_NLE_UQ, if NaN is above.
+// The place on a level of the search tree is doubled, and one more where x is above the threshold there: by _CMP_GT_OQ,
+// or by _CMP_NLE_UQ, if NaN is above.
 template <int LEVEL>
 COLLAGE_TABLE_INLINE __m512 level_of(const float *search, __m512i place) {
   const float *level = search + (1 << LEVEL);
@@ -116,8 +116,8 @@ COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const float *, const
   store_bins(bins, searched<LEVELS, HOW, false>(search, _mm512_loadu_ps(x), _mm512_setzero_si512(), equal));
 }
 
-// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows from the
-// doubles if these are the same.
+// Of doubles, first the bins of the next lower floats among the next lower floats of thresholds, and then what follows
+// from the doubles if these are the same.
 template <int LEVELS, int HOW>
 COLLAGE_TABLE_INLINE void sixteen_bins(const float *search, const double *sorted, const double *x, int8_t *bins) {
   constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;

@@ -18,8 +18,8 @@ namespace collage {
 
 using Step = collage_table_step;
 
-// A block of rows: the workspace, the rows that it has room for and those that there are, and the first one's number. The same
-// thread's next block begins `ahead` rows further, if that is not behind the `last` row.
+// A block of rows: the workspace, the rows that it has room for and those that there are, and the first one's number.
+// The same thread's next block begins `ahead` rows further, if that is not behind the `last` row.
 struct Block {
   char *workspace;
   int64_t room, rows, first, ahead, last;
@@ -114,7 +114,7 @@ inline void load_step(const Step &s, const Block &b, const void *input) {
 
 template <typename From, typename To>
 void store_columns(const Step &s, const Block &b, To *output) {
-  To *const to = output + b.first * s.sizes[1] + s.sizes[2];
+  To *const to = output + b.first * s.sizes[1];
   for (int32_t i = 0; i < s.ins; ++i) {
     const From *from = b.column<From>(s.in[i]);
     for (int64_t row = 0; row < b.rows; ++row) to[row * s.sizes[1] + i] = To(from[row]);

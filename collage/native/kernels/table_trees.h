@@ -1,9 +1,9 @@
 // Ensembles of trees on the bins of a block of rows, or of one row.
 //
-// A dense tree has no branches: every node is visited, for all rows of a register at once. A row begins at leaf 0. When a
-// node is visited in pre-order, a row below it is at the node's first leaf, so that two comparisons and one move suffice.
-// Leaf values are looked up byte by byte, since a register has a table of 64 bytes but of 16 floats only, and sums are kept
-// in the order in which the bytes of a value come together.
+// A dense tree has no branches: every node is visited, for all rows of a register at once. A row begins at leaf 0. When
+// a node is visited in pre-order, a row below it is at the node's first leaf, so that two comparisons and one move
+// suffice. Leaf values are looked up byte by byte, since a register has a table of 64 bytes but of 16 floats only, and
+// sums are kept in the order in which the bytes of a value come together.
 
 #ifndef COLLAGE_NATIVE_KERNELS_TABLE_TREES_H
 #define COLLAGE_NATIVE_KERNELS_TABLE_TREES_H
@@ -219,13 +219,15 @@ struct Table {
     }
   }
 
-  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
+  COLLAGE_TABLE_INLINE Bytes operator()(const uint8_t *at, int64_t) const {
+    const Bytes columns = load_bytes(at);
     const Bytes bit[4] = {_mm256_slli_epi16(columns, 3), _mm256_slli_epi16(columns, 2), _mm256_slli_epi16(columns, 1),
                           columns};
     return half<LEVELS, 0>(LEVELS < 4 ? columns : _mm256_and_si256(columns, spread(15)), bit);
   }
 #else
-  COLLAGE_TABLE_INLINE Bytes operator()(Bytes columns) const {
+  COLLAGE_TABLE_INLINE Bytes operator()(const uint8_t *at, int64_t) const {
+    const Bytes columns = load_bytes(at);
     if constexpr (LEVELS == 0) {
       return _mm512_permutexvar_epi8(columns, part[0]);
     } else {
@@ -241,8 +243,15 @@ struct Table {
 #endif
 };
 
-// The values of lanes that were found before, which are added one by one, in order: a chain of additions is as long as the
-// steps of a group, so that each step takes some of them along.
+// The bins of a row of more columns, which were put in the order of the lanes.
+struct Ordered {
+  const uint8_t *bins;
+
+  COLLAGE_TABLE_INLINE Bytes operator()(const uint8_t *, int64_t place) const { return load_bytes(bins + place); }
+};
+
+// The values of lanes that were found before, which are added one by one, in order: a chain of additions is as long as
+// the steps of a group, so that each step takes some of them along.
 template <typename T>
 struct Chain {
   const T *values;
@@ -274,20 +283,22 @@ template <int GROUPS, typename Row, typename C>
 COLLAGE_TABLE_INLINE C lanes_of(
     const uint8_t *bytes, const collage_table_group *group, const Row &row, uint8_t *places, C chain) {
   constexpr int64_t kAll = COLLAGE_TABLE_LANES, kParts = kAll / kRows;
+  const bool symmetric = group[0].kind == COLLAGE_SYMMETRIC;
   Bytes position[GROUPS][kParts];
   const uint8_t *step[GROUPS];
-  int64_t steps = 0;
+  int64_t steps = 0, place[GROUPS];
   for (int g = 0; g < GROUPS; ++g) {
     for (Bytes &each : position[g]) each = no_bytes();
     step[g] = bytes + group[g].begin;
     steps = group[g].steps;
+    place[g] = group[g].begin / (symmetric ? 2 : 4);
   }
-  if (group[0].kind == COLLAGE_SYMMETRIC) {
+  if (symmetric) {
     for (int64_t i = 0; i < steps; ++i) {
       for (int g = 0; g < GROUPS; ++g, step[g - 1] += 2 * kAll)
         for (int64_t k = 0; k < kParts; ++k) {
           const uint8_t *const at = step[g] + k * kRows;
-          position[g][k] = deeper(position[g][k], row(load_bytes(at)), load_bytes(at + kAll));
+          position[g][k] = deeper(position[g][k], row(at, place[g] + i * kAll + k * kRows), load_bytes(at + kAll));
         }
       chain.template add<16 * GROUPS>();
     }
@@ -296,8 +307,8 @@ COLLAGE_TABLE_INLINE C lanes_of(
       for (int g = 0; g < GROUPS; ++g, step[g - 1] += 4 * kAll)
         for (int64_t k = 0; k < kParts; ++k) {
           const uint8_t *const at = step[g] + k * kRows;
-          const Bytes first = load_bytes(at + 2 * kAll), right = load_bytes(at + 3 * kAll);
-          position[g][k] = moved(position[g][k], row(load_bytes(at)), load_bytes(at + kAll), first, right);
+          const Bytes bins = row(at, place[g] + i * kAll + k * kRows), limit = load_bytes(at + kAll);
+          position[g][k] = moved(position[g][k], bins, limit, load_bytes(at + 2 * kAll), load_bytes(at + 3 * kAll));
         }
       chain.template add<3 * GROUPS>();
     }
@@ -308,9 +319,8 @@ COLLAGE_TABLE_INLINE C lanes_of(
 }
 
 // The leaves of all groups, two at a time where these have as many steps.
-template <int LEVELS, typename C>
-C lanes_by(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
-  const Table<LEVELS> row(bins, s.bin_columns);
+template <typename Row, typename C>
+C lanes_by(const collage_table_trees &s, const Row &row, uint8_t *places, C chain) {
   for (int64_t i = 0; i < s.groups;) {
     const bool pair = i + 1 < s.groups && s.group[i].steps == s.group[i + 1].steps;
     uint8_t *const to = places + i * COLLAGE_TABLE_LANES;
@@ -321,21 +331,32 @@ C lanes_by(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C 
   return chain;
 }
 
+template <int LEVELS, typename C>
+C table_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
+  return lanes_by(s, Table<LEVELS>(bins, s.bin_columns), places, chain);
+}
+
+// `places` has room for the lanes of all groups, and behind them, if there is `ordered`, for the bins in their order.
 template <typename C>
 inline C all_lanes(const collage_table_trees &s, const int8_t *bins, uint8_t *places, C chain) {
+  if (s.ordered != nullptr) {
+    uint8_t *const found = places + s.groups * COLLAGE_TABLE_LANES;
+    for (int64_t i = 0; i < s.lane_steps * COLLAGE_TABLE_LANES; ++i) found[i] = uint8_t(bins[s.ordered[i]]);
+    return lanes_by(s, Ordered{found}, places, chain);
+  }
   constexpr int64_t kPart = Table<0>::kPart;
-  if (s.bin_columns <= kPart) return lanes_by<0>(s, bins, places, chain);
-  if (s.bin_columns <= 2 * kPart) return lanes_by<1>(s, bins, places, chain);
+  if (s.bin_columns <= kPart) return table_lanes<0>(s, bins, places, chain);
+  if (s.bin_columns <= 2 * kPart) return table_lanes<1>(s, bins, places, chain);
 #ifdef COLLAGE_AVX2
-  if (s.bin_columns <= 4 * kPart) return lanes_by<2>(s, bins, places, chain);
-  return s.bin_columns <= 8 * kPart ? lanes_by<3>(s, bins, places, chain) : lanes_by<4>(s, bins, places, chain);
+  if (s.bin_columns <= 4 * kPart) return table_lanes<2>(s, bins, places, chain);
+  return s.bin_columns <= 8 * kPart ? table_lanes<3>(s, bins, places, chain) : table_lanes<4>(s, bins, places, chain);
 #else
-  return lanes_by<2>(s, bins, places, chain);
+  return table_lanes<2>(s, bins, places, chain);
 #endif
 }
 
-// The sums of one row, in the order of the trees. `number` is what walked trees compare; `places` has room for the leaf of
-// each tree, and for the lanes of all groups.
+// The sums of one row, in the order of the trees. `number` is what walked trees compare; `places` has room for the leaf
+// of each tree, and for what all_lanes needs.
 template <typename T, typename X, typename Number>
 void single(const collage_table_trees &s, const int8_t *bins, const Number &number, T *sums, uint32_t *places) {
   uint8_t *const lanes = reinterpret_cast<uint8_t *>(places + s.trees);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,22 @@ def test_more_thresholds_than_a_column_of_bins_has() -> None:
         np.testing.assert_array_equal(scores(model, x[-count:], walk=False), expected(e, x[-count:]))
 
 
-def test_more_columns_than_one_row_is_looked_up_in() -> None:
-    """1,200 features: one row walks, and many rows are binned."""
+@pytest.mark.parametrize("kind", ["stumps", "levels", "balanced"])
+def test_more_columns_than_a_byte_can_tell(kind: str) -> None:
+    """1,200 features. At many small trees one row has its bins in the order of the trees, at a few large ones it walks."""
     rng = np.random.default_rng(0)
+    depth = {"stumps": 1, "levels": 5, "balanced": 8}[kind]
     for nan_true in (False, True):
+        features = itertools.cycle(rng.permutation(1200))
         trees = []
-        for feature in range(1200):
-            where = (feature, "BRANCH_LEQ", float(np.float32(rng.normal())), 1, 2, nan_true)
-            trees.append([where, [(0, 1.0)], [(0, float(rng.integers(3)))]])
+        for _ in range({"stumps": 1200, "levels": 300, "balanced": 4}[kind]):
+            of_level = [int(next(features)) for _ in range(depth)]
+            nodes: list[Any] = []
+            for at in range(2**depth - 1):
+                level = (at + 1).bit_length() - 1
+                feature = int(next(features)) if kind == "balanced" else of_level[level]
+                nodes.append((feature, "BRANCH_LEQ", level / 2, 2 * at + 1, 2 * at + 2, nan_true))
+            trees.append([*nodes, *([(0, float(rng.integers(9)))] for _ in range(2**depth))])
         e = {"trees": trees, "targets": 1, "dtype": np.dtype(np.float32)}
         model = model_of("TreeEnsembleRegressor", as_nodes(rng, e), np.float32, 1)
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1200
