@@ -112,7 +112,7 @@ def test_more_thresholds_than_a_column_of_bins_has() -> None:
 
 @pytest.mark.parametrize("kind", ["stumps", "levels", "balanced"])
 def test_more_columns_than_a_byte_can_tell(kind: str) -> None:
-    """1,200 features. At many small trees one row has its bins in the order of the trees, at a few large ones it walks."""
+    """1,200 features. One row has its bins in the order of many small trees, and walks through a few large ones."""
     rng = np.random.default_rng(0)
     depth = {"stumps": 1, "levels": 5, "balanced": 8}[kind]
     for nan_true in (False, True):
