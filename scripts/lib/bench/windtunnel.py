@@ -344,6 +344,7 @@ def _mean(study: Study, cells: Sequence[Cell]) -> _Found:
     found["stopped"] = sorted({each["stopped"] for each in results if each["stopped"]})
     found["epochs"] = [each["epochs"] for each in results]
     if first != first.source:
+        found["source_auc"] = round(mean(study.result(each.source)["auc"]["test"] for each in cells), 5)
         if len(cells) > 1:
             found["difference"] = difference([study.scored(each, study.task(each)) for each in cells])
         else:
