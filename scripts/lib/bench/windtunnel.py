@@ -232,7 +232,7 @@ class Study:
                 if not file.exists():
                     say(source.name)
                     self.compute(source)
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         settings = self._settings(cell)
         task = self.task(cell, len(settings))
         pipeline = joblib.load(file) if cell != source and cell.pipe else None
@@ -241,7 +241,8 @@ class Study:
             tried = _trained(task, cell, settings, pipeline)
             best = max(tried, key=lambda each: each.validation_auc)
             found = self._judged(cell, task, best)
-        found |= {"seconds": round(time.perf_counter() - started, 1), "tried": [each.to_json() for each in tried]}
+        found |= {"seconds": round(time.perf_counter() - started, 1), "cpu_s": round(time.process_time() - used, 1)}
+        found["tried"] = [each.to_json() for each in tried]
         _stop_if_interrupted()
         if cell == source:
             joblib.dump(best.pipeline, file)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from packaging.version import Version
 
 from collage.errors import CollageError
 from scripts.lib.bench.windtunnel_data import Data, Ints
@@ -30,6 +32,8 @@ REFERENCES = ("lightgbm", "catboost", "tabm")
 _RATES: Sequence[Setting] = ({"rate": 3e-4}, {"rate": 1e-3}, {"rate": 3e-3})
 _BOOSTING: Sequence[Setting] = ({"rate": 0.05}, {"rate": 0.1}, {"rate": 0.25})
 _PENALTIES: Sequence[Setting] = ({"C": 0.01}, {"C": 0.1}, {"C": 1.0})
+_MACHINES: Sequence[Setting] = ({"epochs": 1}, {"epochs": 3}, {"epochs": 10})
+"""Of the factorisation machine: it soon learns by heart which rows are in which leaf. Its trees have the rate 0.1."""
 _TREES, _MOST_TREES, _PATIENCE_TREES = 100, 600, 30
 _MEMBERS, _WIDTH, _BLOCKS, _LARGEST_EMBEDDING = 8, 128, 2, 16
 
@@ -71,20 +75,24 @@ class Trained:
     seconds: float
     epochs: int | None = None
     stopped: str | None = None
-    """Why a network's training ended: ``validation``, ``epochs`` or ``time``."""
+    """Why training ended: ``validation``, ``epochs``, ``time`` or ``infinite loss``."""
+    history: Sequence[float] = ()
+    """The validation AUC of the start, and after each epoch."""
+    epoch_s: float | None = None
     pipeline: Any = None
 
     def to_json(self) -> dict[str, Any]:
         """All but the model itself."""
         found = {"setting": {**self.setting}, "validation_auc": round(self.validation_auc, 5)}
         found |= {"seconds": round(self.seconds, 1), "epochs": self.epochs, "stopped": self.stopped}
+        found |= {"history": [round(each, 5) for each in self.history], "epoch_s": self.epoch_s} if self.history else {}
         return found
 
 
 def settings(pipe: str, variant: str) -> Sequence[Setting]:
     """The settings that validation chooses from: three for every contender."""
     if variant == "source":
-        return _PENALTIES if pipe == "pipe1" else _BOOSTING
+        return {"pipe1": _PENALTIES, "pipe2": _BOOSTING, "pipe3": _MACHINES}[pipe]
     return _BOOSTING if variant in ("lightgbm", "catboost") else _RATES
 
 
@@ -118,13 +126,18 @@ def _predict(task: Task, pipeline: Any) -> Predict:
 
 def _preprocessing(name: str, data: Data, seed: int) -> Any:
     """The chapter's pre-processing; numbers also have their gaps filled, and are scaled."""
+    import sklearn
     from sklearn.compose import ColumnTransformer
     from sklearn.impute import SimpleImputer
+    from sklearn.model_selection import StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler, TargetEncoder
 
     from collage.windtunnel.sources import BinaryEncoder, Buckets, RareCategories, TwoHotEncoder
 
+    folds: dict[str, Any] = {"random_state": seed}  # which scikit-learn 1.9 deprecates, and older ones need
+    if Version(sklearn.__version__) >= Version("1.9"):
+        folds = {"cv": StratifiedKFold(5, shuffle=True, random_state=seed)}
     categories, numbers = [*data.categories], [*data.numbers]
     scaled = ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), numbers)
     if name == "pre3":
@@ -132,9 +145,7 @@ def _preprocessing(name: str, data: Data, seed: int) -> Any:
         for what, columns in (("categories", categories), ("buckets", numbers)):
             for how in ("two-hot", "target"):
                 codes = RareCategories(10, drop_fraction=0.01) if what == "categories" else Buckets(32)
-                encoder = (
-                    TwoHotEncoder() if how == "two-hot" else TargetEncoder(target_type="binary", random_state=seed)
-                )
+                encoder = TwoHotEncoder() if how == "two-hot" else TargetEncoder(target_type="binary", **folds)
                 parts.append((f"{what}, {how}", make_pipeline(codes, encoder), columns))
         return ColumnTransformer(parts)
     encoder = BinaryEncoder() if name == "pre1" else TwoHotEncoder()
@@ -153,13 +164,16 @@ def _model(pipe: str, setting: Setting, task: Task) -> Any:
     trees = LGBMClassifier(
         n_estimators=_TREES,
         num_leaves=task.leaves,
-        learning_rate=setting["rate"],
+        learning_rate=setting.get("rate", 0.1),
         random_state=task.seed,
         n_jobs=task.threads,
         verbose=-1,
     )
-    machine = FactorizationMachine(batch=task.data.batch, seed=task.seed)
-    return trees if pipe == "pipe2" else make_pipeline(LeafEncoder(trees), machine)
+    if pipe == "pipe2":
+        return trees
+    epochs = int(setting["epochs"])
+    machine = FactorizationMachine(epochs=epochs, batch=task.data.batch, validation_fraction=0, seed=task.seed)
+    return make_pipeline(LeafEncoder(trees), machine)
 
 
 def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
@@ -189,10 +203,14 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
         **setting,
     )
     predict = _predict(task, network)
-    value, seconds, epochs = task.validated(predict), time.perf_counter() - started, len(network.history_)
-    stopped = "time" if late else "epochs" if epochs >= task.epochs else "validation"
+    value, seconds, history = task.validated(predict), time.perf_counter() - started, network.history_
+    epochs, best = history[-1].number, max(history, key=lambda each: each.score).number
+    stopped = "time" if late else "validation" if epochs - best >= task.patience else "epochs"
+    if stopped == "epochs" and epochs < task.epochs:
+        stopped = "infinite loss"
     task.show(f"{variant} {dict(setting)}: validation AUC {value:.4f}, {epochs} epochs, {seconds:.0f} s ({stopped})")
-    return Trained(setting, predict, value, seconds, epochs, stopped)
+    scores, spans = ([getattr(each, name) for each in history] for name in ("score", "seconds"))
+    return Trained(setting, predict, value, seconds, epochs, stopped, scores, median(spans[1:]) if epochs else None)
 
 
 def train_reference(task: Task, name: str, setting: Setting) -> Trained:
@@ -210,23 +228,14 @@ _Reference: TypeAlias = "tuple[Predict, int, str]"
 def _lightgbm(task: Task, setting: Setting) -> _Reference:
     import lightgbm
 
-    frame, labels = task.data.as_categories, task.data.labels
-    model = lightgbm.LGBMClassifier(
-        n_estimators=_MOST_TREES,
-        learning_rate=setting["rate"],
-        random_state=task.seed,
-        n_jobs=task.threads,
-        verbose=-1,
-    ).fit(
-        frame.iloc[task.train],
-        labels[task.train],
-        eval_set=[(frame.iloc[task.validation], labels[task.validation])],
-        eval_metric="auc",
-        callbacks=[lightgbm.early_stopping(_PATIENCE_TREES, first_metric_only=True, verbose=False)],
-    )
-    best = int(model.best_iteration_)
-    stopped = "epochs" if best == _MOST_TREES else "validation"
-    return lambda rows: np.asarray(model.predict_proba(frame.iloc[rows]), np.float64)[:, 1], best, stopped
+    frame = task.data.as_categories
+    parts = [lightgbm.Dataset(frame.iloc[rows], task.data.labels[rows]) for rows in (task.train, task.validation)]
+    about = {"objective": "binary", "metric": "auc", "seed": task.seed, "num_threads": task.threads, "verbose": -1}
+    stop = lightgbm.early_stopping(_PATIENCE_TREES, verbose=False)
+    about |= {"learning_rate": setting["rate"]}
+    model = lightgbm.train(about, parts[0], _MOST_TREES, valid_sets=[parts[1]], callbacks=[stop])
+    stopped = "epochs" if model.best_iteration == _MOST_TREES else "validation"
+    return lambda rows: np.asarray(model.predict(frame.iloc[rows]), np.float64), int(model.best_iteration), stopped
 
 
 def _catboost(task: Task, setting: Setting) -> _Reference:
