@@ -139,22 +139,21 @@ def _run(
     Cells that another process computes are left to it, and waited for at the end.
     """
     failed: dict[str, str] = {}
-    waiting = [each for each in chosen if not study.done(each)]
     with _noted_interrupts():
         for wait in (False, True):
-            for cell in [each for each in waiting if each.name not in failed]:
+            for cell in [each for each in chosen if not study.done(each) and each.name not in failed]:
                 try:
                     with study.claim(cell, wait=wait) as mine:
-                        if mine and not study.done(cell):
-                            say(cell.name)
-                            study.compute(cell)
+                        if not mine or study.done(cell):
+                            continue
+                        say(cell.name)
+                        study.compute(cell)
                 except KeyboardInterrupt:
                     say("interrupted; finished cells are kept")
                     return INTERRUPTED, failed
                 except Exception as error:
                     failed[cell.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
                     say(f"error: {cell.name}: {failed[cell.name]}")
-                    continue
                 if file not in (None, "-"):
                     write_json(Path(str(file)), _report(study, chosen, about, failed))
     return int(bool(failed)), failed
@@ -278,6 +277,15 @@ class Study:
         ours, theirs = (np.load(self.path(each, "npy")).astype(np.float64) for each in (cell, cell.source))
         return Scored(task.data.labels[task.test], groups[task.test], ours, theirs)
 
+    def together(self, cells: Sequence[Cell]) -> _Found:
+        """The difference of several seeds from their sources, which a file keeps."""
+        seeds = ", ".join(str(each.seed) for each in cells)
+        file = self.path(cells[0], f"{seeds}.json")
+        if not file.exists():
+            write_json(file, difference([self.scored(each, self.task(each)) for each in cells]))
+        found: _Found = json.loads(file.read_text())
+        return found
+
     def task(self, cell: Cell, trainings: int = 1) -> Task:
         """What a cell is trained on."""
         data = _load(cell.data, self.packages)
@@ -346,10 +354,7 @@ def _mean(study: Study, cells: Sequence[Cell]) -> _Found:
     found["epochs"] = [each["epochs"] for each in results]
     if first != first.source:
         found["source_auc"] = round(mean(study.result(each.source)["auc"]["test"] for each in cells), 5)
-        if len(cells) > 1:
-            found["difference"] = difference([study.scored(each, study.task(each)) for each in cells])
-        else:
-            found["difference"] = results[0]["difference"]
+        found["difference"] = results[0]["difference"] if len(cells) == 1 else study.together(cells)
     return found
 
 

@@ -107,7 +107,9 @@ def test_whole_networks_are_compared_with_their_sources(tmp_path: Path, monkeypa
         return Trained(setting, predict, task.validated(predict), 1.0, 7, "validation")
 
     monkeypatch.setattr(windtunnel_models, "tune", tune)
-    _, found = _run(tmp_path, "--only", "flights days pre2 pipe2", "--seeds", "2")
+    _, found = _run(
+        tmp_path, "--only", "flights days pre2 pipe2 source all,flights days pre2 pipe2 whole", "--seeds", "2"
+    )
     whole = next(each for each in found["summary"] if each["variant"] == "whole")
     assert whole["seeds"] == 2 and whole["difference"]["auc"]["low"] > 0 and whole["epochs"] == [7, 7]
     assert found["cells"]["flights days pre2 pipe2 whole all rows seed 1"]["setting"] == {"rate": 3e-3}
