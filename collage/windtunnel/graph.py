@@ -164,7 +164,7 @@ class _Walk:
         if isinstance(value, Raw):
             if any(each.recoded for each in value.refs):
                 raise ModelError("RareCategories and Buckets give categories, which an encoder has to take.")
-            return self._add(Numbers([self._column(each.column) for each in value.refs]), "columns", ())
+            return self._add(Numbers.of([self._column(each.column) for each in value.refs]), "columns", ())
         if len(value.steps) == 1:
             return value.steps[0]
         return self._add(Concat(width=self.width(value)), "beside", value.steps)

@@ -138,7 +138,8 @@ def tune(
             part.randomise(generator)
     for part in network.parts:
         part.requires_grad_(any(part is each for each in learnt))
-    adam = torch.optim.Adam(_groups(learnt, settings), settings.rate, weight_decay=settings.decay, fused=True)
+    # AdamW: Adam divides the decay by its own size if nothing else moves a weight, such as the row of a rare category.
+    adam = torch.optim.AdamW(_groups(learnt, settings), settings.rate, weight_decay=settings.decay, fused=True)
     rng = np.random.default_rng(settings.seed)
     history: list[Epoch] = []
     best, kept = -np.inf, _weights(network, forests)

@@ -86,9 +86,9 @@ class Numbers(Part):
 
     takes_missing = takes_infinite = True
 
-    def __init__(self, columns: Sequence[int] = (), **settings: Any) -> None:
-        chosen = settings.pop("width", len(columns))
-        super().__init__({}, {"columns": np.array(columns, np.int64)}, width=chosen, **settings)
+    @classmethod
+    def of(cls, columns: Sequence[int]) -> Numbers:
+        return cls({}, {"columns": np.array(columns, np.int64)}, width=len(columns))
 
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers.index_select(1, self.columns)

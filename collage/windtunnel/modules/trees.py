@@ -217,7 +217,8 @@ class Forest(Part):
             threshold[chosen] = _midway(finite[:, each], threshold[chosen])
         spread = self._spreads(x, scale)
         weight = np.where(inner, scale[feature] / spread, 0.0)
-        theta = np.where(inner, (threshold - centre[feature]) / spread, 0.0)
+        # Some libraries write limits of float32 for thresholds that only missing values pass.
+        theta = np.where(inner, ((threshold - centre[feature]) / spread).clip(-_FAR, _FAR), 0.0)
         if len(self.set_of_node):
             weight[self.set_nodes.numpy()] = theta[self.set_nodes.numpy()] = 0.0
         self._centre_values(x)
