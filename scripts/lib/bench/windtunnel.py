@@ -61,14 +61,14 @@ class Cell:
 
 
 def plan(seeds: int) -> list[Cell]:
-    """All cells, each after its source. Those of the first seed come first, since they choose the settings."""
+    """All cells, each after its source, and those of the first seed first."""
     found = []
     for seed in range(seeds):
         for data, split in SPLITS:
             grid = [(pre, pipe) for pre in ("pre2", "pre1", "pre3") for pipe in PIPELINES]
             found += [Cell(data, split, seed, *each, variant) for each in grid for variant in ("source", "whole")]
             found += [Cell(data, split, seed, "", "", name) for name in REFERENCES]
-            if data == "flights":
+            if split == "days":
                 found += [Cell(data, split, seed, "pre2", "pipe2", each, _ABLATION_ROWS) for each in _ABLATION]
     return found
 
@@ -102,8 +102,8 @@ def command(
     A cell is a contender on a split of a data set: the flights from New York in 2013, split by days drawn at random and
     by months, and UCI's Adult. Contenders are the nine pipelines of the chapter, each as scikit-learn runs it and as a
     whole fine-tuned network (L3); with 100,000 training rows the levels L1 to L3, a cold start, and GBDT2NN, whose
-    encoders are frozen; LightGBM and CatBoost with native categories; and TabM. Each has three settings, which the
-    validation rows of the first seed choose from. Test rows are read once, after that.
+    encoders are frozen; LightGBM and CatBoost with native categories; and TabM. Each has three settings, from which
+    the validation rows choose. Test rows are read once, after that.
 
     Each finished cell has a JSON file in the folder, and is not computed again; Ctrl-C keeps them. Started twice, on
     one thread each, two processes share the cells. Differences are a contender's less its source's (a reference's less
@@ -248,9 +248,9 @@ class Study:
         write_json(self.path(cell, "json"), found)
 
     def _settings(self, cell: Cell) -> Sequence[Setting]:
-        """The settings to choose from, or for later seeds the one that the first seed has chosen."""
+        """The settings to choose from; of a split by time, whose rows are the same, later seeds take the first's."""
         first = replace(cell, seed=0)
-        if cell.seed and self.done(first):
+        if cell.seed and cell.split == "time" and self.done(first):
             return [self.result(first)["setting"]]
         return windtunnel_models.settings(cell.pipe, cell.variant)
 

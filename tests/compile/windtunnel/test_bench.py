@@ -59,20 +59,22 @@ def test_sources_are_chosen_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code, found = _run(
         tmp_path,
         "--only",
-        "adult rows pre3 pipe1 source,adult rows pre3 pipe2 source,adult rows pre3 pipe3 source,adult rows lightgbm",
+        ",".join([*(f"flights time pre3 pipe{number} source" for number in (1, 2, 3)), "flights time lightgbm"]),
         "--seeds",
         "2",
     )
     assert code == 0, found["failed"]
     assert len([name for name in found["cells"] if "pre3" in name and "source" in name]) == 6
-    first, second = (found["cells"][f"adult rows pre3 pipe2 source all rows seed {seed}"] for seed in range(2))
+    first, second = (found["cells"][f"flights time pre3 pipe2 source all rows seed {seed}"] for seed in range(2))
     assert len(first["tried"]) == 3 and len(second["tried"]) == 1 and second["setting"] == first["setting"]
     assert first["setting"] == max(first["tried"], key=lambda each: each["validation_auc"])["setting"]
     assert first["rows"] == {"train": 2000, "validation": 500, "test": 500}
-    reference = found["cells"]["adult rows lightgbm all rows seed 0"]
+    _, found_of_days = _run(tmp_path, "--only", "flights days pre1 pipe1 source", "--seeds", "2")
+    assert [len(each["tried"]) for name, each in found_of_days["cells"].items() if " days " in name] == [3, 3]
+    reference = found["cells"]["flights time lightgbm all rows seed 0"]
     low, mean, high = (reference["difference"]["auc"][key] for key in ("low", "mean", "high"))
     assert low <= mean <= high
-    source = found["cells"]["adult rows pre2 pipe2 source all rows seed 0"]
+    source = found["cells"]["flights time pre2 pipe2 source all rows seed 0"]
     assert mean == pytest.approx(reference["auc"]["test"] - source["auc"]["test"], abs=1e-4)
 
     def fail(*_: Any) -> list[Trained]:
@@ -80,7 +82,7 @@ def test_sources_are_chosen_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(windtunnel_models, "train_source", fail)
     monkeypatch.setattr(windtunnel_models, "train_reference", fail)
-    assert _run(tmp_path, "--only", "adult rows lightgbm", "--seeds", "2")[0] == 0
+    assert _run(tmp_path, "--only", "flights time lightgbm", "--seeds", "2")[0] == 0
 
 
 def test_an_interrupt_keeps_finished_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +114,6 @@ def test_whole_networks_are_compared_with_their_sources(tmp_path: Path, monkeypa
     )
     whole = next(each for each in found["summary"] if each["variant"] == "whole")
     assert whole["seeds"] == 2 and whole["difference"]["auc"]["low"] > 0 and whole["epochs"] == [7, 7]
-    assert found["cells"]["flights days pre2 pipe2 whole all rows seed 1"]["setting"] == {"rate": 3e-3}
+    assert found["cells"]["flights days pre2 pipe2 whole all rows seed 1"]["setting"] == {"rate": 1e-3}
     assert whole["auc"] - whole["source_auc"] == pytest.approx(whole["difference"]["auc"]["mean"], abs=1e-4)
     assert any("better in 1 and worse in 0 of 1 cells" in line for line in found["verdict"])
