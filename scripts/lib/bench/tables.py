@@ -27,12 +27,13 @@ _TITLES = {
     "trees_avx2": "The same with AVX2",
     "trees_shapes": "Ensembles of other shapes",
     "trees_pipeline": "Pipelines of imputer, scaler, one-hot encoder and 300 trees",
+    "windtunnel": "Pipelines and the networks that are fine-tuned from them: AUC on test rows",
 }
 
 
 def written() -> tuple[str, str]:
     """The page, and the README with its table, as the figures have them."""
-    rows = {"real": _real, "precision": _precision, "serve": _serve}
+    rows = {"real": _real, "precision": _precision, "serve": _serve, "windtunnel": _windtunnel}
     rows |= {name: _trees for name in _TITLES if name.startswith("trees")}
     sections = {}
     for name, make in rows.items():
@@ -44,6 +45,7 @@ def written() -> tuple[str, str]:
         means = [f"{key.replace('_', ' ')} {mean:.2f}" for key, mean in found.get("geometric_mean", {}).items()]
         what = "" if name.startswith("trees") else " of times over Collage's"
         ending = [f"Geometric means{what}: {', '.join(means)}.", ""] if means else []
+        ending += [f"- {line}" for line in found.get("verdict", [])] + [""] * ("verdict" in found)
         where = f"{found['threads']} threads, {found['machine']}, {found['date']}, commit {found['commit']}"
         sections[name] = "\n".join([f"`{found['command']}` ({where})", "", *table, "", *ending])
     page = [f"## {_TITLES[name]}\n\n{text}" for name, text in sections.items()]
@@ -89,6 +91,21 @@ def _trees(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     yield ["ensemble", *(f"{count:,} row{'s' * (count > 1)}" for count in counts)]
     for model in found["models"]:
         yield [model["model"], *(_cell(cell, cell["engines"]) for cell in model["cells"])]
+
+
+def _windtunnel(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield ["data", "contender", "seeds", "compared with", "AUC", "gain", "95 % interval, by days", "epochs"]
+    for each in found["summary"]:
+        if "difference" not in each:
+            continue
+        name = " ".join(filter(None, (each["pre"], each["pipe"], each["variant"])))
+        rows = f", {each['rows']:,} rows" if each["rows"] else ""
+        area = each["difference"]["auc"]
+        interval = f"{area['low']:+.4f} to {area['high']:+.4f}"
+        gain = f"**{area['mean']:+.4f}**" if area["low"] > 0 else f"{area['mean']:+.4f}"
+        epochs = ", ".join(str(count) for count in each["epochs"])
+        against, data = f"{each['source_auc']:.4f}", f"{each['data']}, {each['split']}"
+        yield [data, name + rows, str(each["seeds"]), against, f"{each['auc']:.4f}", gain, interval, epochs]
 
 
 def _cell(cell: Mapping[str, Any], engines: Mapping[str, Any]) -> str:

@@ -1,0 +1,241 @@
+"""Rows for a network: frames, arrays, and parquet files that do not fit into memory, as batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from collage.core.library_text import library_text
+from collage.errors import InputError, UsageError
+from collage.windtunnel.columns import Column, read_columns
+from collage.windtunnel.front import Cache, Front, run_fronts
+from collage.windtunnel.heads import Head
+from collage.windtunnel.modules.part import Tensor
+
+CHUNK = 1 << 17
+"""Rows that are read at a time if not all of them fit."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as a network takes them: numbers in its precision, codes in int32, and what to predict."""
+
+    numbers: Tensor
+    codes: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, chosen: Tensor) -> Rows:
+        return Rows(self.numbers[chosen], self.codes[chosen], self.y[chosen])
+
+
+Part: TypeAlias = Callable[[], Rows]
+"""It reads some of the rows."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How frames become tensors."""
+
+    columns: tuple[Column, ...]
+    fronts: tuple[Front, ...]
+    n_features: int
+    cache: Cache
+
+    def inputs(self, frame: Any, dtype: Any, *, keep: bool = False) -> tuple[Tensor, Tensor]:
+        """Numbers and codes of the rows of a frame. ``keep`` puts the outputs of operators in front into the cache."""
+        frame = as_frame(frame)
+        if not hasattr(frame, "iloc") and frame.shape[1] != self.n_features:
+            raise InputError(f"the rows have {frame.shape[1]} columns, and the pipeline takes {self.n_features}.")
+        frames = self.cache.run(self.fronts, frame) if keep else run_fronts(self.fronts, frame)
+        numbers, codes = read_columns(frames, self.columns)
+        return torch.from_numpy(numbers).to(dtype), torch.from_numpy(codes.astype(np.int32))
+
+
+def as_frame(rows: Any) -> Any:
+    """A frame of pandas, or an array [rows, columns]. Raises InputError for anything else."""
+    if hasattr(rows, "iloc"):
+        if rows.ndim == 2:
+            return rows
+        raise InputError("rows are a frame or [rows, columns], and this is a Series.")
+    if hasattr(rows, "to_pandas"):
+        return rows.to_pandas()
+    found = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
+    if found.ndim != 2:
+        raise InputError(f"rows are a frame or [rows, columns], and these have the shape {list(found.shape)}.")
+    return found
+
+
+def targets_of(y: Any, head: Head, what: str) -> Tensor:
+    """What to predict: the number of the class of each row, int64, or numbers. Raises InputError for other classes."""
+    values = np.asarray(y)
+    if head.kind != "classifier":
+        try:
+            numbers = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what} has to hold numbers: {library_text(error)}") from error
+        if not np.isfinite(numbers).all():
+            raise InputError(f"{what} has NaN or an infinite number.")
+        return torch.from_numpy(numbers)
+    classes = {each: number for number, each in enumerate(head.classes)}
+    found, inverse = np.unique(values.ravel(), return_inverse=True)
+    if unknown := [str(each) for each in found.tolist() if each not in classes]:
+        raise InputError(f"{what} has the class {unknown[0]}, and the pipeline knows {', '.join(map(str, classes))}.")
+    return torch.from_numpy(np.array([classes[each] for each in found.tolist()], np.int64)[inverse])
+
+
+def check_classes(y: Tensor, head: Head, what: str) -> None:
+    """Raise InputError if rows to learn from, or to validate on, lack a class."""
+    if head.kind != "classifier":
+        return
+    found = set(torch.unique(y).tolist())
+    if missing := [str(each) for number, each in enumerate(head.classes) if number not in found]:
+        raise InputError(f"{what} has no row of class {', '.join(missing)}.")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in memory, or parquet files of them with the name of the column to predict."""
+
+    rows: Any
+    y: Any
+    what: str
+
+    @property
+    def is_parquet(self) -> bool:
+        return isinstance(self.rows, (str, Path)) or (
+            isinstance(self.rows, (list, tuple)) and bool(self.rows) and isinstance(self.rows[0], (str, Path))
+        )
+
+    def readers(self) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
+        """What reads each part of the rows as a frame and what to predict, and the number of rows."""
+        if self.is_parquet:
+            return self._parquet()
+        frame = as_frame(self.rows)
+        y = np.asarray(self.y)
+        if len(y) != len(frame):
+            raise InputError(f"{self.what} has {len(frame)} rows, and {len(y)} values to predict.")
+        if not len(frame):
+            raise InputError(f"{self.what} has no rows.")
+
+        def part(start: int) -> Callable[[], tuple[Any, Any]]:
+            stop = start + CHUNK
+            return lambda: (frame.iloc[start:stop] if hasattr(frame, "iloc") else frame[start:stop], y[start:stop])
+
+        return [part(start) for start in range(0, len(frame), CHUNK)], len(frame)
+
+    def _parquet(self) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        paths = [self.rows] if isinstance(self.rows, (str, Path)) else list(self.rows)
+        if not isinstance(self.y, str):
+            raise UsageError(f"{self.what} is in parquet files: name the column to predict.")
+        found, rows = [], 0
+        for path in paths:
+            try:
+                file = pq.ParquetFile(path)
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"cannot read {path}: {library_text(error)}") from error
+            if self.y not in file.schema_arrow.names:
+                raise InputError(f"{path} has no column {self.y}.")
+            groups: list[int] = []
+            for group in range(file.num_row_groups):
+                groups.append(group)
+                rows += file.metadata.row_group(group).num_rows
+                many = sum(file.metadata.row_group(each).num_rows for each in groups)
+                if many >= CHUNK or group == file.num_row_groups - 1:
+                    found.append(self._groups(path, groups))
+                    groups = []
+        if not rows:
+            raise InputError(f"{self.what} has no rows.")
+        return found, rows
+
+    def _groups(self, path: str | Path, groups: Sequence[int]) -> Callable[[], tuple[Any, Any]]:
+        import pyarrow.parquet as pq
+
+        def read() -> tuple[Any, Any]:
+            frame = pq.ParquetFile(path).read_row_groups(list(groups)).to_pandas()
+            return frame.drop(columns=self.y), frame[self.y].to_numpy()
+
+        return read
+
+
+class Source:
+    """The rows of a table as tensors, part by part. Parts are kept if all of them fit into ``memory`` bytes."""
+
+    def __init__(self, table: Table, reader: Reader, head: Head, dtype: Any, memory: int) -> None:
+        self._readers, self.rows = table.readers()
+        self._reader, self._head, self._dtype, self._what = reader, head, dtype, table.what
+        size = torch.empty(0, dtype=dtype).element_size()
+        self.fits = self.rows * (len(reader.columns) * size + 8) <= memory
+        self._keep_fronts = self.fits and not table.is_parquet
+        self._kept: dict[int, Rows] = {}
+        self._masks: dict[int, NDArray[np.bool_]] | None = None
+        self._share, self._seed, self._held_out = 0.0, 0, False
+
+    @property
+    def parts(self) -> list[Part]:
+        return [lambda at=at: self._part(at) for at in range(len(self._readers))]  # type: ignore[misc]
+
+    def hold_out(self, share: float, seed: int) -> Source:
+        """Keep a share of the rows, drawn at random, for the source that is given back."""
+        other = Source.__new__(Source)
+        other.__dict__ |= self.__dict__ | {"_kept": {}, "_held_out": True, "_share": share, "_seed": seed}
+        other._what = "the part held out for validation"
+        self._share, self._seed, self._kept = share, seed, {}
+        return other
+
+    def _part(self, at: int) -> Rows:
+        if at in self._kept:
+            return self._kept[at]
+        frame, y = self._readers[at]()
+        if self._share:
+            drawn = np.random.default_rng((self._seed, at)).random(len(y)) < self._share
+            chosen = np.flatnonzero(drawn == self._held_out)
+            frame, y = frame.iloc[chosen] if hasattr(frame, "iloc") else frame[chosen], y[chosen]
+        numbers, codes = self._reader.inputs(frame, self._dtype, keep=self._keep_fronts)
+        found = Rows(numbers, codes, targets_of(y, self._head, self._what))
+        if self.fits:
+            self._kept[at] = found
+        return found
+
+
+def batches(parts: Sequence[Part], batch: int, rng: np.random.Generator | None) -> Iterator[Rows]:
+    """Batches of all rows: in order without ``rng``; else parts by chance, and rows by chance within them."""
+    left: Rows | None = None
+    order = np.arange(len(parts)) if rng is None else rng.permutation(len(parts))
+    for at in order.tolist():
+        rows = parts[at]()
+        if left is not None:
+            rows = Rows(*(torch.cat(each) for each in zip(*(_tensors(some) for some in (left, rows)), strict=True)))
+        chosen = torch.arange(len(rows)) if rng is None else torch.from_numpy(rng.permutation(len(rows)))
+        full = len(rows) - len(rows) % batch
+        for start in range(0, full, batch):
+            yield rows.take(chosen[start : start + batch])
+        left = rows.take(chosen[full:]) if full < len(rows) else None
+    if left is not None:
+        yield left
+
+
+def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.numbers, rows.codes, rows.y
+
+
+def sample(parts: Sequence[Part], most: int, seed: int) -> Rows:
+    """Some rows by chance, evenly over the parts."""
+    rng = np.random.default_rng(seed)
+    each = max(1, most // len(parts))
+    found = []
+    for part in parts:
+        rows = part()
+        found.append(rows.take(torch.from_numpy(np.sort(rng.permutation(len(rows))[:each]))))
+    return Rows(*(torch.cat(some) for some in zip(*map(_tensors, found), strict=True)))

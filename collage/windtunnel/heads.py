@@ -1,0 +1,126 @@
+"""What becomes of the scores of a network: probabilities, labels, predictions; and which loss trains them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from collage.errors import ModelError
+from collage.frontend.trees.described import describe
+from collage.windtunnel.modules.part import Tensor
+
+Link = Literal["sigmoid", "softmax", "one against rest", "probabilities", "margin", "exp", "identity"]
+"""``probabilities``: the scores are probabilities themselves. ``margin``: of a classifier that gives none."""
+
+_LEAST = 1e-6
+"""Probabilities are at least this when a loss takes their logarithm."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a network. A classifier has classes; a regressor or a transformer has none."""
+
+    kind: Literal["classifier", "regressor", "transformer"]
+    link: Link
+    classes: tuple[Any, ...] = ()
+
+    def log_probabilities(self, scores: Tensor) -> Tensor:
+        """[rows, classes]. Scores of two classes are [rows, 1] or [rows, 2]."""
+        if self.link in ("sigmoid", "margin") and scores.shape[1] == 1:
+            return functional.logsigmoid(torch.cat((-scores, scores), 1))
+        if self.link == "one against rest":
+            return functional.logsigmoid(scores)
+        if self.link == "probabilities":
+            if scores.shape[1] == 1:
+                scores = torch.cat((1 - scores, scores), 1)
+            kept = scores.clamp(_LEAST, 1)
+            return (kept / kept.sum(1, keepdim=True)).log()
+        return functional.log_softmax(scores, 1)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """[rows, classes]. Raises ModelError for a classifier without."""
+        if self.kind != "classifier" or self.link == "margin":
+            raise ModelError("the source pipeline gives no probabilities: use predict or decision_function.")
+        if self.link == "probabilities":
+            scores = torch.cat((1 - scores, scores), 1) if scores.shape[1] == 1 else scores
+            kept = scores.clamp(0, 1)
+            return kept / kept.sum(1, keepdim=True)
+        found = self.log_probabilities(scores).exp()
+        return found / found.sum(1, keepdim=True) if self.link == "one against rest" else found
+
+    def predict(self, scores: Tensor) -> Any:
+        """Labels, [rows], or numbers, [rows] or [rows, targets], as an array."""
+        if self.kind == "classifier":
+            if scores.shape[1] == 1:
+                best = (scores[:, 0] > (0.5 if self.link == "probabilities" else 0.0)).long()
+            else:
+                best = scores.argmax(1)
+            return np.asarray(self.classes)[best.cpu().numpy()]
+        found = (scores.exp() if self.link == "exp" else scores).cpu().numpy()
+        return found[:, 0] if found.shape[1] == 1 and self.kind == "regressor" else found
+
+    def loss(self, scores: Tensor, y: Tensor, of_each: bool = False) -> Tensor:
+        """The mean loss of rows: the negative log likelihood of classes, a Poisson loss for exp, else a squared error."""
+        reduction = "none" if of_each else "mean"
+        if self.kind == "classifier":
+            if scores.shape[1] == 1 and self.link != "probabilities":
+                given = y.to(scores.dtype)
+                return functional.binary_cross_entropy_with_logits(scores[:, 0], given, reduction=reduction)
+            if self.link == "one against rest":
+                wanted = functional.one_hot(y, scores.shape[1]).to(scores.dtype)
+                each = functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1)
+                return each if of_each else each.mean()
+            return functional.nll_loss(self.log_probabilities(scores), y, reduction=reduction)
+        y = y.to(scores.dtype).view(len(y), -1)
+        if self.link == "exp":
+            each = functional.poisson_nll_loss(scores, y, reduction="none").mean(1)
+        else:
+            each = functional.mse_loss(scores, y, reduction="none").mean(1)
+        return each if of_each else each.mean()
+
+
+_MARGINS = frozenset("LinearSVC RidgeClassifier RidgeClassifierCV Perceptron PassiveAggressiveClassifier".split())
+
+
+def head_of(op: Any, width: int) -> Head:
+    """The head of a fitted estimator whose network gives scores of this width. Raises ModelError for one class only."""
+    name = type(op).__name__
+    if name in ("KMeans", "MiniBatchKMeans"):
+        return Head("classifier", "margin", tuple(range(width)))
+    found = describe(op)
+    link: Link
+    if found is not None and found.booster.several_labels:
+        raise ModelError(f"the {name} has several labels, which WindTunnel does not take.")
+    if not hasattr(op, "classes_") or getattr(op, "_estimator_type", "") == "regressor":
+        link = "identity"
+        if found is not None and not found.raw:
+            if found.booster.link not in ("identity", "exp", "sigmoid"):
+                raise ModelError(f"the {name} has the link {found.booster.link}, which WindTunnel does not take.")
+            link = "exp" if found.booster.link == "exp" else "identity"
+            if found.booster.link == "sigmoid":
+                raise ModelError(f"the {name} predicts probabilities as a regressor: train the classifier instead.")
+        return Head("regressor", link)
+    classes = tuple(np.asarray(op.classes_).tolist())
+    if len(classes) < 2:
+        raise ModelError(f"the {name} has seen one class only.")
+    if found is not None:
+        if found.booster.link not in ("sigmoid", "softmax"):
+            raise ModelError(f"the {name} has the link {found.booster.link}, which WindTunnel does not take.")
+        link = "sigmoid" if found.booster.link == "sigmoid" else "softmax"
+        if link == "sigmoid" and width > 1:
+            link = "one against rest"
+    elif "Tree" in name or "Forest" in name:
+        link = "probabilities"
+    elif name in _MARGINS or (name == "SGDClassifier" and op.loss != "log_loss"):
+        link = "margin"
+    elif width == 1:
+        link = "sigmoid"
+    elif name == "SGDClassifier" or getattr(op, "solver", "") == "liblinear" or getattr(op, "multi_class", "") == "ovr":
+        link = "one against rest"
+    else:
+        link = "softmax"
+    return Head("classifier", link, classes)

@@ -1,0 +1,1 @@
+"""Differentiable operators: what converters make of fitted ones."""

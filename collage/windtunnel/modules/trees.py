@@ -1,0 +1,422 @@
+"""Ensembles of trees as networks: exact routes, and the two soft layers of the chapter (5.2.2), from one set of arrays.
+
+Trees are padded to equal numbers of nodes and leaves. Inside, rows are the last dimension: [trees, nodes, rows].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from collage.errors import ModelError
+from collage.frontend.trees.booster import ZERO, Booster
+from collage.frontend.trees.ensemble import (
+    EQ,
+    GT,
+    GTE,
+    LEQ,
+    LT,
+    MEMBER,
+    NEQ,
+    Trees,
+    check_trees,
+    tree_node,
+    tree_of_nodes,
+)
+from collage.frontend.trees.graph import Graph
+from collage.windtunnel.modules.part import Part, Tensor, array
+
+Level = Literal["L1", "L2", "L3", "L4"]
+"""What is learnt: the values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
+
+MOST_CATEGORIES = 1 << 20
+_FAR = 1e3
+"""Soft trees take numbers as at most this many standard deviations from the mean, so that infinities stay finite."""
+_SURE = 1e4
+"""What a missing value adds before tanh."""
+
+
+class Forest(Part):
+    """Trees over [rows, features]: the sums of their leaves, [rows, targets], or which leaves are reached.
+
+    Hard, a row takes one path through each tree. Soft, a node is tanh((e x - theta) / tau), +1 for the child of larger
+    numbers, and a leaf tanh((sum of the nodes on its path - their number + 1) / tau_leaf); it counts for (1 + leaf) / 2.
+    ``e`` and ``theta`` are in units of the spread of the node's own input.
+    """
+
+    takes_missing = takes_infinite = settles = True
+    exact = frozenset(("split",))
+
+    @classmethod
+    def of(cls, booster: Booster, output: Literal["scores", "leaves"] = "scores") -> Forest:
+        """Raises ModelError for trees that are none: a cycle, or a child out of range."""
+        trees = booster.trees
+        check_trees(trees, booster.n_features, f"the model of {booster.library}")
+        places = _Places(trees)
+        large = trees.features[:0].astype(np.bool_) if not len(trees.features) else np.isin(trees.modes, (GT, GTE, NEQ))
+        left, right = (places.children(np.where(large == (side == "left"), trees.false, trees.true)) for side in _SIDES)
+        split = trees.splits.copy()
+        strict = np.isin(trees.modes, (LT, GTE))
+        split[strict] = np.nextafter(split[strict], split.dtype.type(-np.inf))
+        factor = booster.scale / booster.divisor * booster.slope
+        values = np.zeros((trees.n_targets, len(trees.roots) * places.leaves))
+        owned = np.zeros(values.shape, np.bool_)
+        if trees.leaves.shape[1] == 1:
+            values[trees.targets, places.of_leaves] = trees.leaves[:, 0] * factor
+            owned[trees.targets, places.of_leaves] = True
+        else:
+            values[:, places.of_leaves] = trees.leaves.T * factor
+            owned[:, places.of_leaves] = True
+        bias = np.zeros(trees.n_targets) + np.asarray(booster.bias or 0.0) * booster.slope
+        path, bend = places.paths(left, right)
+        constants = {
+            "root": places.children(trees.roots),
+            "feature": places.node_array(trees.features),
+            "split": places.node_array(split),
+            "left": places.node_array(left, fill=-1),
+            "right": places.node_array(right, fill=-1),
+            "missing_right": places.node_array(np.where(large, trees.tracks, ~trees.tracks)),
+            "path": path,
+            "bend": bend,
+            "owned": owned,
+            "of_leaves": places.of_leaves,
+        } | _sets(booster, places)
+        return cls(
+            {"values": values, "bias": bias},
+            constants,
+            width=len(places.of_leaves) if output == "leaves" else trees.n_targets,
+            output=output,
+            mode="hard",
+            level="L1",
+            features=booster.n_features,
+            depth=places.depth,
+            precision=str(booster.dtype),
+            missing=booster.missing,
+            zeros=list(booster.near_zero_is_missing),
+            categories=list(booster.categories.features),
+            toward_zero=booster.categories.toward_zero,
+            tau=1.0,
+            tau_leaf=1.0,
+            dropout=0.0,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.settings["mode"] == "soft":
+            return self._soft(x)
+        leaves = self.route(x)  # [rows, trees]
+        if self.settings["output"] == "leaves":
+            reached = torch.zeros((len(x), self.values.shape[1]), dtype=x.dtype, device=x.device)
+            return reached.scatter_(1, leaves, 1.0)[:, self.of_leaves]
+        return functional.embedding_bag(leaves, (self.values * self.owned).t(), mode="sum") + self.bias
+
+    def clean(self, x: Tensor) -> Tensor:
+        """Numbers as the library sees them: what means missing is NaN, categories are whole."""
+        about = self.settings
+        x = x.to(torch.float32 if about["precision"] == "float32" else torch.float64)
+        if about["missing"] is not None:
+            x = torch.where(x == about["missing"], torch.nan, x)
+        if about["zeros"]:
+            x = x.clone()
+            some = x[:, about["zeros"]]
+            x[:, about["zeros"]] = torch.where(some.abs() <= ZERO, torch.nan, some)
+        if about["categories"]:
+            x = x.clone()
+            some = x[:, about["categories"]]
+            x[:, about["categories"]] = some.trunc() if about["toward_zero"] else some.floor()
+        return x
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def route(self, x: Tensor) -> Tensor:
+        """The leaf of each row in each tree, [rows, trees], numbered over the padded trees."""
+        x = self.clean(x)
+        missing = bool(torch.isnan(x).any())
+        flat, rows = x.reshape(-1), torch.arange(len(x))[:, None] * x.shape[1]
+        at = self.root.expand(len(x), -1)
+        for _ in range(self.settings["depth"]):
+            node = at.clamp_min(0)
+            number = flat[rows + self.feature[node]]
+            right = number > self.split[node]
+            if missing:
+                right |= torch.isnan(number) & self.missing_right[node]
+            if len(self.set_of_node):
+                right = torch.where(self.set_of_node[node] >= 0, self._member(node, number), right)
+            at = torch.where(at < 0, at, torch.where(right, self.right[node], self.left[node]))
+        return ~at
+
+    def _member(self, node: Tensor, number: Tensor) -> Tensor:
+        """Whether numbers of categories go right at nodes that have a set."""
+        last = self.goes_right.shape[1] - 1
+        known = (number >= 0) & (number < last) & (number == number.floor())
+        code = torch.where(known, number, float(last)).long()
+        right = self.goes_right[self.set_of_node[node].clamp_min(0), code]
+        return torch.where(torch.isnan(number), self.missing_right[node], right)
+
+    def _soft(self, x: Tensor) -> Tensor:
+        about, trees = self.settings, self.path.shape[0]
+        x = self._prepared(x)
+        u = ((x - self.centre) / self.scale).t().contiguous()  # [features, rows]
+        absent = torch.isnan(u)
+        missing = bool(absent.any())
+        u = torch.where(absent, 0.0, u) if missing else u
+        u = u.clamp(-_FAR, _FAR)
+        ratio = 1 / about["tau"]
+        if about["level"] in ("L1", "L2"):
+            z = (u[self.feature] * self.weight[:, None] - self.theta[:, None]) * ratio
+        else:
+            z = torch.addmm(self.theta[:, None], self.weight, u, beta=-ratio, alpha=ratio)
+        if missing:
+            sure = torch.where(self.missing_right, _SURE, -_SURE).to(z.dtype)[:, None]
+            z = torch.where(absent[self.feature], sure, z)
+        if len(self.set_of_node):
+            z = z.index_copy(0, self.set_nodes, self._decided(x))
+        node = torch.tanh_(z)
+        if about["dropout"] and self.training:
+            node = functional.dropout(node, about["dropout"])
+        bend = self.bend[:, :, None]
+        ratio = 1 / about["tau_leaf"]
+        leaf = torch.tanh_(torch.baddbmm(bend, self.path, node.view(trees, -1, len(x)), beta=ratio, alpha=ratio))
+        leaf = leaf.view(-1, len(x))
+        if about["output"] == "leaves":
+            return (0.5 + 0.5 * leaf[self.of_leaves]).t()
+        values = self.values * self.owned
+        return torch.addmm((self.bias + 0.5 * values.sum(1))[:, None], values, leaf, alpha=0.5).t()
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        about = self.settings
+        plain = about["missing"] is None and not about["zeros"] and not about["categories"]
+        return x if plain else self.clean(x).to(x.dtype)
+
+    def _decided(self, x: Tensor) -> Tensor:
+        """+-``_SURE`` for the nodes that have sets: they stay hard."""
+        with torch.no_grad():
+            number = x[:, self.feature[self.set_nodes]]
+            right = self._member(self.set_nodes.expand(len(x), -1), number)
+            return torch.where(right, _SURE, -_SURE).to(x.dtype).t().contiguous()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def soften(self, x: Tensor, level: Level, tau: float, tau_leaf: float) -> None:
+        """Start the soft trees from the hard ones.
+
+        ``x`` are training rows. They give thresholds midway between neighbouring numbers, the spread of the input of
+        each node over the rows that reach it, which is the unit of ``tau``, and the mean of each tree, which moves to
+        the bias.
+        """
+        x = self.clean(x)
+        finite = torch.where(torch.isfinite(x), x, torch.nan).double().numpy()
+        centre, scale = _mean_and_spread(finite)
+        scale[self.settings["categories"]] = np.inf  # numbers of categories mean nothing in a sum
+        feature, split = self.feature.numpy(), self.split.numpy()
+        inner = self.left.numpy() != self.right.numpy()  # padding has no children
+        threshold = split.astype(np.float64)
+        for each in np.unique(feature[inner]):
+            chosen = inner & (feature == each)
+            threshold[chosen] = _midway(finite[:, each], threshold[chosen])
+        spread = self._spreads(x, scale)
+        weight = np.where(inner, scale[feature] / spread, 0.0)
+        # Some libraries write limits of float32 for thresholds that only missing values pass.
+        theta = np.where(inner, ((threshold - centre[feature]) / spread).clip(-_FAR, _FAR), 0.0)
+        if len(self.set_of_node):
+            weight[self.set_nodes.numpy()] = theta[self.set_nodes.numpy()] = 0.0
+        self._centre_values(x)
+        self.settings |= {"level": level, "mode": "hard" if level == "L1" else "soft", "tau": tau, "tau_leaf": tau_leaf}
+        self.set_constant("centre", centre)
+        self.set_constant("scale", scale)
+        path, bend = self.path, self.bend
+        for name in ("weight", "theta", "path", "bend"):
+            delattr(self, name) if hasattr(self, name) else None
+        (self.set_parameter if level != "L1" else self.set_constant)("theta", theta)
+        if level in ("L3", "L4"):
+            dense = np.zeros((len(weight), self.settings["features"]))
+            dense[np.arange(len(weight)), feature] = weight
+            self.set_parameter("weight", dense)
+        else:
+            self.set_constant("weight", weight)
+        for name, value in (("path", path), ("bend", bend)):
+            (self.set_parameter if level == "L4" else self.set_constant)(name, value)
+
+    def _spreads(self, x: Tensor, scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        """For each node the standard deviation of its input over the rows that reach it; of all rows if it is none."""
+        many = len(self.feature)
+        count, total, squares = np.zeros(many), np.zeros(many), np.zeros(many)
+        for start in range(0, len(x), 4096):
+            rows = x[start : start + 4096]
+            on_path = self._nodes_reached(rows)
+            for row, node in on_path:
+                number = rows[row, self.feature[node]].double().numpy()
+                at = node.numpy()[np.isfinite(number)]
+                number = number[np.isfinite(number)]
+                count += np.bincount(at, minlength=many)
+                total += np.bincount(at, number, many)
+                squares += np.bincount(at, number * number, many)
+        known = np.maximum(count, 1)
+        variance = squares / known - (total / known) ** 2
+        spread = np.sqrt(np.maximum(variance, 0))
+        usual = np.where(np.isfinite(scale), scale, 1.0)[self.feature.numpy()]
+        return np.where(spread > 1e-4 * usual, spread, usual)
+
+    def _nodes_reached(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of rows and nodes, level by level. ``x`` is clean."""
+        found = []
+        leaves = self.route(x)
+        parent = self._parents()
+        at = parent[1][leaves]
+        while bool((at >= 0).any()):
+            row, tree = torch.nonzero(at >= 0, as_tuple=True)
+            node = at[row, tree]
+            found.append((row, node))
+            at = torch.where(at >= 0, parent[0][at.clamp_min(0)], at)
+        return found
+
+    def _parents(self) -> tuple[Tensor, Tensor]:
+        """The node above each node, and above each leaf; -1 for roots."""
+        of_node, of_leaf = torch.full_like(self.feature, -1), torch.full((self.values.shape[1],), -1)
+        nodes = torch.nonzero(self.left != self.right)[:, 0]
+        for children in (self.left[nodes], self.right[nodes]):
+            of_node[children[children >= 0]] = nodes[children >= 0]
+            of_leaf[~children[children < 0]] = nodes[children < 0]
+        return of_node, of_leaf
+
+    def _centre_values(self, x: Tensor) -> None:
+        """Move the mean of each tree over rows, for each target, to the bias: the sums stay what they are."""
+        if self.settings["output"] == "leaves":
+            return
+        trees, targets = self.path.shape[0], len(self.values)
+        count = torch.zeros(self.values.shape[1], dtype=torch.float64)
+        for start in range(0, len(x), 4096):
+            count += torch.bincount(self.route(x[start : start + 4096]).reshape(-1), minlength=len(count))
+        values = self.values.data.double()
+        mean = (values * count).view(targets, trees, -1).sum(2) / len(x)
+        # A tree of one target has nothing of the others to move; one of all targets has something of each.
+        moved = mean[:, :, None].expand(-1, -1, self.path.shape[1]).reshape(values.shape) * self.owned
+        self.values.data = (values - moved).to(self.values.dtype)
+        self.bias.data = (self.bias.data.double() + mean.sum(1)).to(self.bias.dtype)
+
+    def randomise(self, generator: Any) -> None:
+        """Draw all that the level learns. The paths stay, but at L4."""
+
+        def drawn(like: Tensor, spread: float) -> Tensor:
+            return torch.randn(like.shape, generator=generator, dtype=like.dtype) * spread
+
+        self.values.data = drawn(self.values, float(self.values.data[self.owned].std()))
+        self.values.data *= self.owned
+        if self.settings["level"] == "L1":
+            return
+        used = (self.left != self.right).to(self.theta.dtype)
+        if self.weight.ndim == 2:
+            self.weight.data = drawn(self.weight, self.settings["tau"] / self.weight.shape[1] ** 0.5) * used[:, None]
+            self.theta.data = drawn(self.theta, self.settings["tau"]) * used
+        else:  # in units of the spread of a node's input
+            self.theta.data = drawn(self.theta, 1.0) * self.weight * used
+        if self.settings["level"] == "L4":
+            real = self.bend > -_FAR
+            self.path.data = drawn(self.path, self.settings["tau_leaf"] / self.path.shape[2] ** 0.5)
+            self.bend.data = torch.where(real, 0.0, self.bend)
+
+    def export(self, graph: Graph, *inputs: str) -> str:
+        from collage.windtunnel.export_trees import export_forest
+
+        return export_forest(self, graph, *inputs)
+
+
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+
+
+class _Places:
+    """Where the nodes and leaves of trees stand if each tree has the same number of them."""
+
+    def __init__(self, trees: Trees) -> None:
+        self.trees = trees
+        of_node, of_leaf = tree_of_nodes(trees)
+        self.tree_of_leaf = of_leaf
+        n_nodes, n_leaves = (np.bincount(each, minlength=len(trees.roots)) for each in (of_node, of_leaf))
+        self.nodes, self.leaves = max(1, int(n_nodes.max())), int(n_leaves.max())
+        self.of_nodes = of_node * self.nodes + _ranks(of_node)
+        self.of_leaves = of_leaf * self.leaves + _ranks(of_leaf)
+        self.depth = 0
+
+    def children(self, of: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Nodes, and ``~leaf`` for leaves, by their places."""
+        found = np.empty(len(of), np.int64)
+        inner = of >= 0
+        found[inner], found[~inner] = self.of_nodes[of[inner]], ~self.of_leaves[~of[~inner]]
+        return found
+
+    def node_array(self, values: NDArray[Any], fill: float = 0) -> NDArray[Any]:
+        found = np.full(len(self.trees.roots) * self.nodes, fill, values.dtype)
+        found[self.of_nodes] = values
+        return found
+
+    def paths(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """For each leaf the side of each node on its path, [trees, leaves, nodes], and one less the length of it.
+
+        ``left`` and ``right`` are children by their places. It also finds the depth.
+        """
+        trees = len(self.trees.roots)
+        path = np.zeros((trees * self.leaves, self.nodes))
+        bend = np.full(trees * self.leaves, -_SURE)
+        above: dict[int, tuple[int, float]] = {}
+        for at, *sides in zip(self.of_nodes.tolist(), left.tolist(), right.tolist(), strict=True):
+            for child, sign in zip(sides, (-1.0, 1.0), strict=True):
+                above[child] = (at, sign)
+        for leaf in self.of_leaves.tolist():
+            at, length = ~leaf, 0
+            while at in above:
+                at, sign = above[at]
+                path[leaf, at % self.nodes] = sign
+                length += 1
+            bend[leaf] = 1 - length if length else _SURE
+            self.depth = max(self.depth, length)
+        return path.reshape(trees, self.leaves, self.nodes), bend.reshape(trees, self.leaves)
+
+
+def _ranks(owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of each entry among those with its owner, in order."""
+    order = np.argsort(owners, kind="stable")
+    firsts = np.searchsorted(owners[order], owners[order])
+    ranks = np.empty(len(owners), np.int64)
+    ranks[order] = np.arange(len(owners)) - firsts
+    return ranks
+
+
+def _sets(booster: Booster, places: _Places) -> dict[str, NDArray[Any]]:
+    """The nodes that compare with sets of categories, and for each set which categories go right."""
+    trees = booster.trees
+    nodes = np.flatnonzero(np.isin(trees.modes, (EQ, NEQ, MEMBER)))
+    given = iter(trees.sets)
+    members = [next(given) if trees.modes[node] == MEMBER else trees.splits[node : node + 1] for node in nodes]
+    whole = [each[(each >= 0) & (each == np.floor(each))].astype(np.int64) for each in members]
+    most = max((int(each.max()) for each in whole if len(each)), default=-1)
+    if most >= MOST_CATEGORIES:
+        raise ModelError(f"the model of {booster.library} splits at category {most}; WindTunnel takes {MOST_CATEGORIES:,}.")
+    goes_right = np.ones((len(nodes), most + 2), np.bool_)
+    for row, each in zip(goes_right, whole, strict=True):
+        row[each] = False
+    # The true child is on the left, but for NEQ.
+    set_of_node = np.full(len(trees.roots) * places.nodes if len(nodes) else 0, -1, np.int64)
+    if len(nodes):
+        set_of_node[places.of_nodes[nodes]] = np.arange(len(nodes))
+    return {"set_nodes": places.of_nodes[nodes], "set_of_node": set_of_node, "goes_right": goes_right}
+
+
+def _mean_and_spread(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each column, without NaN; a spread of 1 for columns that do not vary."""
+    known = np.isfinite(x)
+    count = np.maximum(known.sum(0), 1)
+    mean = np.where(known, x, 0).sum(0) / count
+    spread = np.sqrt(np.where(known, (x - mean) ** 2, 0).sum(0) / count)
+    return mean, np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
+
+
+def _midway(numbers: NDArray[np.float64], thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Thresholds midway between the numbers beside them; those outside of all numbers stay."""
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    if not len(numbers):
+        return thresholds
+    above = np.searchsorted(numbers, thresholds, side="right")
+    inside = (above > 0) & (above < len(numbers))
+    low, high = numbers[np.maximum(above - 1, 0)], numbers[np.minimum(above, len(numbers) - 1)]
+    return np.where(inside, low + (high - low) / 2, thresholds)

@@ -1,0 +1,302 @@
+"""``Tunnel``: a translated pipeline as an estimator of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone
+from sklearn.utils.metaestimators import available_if
+
+from collage.errors import ModelError, UsageError, unknown_names
+from collage.windtunnel.data import Reader, Source, Table, check_classes, sample
+from collage.windtunnel.front import Cache
+from collage.windtunnel.graph import Translation, translate_graph
+from collage.windtunnel.modules.part import Tensor
+from collage.windtunnel.modules.trees import Forest, Level
+from collage.windtunnel.tune import Epoch, Settings, soften, tune
+
+SAMPLE = 1 << 16
+"""Training rows from which soft trees take their thresholds and spreads."""
+
+
+def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path | None = None) -> Tunnel:
+    """A fitted pipeline or estimator as a network that predicts the same.
+
+    ``front`` has the places of operators that scikit-learn goes on running, such as ``"pre.num"``; imputers and
+    tokenisers do so by themselves. Their outputs are kept in memory, or in the folder ``cache``. Raises ModelError for
+    a pipeline that is not fitted, and for an operator without a converter behind ones that have one.
+    """
+    tunnel = Tunnel(pipeline, front=tuple(front), cache=cache)
+    tunnel._take(translate_graph(pipeline, tunnel.front))
+    return tunnel
+
+
+def load(path: str | Path, *, trust: bool = False) -> Tunnel:
+    """The tunnel that ``Tunnel.save`` has written. Operators in front are programs, which only load with ``trust``."""
+    from collage.windtunnel.files import load_tunnel
+
+    return load_tunnel(Path(path), trust)
+
+
+def _has(*links: str) -> Callable[[Any], bool]:
+    def check(tunnel: Any) -> bool:
+        if hasattr(tunnel, "head_"):
+            return tunnel.head_.kind == "classifier" and (not links or tunnel.head_.link not in links)
+        return hasattr(tunnel.pipeline, "predict_proba" if links else "classes_") or not links
+
+    return check
+
+
+class Tunnel(BaseEstimator):  # type: ignore[misc]
+    """A pipeline and its network. ``fit`` trains the pipeline, translates it and fine-tunes the network.
+
+    The settings, which are explained at ``Settings``, hold for ``fit`` and are the defaults of ``fine_tune``. Until it
+    is fine-tuned, the network takes exact routes through trees, and predicts as the pipeline does.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any = None,
+        *,
+        level: str = "L3",
+        scope: str = "whole",
+        start: str = "warm",
+        epochs: int = 20,
+        batch: int = 4096,
+        rate: float = 1e-3,
+        leaf_rate: float | None = None,
+        encoder_rate: float | None = None,
+        decay: float = 1e-6,
+        dropout: float = 0.0,
+        tau: float | tuple[float, float] = 0.1,
+        tau_leaf: float = 0.5,
+        patience: int = 3,
+        metric: str | None = None,
+        seed: int = 0,
+        memory: int = 2 << 30,
+        validation: float = 0.1,
+        front: tuple[str, ...] = (),
+        cache: str | Path | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.level = level
+        self.scope = scope
+        self.start = start
+        self.epochs = epochs
+        self.batch = batch
+        self.rate = rate
+        self.leaf_rate = leaf_rate
+        self.encoder_rate = encoder_rate
+        self.decay = decay
+        self.dropout = dropout
+        self.tau = tau
+        self.tau_leaf = tau_leaf
+        self.patience = patience
+        self.metric = metric
+        self.seed = seed
+        self.memory = memory
+        self.validation = validation
+        self.front = front
+        self.cache = cache
+
+    def fit(self, X: Any, y: Any) -> Tunnel:  # noqa: N803
+        """Train a clone of the pipeline on rows in memory, translate it, and fine-tune the network.
+
+        A share of the rows, ``validation``, is kept from both for the early stop.
+        """
+        from sklearn.model_selection import train_test_split
+
+        if self.pipeline is None:
+            raise UsageError("a tunnel without a pipeline cannot be fitted.")
+        classes = getattr(self.pipeline, "_estimator_type", None) != "regressor" and len(np.unique(y)) <= len(y) // 2
+        rows, apart, labels, labels_apart = train_test_split(
+            X, y, test_size=self.validation, random_state=self.seed, stratify=y if classes and _is_classes(self) else None
+        )
+        fitted = clone(self.pipeline).fit(rows, labels)
+        self._take(translate_graph(fitted, self.front))
+        return self.fine_tune(rows, labels, validation=(apart, labels_apart))
+
+    def fine_tune(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        *,
+        validation: Any = None,
+        progress: Callable[[Epoch], None] | None = None,
+        **changes: Any,
+    ) -> Tunnel:
+        """Train the network, and keep the weights of the epoch that is best on validation rows.
+
+        ``X`` is a frame, an array, or the path or paths of parquet files, whose column ``y`` is the one to predict.
+        ``validation`` is (X, y) of the same kinds, or the share of the rows to hold out. The rows that the pipeline was
+        trained on tell little about others: hold out rows that it has not seen. An encoder of targets gives training
+        rows values that hold their own target. ``changes`` are settings that differ from the tunnel's.
+
+        Ctrl-C ends it with the best weights so far. ``history_`` has what each epoch gave.
+        """
+        self._check()
+        settings = self._settings(changes)
+        head, network = self.head_, self.network_
+        if head.kind == "transformer":
+            raise UsageError("the pipeline ends with a transformer, and there is nothing to fine-tune it towards.")
+        trees = any(isinstance(part, Forest) for part in network.parts)
+        # Trees that stay hard compare in float64.
+        dtype = torch.float64 if trees and settings.level == "L1" else torch.float32
+        train = Source(Table(X, y, "the training data"), self._reader, head, dtype, settings.memory)
+        share = self.validation if validation is None else validation
+        if isinstance(share, (int, float)):
+            if not 0 < share < 1:
+                raise UsageError(f"validation is a share of the rows between 0 and 1, and not {share}.")
+            valid = train.hold_out(float(share), settings.seed)
+        else:
+            table = Table(*share, "the validation data")
+            valid = Source(table, self._reader, head, dtype, settings.memory)
+        check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
+        if settings.start == "current":
+            if any(p.settings["level"] != settings.level for p in network.parts if isinstance(p, Forest)):
+                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
+        else:
+            self._restart()
+            network = self.network_
+            drawn = sample(train.parts, SAMPLE, settings.seed)
+            check_classes(drawn.y, head, "the training data")
+            exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
+            soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
+        self.history_ = tune(network, head, train.parts, valid.parts, settings, progress)
+        return self
+
+    def soften(self, X: Any, **changes: Any) -> Tunnel:  # noqa: N803
+        """The start of a fine-tuning, without training: soft trees, from training rows ``X``."""
+        self._check()
+        settings = self._settings(changes)
+        self._restart()
+        numbers, codes = self._reader.inputs(X, torch.float64)
+        chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
+        from collage.windtunnel.data import Rows
+
+        rows = Rows(numbers[chosen], codes[chosen], chosen)
+        soften(self.network_, rows, settings.level, settings.taus[0], settings.tau_leaf)
+        return self
+
+    def scores(self, X: Any) -> Tensor:  # noqa: N803
+        """What the network gives for rows, [rows, width], before any link."""
+        self._check()
+        numbers, codes = self._reader.inputs(X, self.network_.dtype)
+        self.network_.eval()
+        with torch.no_grad():
+            many = [
+                self.network_(numbers[start : start + 8192], codes[start : start + 8192])
+                for start in range(0, max(len(numbers), 1), 8192)
+            ]
+        return torch.cat(many)
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """Labels, or numbers, [rows]."""
+        return self.head_.predict(self.scores(X))
+
+    @available_if(_has("margin"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:  # noqa: N803
+        """Probabilities of the classes, [rows, classes]."""
+        return self.head_.probabilities(self.scores(X).double()).numpy()
+
+    @available_if(_has())  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Any:  # noqa: N803
+        """The scores: [rows] for two classes, else [rows, classes]."""
+        found = self.scores(X)
+        if found.shape[1] == 2 and len(self.head_.classes) == 2:
+            found = found[:, 1:] - found[:, :1]
+        return (found[:, 0] if found.shape[1] == 1 else found).numpy()
+
+    def transform(self, X: Any) -> Any:  # noqa: N803
+        """The outputs of a pipeline that ends with a transformer, [rows, columns]."""
+        return self.scores(X).numpy()
+
+    def score(self, X: Any, y: Any) -> float:  # noqa: N803
+        """The accuracy of a classifier, or the coefficient of determination."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        measure = accuracy_score if self.head_.kind == "classifier" else r2_score
+        return float(measure(y, self.predict(X)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the network as tensors and JSON. Operators in front are written beside it, with joblib."""
+        from collage.windtunnel.files import save_tunnel
+
+        self._check()
+        save_tunnel(self, Path(path))
+
+    def to_onnx(self, path: str | Path | None = None) -> Any:
+        """The ONNX model, also written to ``path``. Raises ModelError if operators stay in front."""
+        from collage.windtunnel.export import export_tunnel
+
+        self._check()
+        return export_tunnel(self, None if path is None else Path(path))
+
+    @property
+    def classes_(self) -> Any:
+        """The labels of the classes."""
+        if not hasattr(self, "head_") or self.head_.kind != "classifier":
+            raise AttributeError("it has no classes.")
+        return np.asarray(self.head_.classes)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "network_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import get_tags
+
+        tags = super().__sklearn_tags__()
+        if self.pipeline is not None:
+            of = get_tags(self.pipeline)
+            tags.estimator_type, tags.classifier_tags, tags.regressor_tags = (
+                of.estimator_type,
+                of.classifier_tags,
+                of.regressor_tags,
+            )
+            tags.target_tags, tags.input_tags = of.target_tags, of.input_tags
+        return tags
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache)
+
+    def _take(self, found: Translation) -> None:
+        """Keep a translation, and what is needed to start from it again."""
+        self.network_, self.columns_, self.fronts_, self.head_ = found.network, found.columns, found.fronts, found.head
+        self.n_features_in_ = found.n_features
+        if found.names:
+            self.feature_names_in_ = np.array(found.names, object)
+        self._cache = Cache(None if self.cache is None else Path(self.cache))
+        self._source: bytes | None = None
+        self.history_: list[Epoch] = []
+
+    def _restart(self) -> None:
+        """Go back to the network as it was translated."""
+        import copy
+
+        if self._source is None:
+            self._source = copy.deepcopy(self.network_)
+        if self._source.dtype != torch.float64:
+            raise UsageError("a tunnel that was loaded after a fine-tuning goes on with start='current'.")
+        self.network_ = copy.deepcopy(self._source)
+
+    def _settings(self, changes: dict[str, Any]) -> Settings:
+        names = [each.name for each in fields(Settings)]
+        if unknown := set(changes) - set(names):
+            raise unknown_names("settings", unknown, names)
+        return Settings(**({name: getattr(self, name) for name in names} | changes))
+
+    def _check(self) -> None:
+        if not hasattr(self, "network_"):
+            raise ModelError("the tunnel is not fitted yet: call its fit, or translate a fitted pipeline.")
+
+
+def _is_classes(tunnel: Tunnel) -> bool:
+    from sklearn.base import is_classifier
+
+    return bool(is_classifier(tunnel))
