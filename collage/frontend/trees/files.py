@@ -7,7 +7,7 @@ import io
 import lzma
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 
@@ -122,21 +122,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _of_program(path: Path, data: bytes, trust: bool) -> onnx.ModelProto:
-    if not trust:
-        raise UsageError(
-            f"{path.name} is a joblib or pickle file. Such files are programs, which can do anything on this machine: "
-            "--trust runs it."
-        )
     from collage.frontend.trees.objects import from_object
 
-    try:
-        import joblib
-    except ImportError as error:
-        raise ModelError(f"{path.name} needs joblib to read: pip install 'collage[trees]'.") from error
-    try:
-        found = joblib.load(io.BytesIO(data))
-    except Exception as error:  # it runs the file, which raises anything
-        raise ModelError(f"{path.name} cannot be loaded: {library_text(error)}") from error
+    found = _object(path, data, trust)
     model = from_object(found)
     if model is None:
         raise ModelError(
@@ -144,3 +132,28 @@ def _of_program(path: Path, data: bytes, trust: bool) -> onnx.ModelProto:
             "LightGBM, XGBoost, CatBoost and scikit-learn."
         )
     return model
+
+
+def read_object(path: str | Path, trust: bool = False) -> Any:
+    """What a joblib or pickle file holds. It is a program, which only runs with ``trust``; errors as above."""
+    path = Path(path)
+    data = _bytes(path)
+    if recognise(data) != "joblib or pickle":
+        raise ModelError(f"{path.name} is no joblib or pickle file.")
+    return _object(path, data, trust)
+
+
+def _object(path: Path, data: bytes, trust: bool) -> Any:
+    if not trust:
+        raise UsageError(
+            f"{path.name} is a joblib or pickle file. Such files are programs, which can do anything on this machine: "
+            "--trust runs it."
+        )
+    try:
+        import joblib
+    except ImportError as error:
+        raise ModelError(f"{path.name} needs joblib to read: pip install 'collage[trees]'.") from error
+    try:
+        return joblib.load(io.BytesIO(data))
+    except Exception as error:  # it runs the file, which raises anything
+        raise ModelError(f"{path.name} cannot be loaded: {library_text(error)}") from error
