@@ -46,7 +46,7 @@ def windtunnel() -> None:
     type=click.Choice(["L1", "L2", "L3", "L4"]),
     default="L3",
     show_default=True,
-    help="What is learnt of trees: values of leaves (they stay trees); and thresholds; and weights of all features; and "
+    help="What is learnt of trees: values of leaves (they stay trees), and thresholds, and weights of features, and "
     "the layer of leaves.",
 )
 @option(
