@@ -29,7 +29,8 @@ NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 DYNAMIC = ("docs/serving.md",)
 """Documents that compile the model for several sets of shapes."""
 TREES = "docs/tables.md"
-"""The document whose examples train a model of their own."""
+WINDTUNNEL = "docs/windtunnel.md"
+"""The documents whose examples train models of their own."""
 DECODERS = ("docs/serving.md",)
 """Documents that compile a decoder, too."""
 
@@ -79,6 +80,13 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
     if name == TREES:
         pytest.importorskip("lightgbm")
         parts.append("np.testing.assert_allclose(module.predict(X), booster.predict(X), rtol=1e-6)")
+    elif name == WINDTUNNEL:
+        pytest.importorskip("torch")
+        parts.append(
+            'import collage\nmodule = collage.compile("late.onnx", budget_s=60)\n'
+            "found = module.predict_proba({name: other[name][:50] for name in other})\n"
+            "np.testing.assert_allclose(found, tunnel.predict_proba(other[:50]), atol=1e-4)"
+        )
     else:
         parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
     (tmp_path / "example.py").write_text("\n".join(parts))
