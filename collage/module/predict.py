@@ -22,22 +22,79 @@ def table_inputs(ports: Sequence[Port | ValuePort], table: Any, columns: Sequenc
     Numbers are converted to the inputs' dtypes. Raises InputError for what is no table, for texts in the place of
     numbers, and for numbers that an integer dtype does not hold.
     """
-    has_columns = isinstance(table, Mapping) or hasattr(table, "columns")
-    if columns and has_columns and ports[0].name not in table and any(name in table for name in columns):
-        if absent := [name for name in columns if name not in table]:
-            raise InputError(f"the table lacks columns: {', '.join(absent)}.")
-        return {ports[0].name: np.stack([_array(ports[0], table[name]).reshape(-1) for name in columns], 1)}
-    if len(ports) == 1 and not (has_columns and ports[0].name in table):
-        if isinstance(table, Mapping):
-            raise InputError(f"missing input: {listing(ports)}.")
-        return {ports[0].name: _array(ports[0], table)}
-    if not has_columns:
-        raise InputError(
-            f"the model takes several inputs: give a DataFrame or a mapping with the columns {listing(ports)}."
-        )
-    if missing := [port for port in ports if port.name not in table]:
-        raise InputError(f"the table lacks columns: {listing(missing)}.")
-    return {port.name: _column(port, _array(port, table[port.name])) for port in ports}
+    first, is_mapping = ports[0], isinstance(table, Mapping)
+    given = _by_text(table) if is_mapping or hasattr(table, "columns") else {}
+    if len(ports) > 1:
+        if not given:
+            names = listing(ports)
+            raise InputError(f"the model takes several inputs: give a DataFrame or a mapping with the columns {names}.")
+        if missing := [port for port in ports if port.name not in given]:
+            raise InputError(f"the table lacks columns: {listing(missing)}.")
+        return {port.name: _column(port, _array(port, _one(table, given, port.name))) for port in ports}
+    whole = is_mapping and first.name in given
+    if any(name in given for name in columns) and not (whole and len(given) < len(columns)):
+        return {first.name: _side_by_side(first, table, given, columns)}
+    if whole:
+        return {first.name: _array(first, table[first.name])}
+    if is_mapping:
+        raise InputError(f"missing input: {listing(ports)}.")
+    if categorical := [name for name, keys in given.items() if _is_categorical(table, keys[0])]:
+        raise _categorical(categorical[0])
+    return {first.name: _array(first, table)}
+
+
+def _by_text(table: Any) -> dict[str, list[Any]]:
+    """The names of columns by their texts. A name with blanks is there with lines below, too, as LightGBM writes it."""
+    found: dict[str, list[Any]] = {}
+    for name in table if isinstance(table, Mapping) else table.columns:
+        found.setdefault(str(name), []).append(name)
+    lined: dict[str, list[Any]] = {}
+    for text, names in found.items():
+        lined.setdefault(text.replace(" ", "_"), []).extend(names)
+    return {**lined, **found}
+
+
+def _one(table: Any, given: Mapping[str, Sequence[Any]], name: str) -> Any:
+    """The column of that name. Raises InputError if several have it, or it cannot be read."""
+    if len(given[name]) > 1:
+        raise InputError(f"the table has several columns {name}.")
+    try:
+        return table[given[name][0]]
+    except Exception as error:  # other libraries raise anything
+        raise InputError(f"column {name} cannot be read: {error}") from error
+
+
+def _side_by_side(
+    port: Port | ValuePort, table: Any, given: Mapping[str, Sequence[Any]], columns: Sequence[str]
+) -> Array:
+    """The columns as one array."""
+    if missing := [name for name in columns if name not in given]:
+        raise InputError(f"the table lacks columns: {', '.join(missing)}.")
+    found = []
+    for name in columns:
+        column = _one(table, given, name)
+        if _is_categorical(table, given[name][0]):
+            raise _categorical(name)
+        found.append(_array(port, column).reshape(-1))
+    if len({len(each) for each in found}) > 1:
+        raise InputError("the columns of the table have different numbers of rows.")
+    return np.stack(found, 1)
+
+
+def _is_categorical(table: Any, name: Any) -> bool:
+    """Whether a column of a DataFrame has categories, of which libraries take the codes or the values."""
+    kinds = getattr(table, "dtypes", None)
+    if kinds is None:
+        return False
+    kind = kinds[list(table.columns).index(name)] if isinstance(kinds, (list, tuple)) else kinds[name]
+    return str(kind).startswith(("category", "Categorical", "Enum"))
+
+
+def _categorical(name: str) -> InputError:
+    return InputError(
+        f"column {name} is categorical, and the model takes numbers: give the codes of the categories it was trained "
+        f"with (in pandas table[{name!r}].cat.codes, NaN for -1), or their values."
+    )
 
 
 def as_array(values: Any) -> Array:

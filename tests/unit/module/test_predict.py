@@ -24,7 +24,7 @@ SEVERAL = [
 class Frame:
     """A DataFrame, as far as tables need one."""
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
         self.columns, self._columns = [*columns], columns
 
     def __contains__(self, name: str) -> bool:
@@ -72,10 +72,29 @@ def test_columns_by_name() -> None:
 def test_the_columns_of_one_input() -> None:
     for given in ({"b": [2, 4], "a": [1, 3]}, Frame({"b": [2, 4], "c": [0, 0], "a": [1, 3]})):
         np.testing.assert_array_equal(table_inputs(ONE, given, ("a", "b"))["X"], [[1, 2], [3, 4]])
+    for given in ({"X": [[1, 2], [3, 4]]}, Frame({"X": [0, 0], "a": [1, 3], "b": [2, 4]})):
+        np.testing.assert_array_equal(table_inputs(ONE, given, ("a", "b"))["X"], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(table_inputs(ONE, {"X": [[1, 2]]}, ("X", "Y"))["X"], [[1, 2]])
+    blanks = Frame({"petal width": [1, 3], 7: [2, 4]})
+    np.testing.assert_array_equal(table_inputs(ONE, blanks, ("petal_width", "7"))["X"], [[1, 2], [3, 4]])
     other = Frame({"c": [1, 3], "d": [2, 4]})
     np.testing.assert_array_equal(table_inputs(ONE, other, ("a", "b"))["X"], [[1, 2], [3, 4]])
     with pytest.raises(InputError, match=r"the table lacks columns: b\."):
         table_inputs(ONE, Frame({"a": [1, 3], "c": [2, 4]}), ("a", "b"))
+    with pytest.raises(InputError, match=r"columns of the table have different numbers of rows\."):
+        table_inputs(ONE, {"a": [1, 3], "b": [2]}, ("a", "b"))
+
+
+def test_columns_of_pandas() -> None:
+    """A column of categories may stand for codes or for values: neither is guessed, even if they are numbers."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": pandas.Categorical([10, 20]), "b": [2, 4]})
+    for names in (("a", "b"), ()):
+        with pytest.raises(InputError, match=r"column a is categorical.*\['a'\]\.cat\.codes"):
+            table_inputs(ONE, frame, names)
+    twice = pandas.DataFrame([[1, 2, 3], [1, 2, 3]], columns=["a", "b", "b"])
+    with pytest.raises(InputError, match=r"the table has several columns b\."):
+        table_inputs(ONE, twice, ("a", "b"))
 
 
 @pytest.mark.parametrize(
