@@ -90,9 +90,7 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
         count = first.n_features_
     names = tuple(map(str, named)) if named is not None else ()
     walk = _Walk(frozenset(front), bool(names))
-    refs = tuple(
-        Ref(Column(0, index, names[index] if names else f"column {index}")) for index in range(int(count))
-    )
+    refs = tuple(Ref(Column(0, index, names[index] if names else f"column {index}")) for index in range(int(count)))
     value = walk.apply(pipeline, "", Raw(refs), last)
     if unknown := sorted(set(front) - walk.used):
         raise UsageError(f"front names {', '.join(unknown)}, and the places of operators are {', '.join(walk.places)}.")
@@ -384,7 +382,9 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
 def _no_converter(op: Any, path: str, *, can_stay: bool) -> str:
     known = sorted({*TRANSFORMERS, *ESTIMATORS, *ENCODERS[:3], *registered()}, key=str.lower)
     names = ", ".join(each.rpartition(".")[2] for each in known)
-    text = f"{shown(path)} ({type(op).__name__}) has no converter. Converters: {names}. Write one with register_converter"
+    text = (
+        f"{shown(path)} ({type(op).__name__}) has no converter. Converters: {names}. Write one with register_converter"
+    )
     if can_stay:
         text += f", or let it and all operators before it stay in front, untrained: front=(..., {path!r})"
     return f"{text}."

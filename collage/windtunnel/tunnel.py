@@ -115,7 +115,11 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
             raise UsageError("a tunnel without a pipeline cannot be fitted.")
         classes = getattr(self.pipeline, "_estimator_type", None) != "regressor" and len(np.unique(y)) <= len(y) // 2
         rows, apart, labels, labels_apart = train_test_split(
-            X, y, test_size=self.validation, random_state=self.seed, stratify=y if classes and _is_classes(self) else None
+            X,
+            y,
+            test_size=self.validation,
+            random_state=self.seed,
+            stratify=y if classes and _is_classes(self) else None,
         )
         fitted = clone(self.pipeline).fit(rows, labels)
         self._take(translate_graph(fitted, self.front))

@@ -14,6 +14,7 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.trees.booster import Booster, Kind
 from collage.frontend.trees.catboost_binary import read_binary
+from collage.frontend.trees.forest import FORESTS, read_forest, takes
 from collage.frontend.trees.histogram import read_histogram
 from collage.frontend.trees.lightgbm_text import read_lightgbm
 from collage.frontend.trees.ubjson import read_ubjson
@@ -23,7 +24,11 @@ ESTIMATORS = {
     "lightgbm": ("LGBMClassifier", "LGBMRegressor", "LGBMRanker", "LGBMModel"),
     "xgboost": ("XGBClassifier", "XGBRegressor", "XGBRanker", "XGBRFClassifier", "XGBRFRegressor", "XGBModel"),
     "catboost": ("CatBoostClassifier", "CatBoostRegressor", "CatBoostRanker"),
-    "sklearn.ensemble": ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor"),
+    "sklearn.ensemble": (
+        *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor"),
+        *(each for each in FORESTS if "Tree" not in each or "Trees" in each),
+    ),
+    "sklearn.tree": tuple(each for each in FORESTS if "Tree" in each and "Trees" not in each),
 }
 """The estimators that are boosters, by their modules."""
 
@@ -136,18 +141,22 @@ def _catboost(obj: Any, what: str) -> Described | None:
 
 
 def _sklearn(obj: Any, what: str) -> Described | None:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.base import is_classifier
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
 
-    if not isinstance(obj, (HistGradientBoostingClassifier, HistGradientBoostingRegressor)):
+    names = {each.__name__ for each in type(obj).__mro__ if each.__module__.startswith("sklearn.")}
+    forest = not names.isdisjoint(FORESTS)
+    if not forest and names.isdisjoint(("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")):
         return None
     try:
         check_is_fitted(obj)
     except NotFittedError as error:
         raise _not_fitted(what) from error
-    booster = read_histogram(obj, what)
-    if isinstance(obj, HistGradientBoostingClassifier):
+    if forest and not takes(obj):
+        return None  # skl2onnx does
+    booster = read_forest(obj, what) if forest else read_histogram(obj, what)
+    if is_classifier(obj):
         return Described(booster, "classifier", np.asarray(obj.classes_))
     return Described(booster, "regressor")
 

@@ -29,6 +29,7 @@ from collage.frontend.trees.booster import (
 )
 from collage.frontend.trees.columns import Column, columns_of, end_of
 from collage.frontend.trees.described import ESTIMATORS, Described, describe
+from collage.frontend.trees.forest import FORESTS
 from collage.frontend.trees.graph import IR_VERSION, OPSET, OPSET_OLD_TREES, OPSET_TREES, Graph
 from collage.frontend.trees.verify import check_predictions
 
@@ -73,29 +74,35 @@ def _converted(obj: Any, what: str, types: list[tuple[str, Any]], *, old: bool) 
     """What skl2onnx makes of it, with boosters as tree operators of set 3 of ``ai.onnx.ml`` if ``old``, else of 5."""
     from skl2onnx import convert_sklearn
 
-    try:
-        with _registered(old), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model: onnx.ModelProto = convert_sklearn(
-                obj,
-                initial_types=types,
-                target_opset={"": OPSET, "ai.onnx.ml": OPSET_OLD_TREES},  # it knows no newer one
-            )
-            return model
-    except ModelError:
-        raise
-    except Exception as error:  # skl2onnx raises anything for what it has no converter for
-        raise ModelError(f"skl2onnx cannot convert {what}: {library_text(error)}") from error
+    failed: Exception | None = None
+    for forests in (True, False):  # some meta-estimators need skl2onnx's own converters of forests
+        try:
+            with _registered(old, forests), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model: onnx.ModelProto = convert_sklearn(
+                    obj,
+                    initial_types=types,
+                    target_opset={"": OPSET, "ai.onnx.ml": OPSET_OLD_TREES},  # it knows no newer one
+                )
+                return model
+        except ModelError:
+            raise
+        except Exception as error:  # skl2onnx raises anything for what it has no converter for
+            failed = error
+    assert failed is not None
+    raise ModelError(f"skl2onnx cannot convert {what}: {library_text(failed)}") from failed
 
 
-def _booster_classes() -> list[type]:
-    """The scikit-learn classes of the libraries that are loaded."""
+def _booster_classes(forests: bool) -> list[type]:
+    """The scikit-learn classes of the libraries that are loaded, with or without forests."""
     loaded = [(sys.modules.get(module), names) for module, names in ESTIMATORS.items()]
-    return [getattr(module, name) for module, names in loaded if module for name in names]
+    return [
+        getattr(module, name) for module, names in loaded if module for name in names if forests or name not in FORESTS
+    ]
 
 
 @contextmanager
-def _registered(old: bool) -> Iterator[None]:
+def _registered(old: bool, forests: bool) -> Iterator[None]:
     """Let skl2onnx take boosters, in meta-estimators too, and restore what it did with them before."""
     from skl2onnx import update_registered_converter
     from skl2onnx._parse import sklearn_parsers_map
@@ -106,7 +113,7 @@ def _registered(old: bool) -> Iterator[None]:
 
     tables = (sklearn_operator_name_map, sklearn_parsers_map)
     before = [dict(each) for each in tables]
-    for each in _booster_classes():
+    for each in _booster_classes(forests):
         options = {"zipmap": [True, False], "nocl": [True, False]}
         update_registered_converter(each, "CollageBooster", _shape, convert, parser=_parse, options=options)
     try:

@@ -391,7 +391,9 @@ def _sets(booster: Booster, places: _Places) -> dict[str, NDArray[Any]]:
     whole = [each[(each >= 0) & (each == np.floor(each))].astype(np.int64) for each in members]
     most = max((int(each.max()) for each in whole if len(each)), default=-1)
     if most >= MOST_CATEGORIES:
-        raise ModelError(f"the model of {booster.library} splits at category {most}; WindTunnel takes {MOST_CATEGORIES:,}.")
+        raise ModelError(
+            f"the model of {booster.library} splits at category {most}; WindTunnel takes {MOST_CATEGORIES:,}."
+        )
     goes_right = np.ones((len(nodes), most + 2), np.bool_)
     for row, each in zip(goes_right, whole, strict=True):
         row[each] = False
