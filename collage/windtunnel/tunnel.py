@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.utils.metaestimators import available_if
 
-from collage.errors import ModelError, UsageError, unknown_names
-from collage.windtunnel.data import Reader, Source, Table, check_classes, sample
+from collage.core.library_text import library_text
+from collage.errors import InputError, ModelError, UsageError, unknown_names
+from collage.windtunnel.data import Reader, Rows, Source, Table, check_classes, sample
 from collage.windtunnel.front import Cache
 from collage.windtunnel.graph import Translation, translate_graph
-from collage.windtunnel.modules.part import Tensor
-from collage.windtunnel.modules.trees import Forest, Level
+from collage.windtunnel.modules.part import Network, Tensor
+from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.tune import Epoch, Settings, soften, tune
 
 SAMPLE = 1 << 16
@@ -52,7 +54,7 @@ def _has(*links: str) -> Callable[[Any], bool]:
     return check
 
 
-class Tunnel(BaseEstimator):  # type: ignore[misc]
+class Tunnel(BaseEstimator):
     """A pipeline and its network. ``fit`` trains the pipeline, translates it and fine-tunes the network.
 
     The settings, which are explained at ``Settings``, hold for ``fit`` and are the defaults of ``fine_tune``. Until it
@@ -113,10 +115,13 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
 
         if self.pipeline is None:
             raise UsageError("a tunnel without a pipeline cannot be fitted.")
-        classes = getattr(self.pipeline, "_estimator_type", None) != "regressor" and len(np.unique(y)) <= len(y) // 2
-        rows, apart, labels, labels_apart = train_test_split(
-            X, y, test_size=self.validation, random_state=self.seed, stratify=y if classes and _is_classes(self) else None
-        )
+        by_class = y if is_classifier(self.pipeline) else None
+        try:
+            rows, apart, labels, labels_apart = train_test_split(
+                X, y, test_size=self.validation, random_state=self.seed, stratify=by_class
+            )
+        except ValueError as error:
+            raise InputError(f"the rows cannot be split for validation: {library_text(error)}") from error
         fitted = clone(self.pipeline).fit(rows, labels)
         self._take(translate_graph(fitted, self.front))
         return self.fine_tune(rows, labels, validation=(apart, labels_apart))
@@ -144,9 +149,13 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         head, network = self.head_, self.network_
         if head.kind == "transformer":
             raise UsageError("the pipeline ends with a transformer, and there is nothing to fine-tune it towards.")
-        trees = any(isinstance(part, Forest) for part in network.parts)
-        # Trees that stay hard compare in float64.
-        dtype = torch.float64 if trees and settings.level == "L1" else torch.float32
+        forests = [part for part in network.parts if isinstance(part, Forest)]
+        if settings.start == "current":
+            dtype = network.dtype
+            if any(each.settings["level"] != settings.level for each in forests):
+                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
+        else:  # trees that stay hard compare in float64
+            dtype = torch.float64 if forests and settings.level == "L1" else torch.float32
         train = Source(Table(X, y, "the training data"), self._reader, head, dtype, settings.memory)
         share = self.validation if validation is None else validation
         if isinstance(share, (int, float)):
@@ -154,13 +163,11 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
                 raise UsageError(f"validation is a share of the rows between 0 and 1, and not {share}.")
             valid = train.hold_out(float(share), settings.seed)
         else:
-            table = Table(*share, "the validation data")
+            rows, labels = share
+            table = Table(rows, labels, "the validation data")
             valid = Source(table, self._reader, head, dtype, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
-        if settings.start == "current":
-            if any(p.settings["level"] != settings.level for p in network.parts if isinstance(p, Forest)):
-                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
-        else:
+        if settings.start != "current":
             self._restart()
             network = self.network_
             drawn = sample(train.parts, SAMPLE, settings.seed)
@@ -177,8 +184,6 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         self._restart()
         numbers, codes = self._reader.inputs(X, torch.float64)
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
-        from collage.windtunnel.data import Rows
-
         rows = Rows(numbers[chosen], codes[chosen], chosen)
         soften(self.network_, rows, settings.level, settings.taus[0], settings.tau_leaf)
         return self
@@ -199,12 +204,12 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         """Labels, or numbers, [rows]."""
         return self.head_.predict(self.scores(X))
 
-    @available_if(_has("margin"))  # type: ignore[untyped-decorator]
+    @available_if(_has("margin"))
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Probabilities of the classes, [rows, classes]."""
         return self.head_.probabilities(self.scores(X).double()).numpy()
 
-    @available_if(_has())  # type: ignore[untyped-decorator]
+    @available_if(_has())
     def decision_function(self, X: Any) -> Any:  # noqa: N803
         """The scores: [rows] for two classes, else [rows, classes]."""
         found = self.scores(X)
@@ -272,16 +277,12 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         if found.names:
             self.feature_names_in_ = np.array(found.names, object)
         self._cache = Cache(None if self.cache is None else Path(self.cache))
-        self._source: bytes | None = None
-        self.history_: list[Epoch] = []
+        self._source: Network | None = copy.deepcopy(found.network)
+        self.history_ = []
 
     def _restart(self) -> None:
         """Go back to the network as it was translated."""
-        import copy
-
         if self._source is None:
-            self._source = copy.deepcopy(self.network_)
-        if self._source.dtype != torch.float64:
             raise UsageError("a tunnel that was loaded after a fine-tuning goes on with start='current'.")
         self.network_ = copy.deepcopy(self._source)
 
@@ -294,9 +295,3 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
     def _check(self) -> None:
         if not hasattr(self, "network_"):
             raise ModelError("the tunnel is not fitted yet: call its fit, or translate a fitted pipeline.")
-
-
-def _is_classes(tunnel: Tunnel) -> bool:
-    from sklearn.base import is_classifier
-
-    return bool(is_classifier(tunnel))

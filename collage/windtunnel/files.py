@@ -1,0 +1,154 @@
+"""Tunnels as files: the network as tensors and JSON, which are data; operators in front as a program beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from collage.core.library_text import library_text
+from collage.errors import ModelError, UsageError
+from collage.windtunnel.columns import Column
+from collage.windtunnel.front import Cache
+from collage.windtunnel.heads import Head
+from collage.windtunnel.modules.bayes import Binarise, Distances, Quadratic
+from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
+from collage.windtunnel.modules.linear import Linear
+from collage.windtunnel.modules.machine import Machine
+from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Select, Step
+from collage.windtunnel.modules.scale import Fill, Normalise, Scale
+from collage.windtunnel.modules.trees import Forest
+from collage.windtunnel.tune import Epoch
+
+if TYPE_CHECKING:
+    from collage.windtunnel.tunnel import Tunnel
+
+FORMAT = 1
+_PARTS: Mapping[str, type[Part]] = {
+    each.__name__: each
+    for each in (
+        *(Binarise, Concat, Distances, Embed, Fill, Forest, Linear, Lookup, Machine, Normalise, Numbers, OneHot),
+        *(Quadratic, Scale, Select, Sum),
+    )
+}
+
+
+def front_file(path: Path) -> Path:
+    """Where operators in front are written."""
+    return path.with_name(f"{path.name}.front.joblib")
+
+
+def save_tunnel(tunnel: Tunnel, path: Path) -> None:
+    """Write a tunnel. Raises ModelError for parts of other classes than this package's."""
+    network = tunnel.network_
+    tensors: dict[str, Any] = {}
+    parts: list[dict[str, Any]] = []
+    for at, (part, step) in enumerate(zip(network.parts, network.steps, strict=True)):
+        kind = type(part).__name__
+        if _PARTS.get(kind) is not type(part):
+            raise ModelError(f"{step.path} is a {kind} of yours, which WindTunnel cannot save: export it to ONNX.")
+        parameters = dict(part.named_parameters(recurse=False))
+        constants = dict(part.named_buffers(recurse=False))
+        tensors |= {f"{at}.{name}": each.detach() for name, each in (parameters | constants).items()}
+        names = {"parameters": [*parameters], "constants": [*constants], "path": step.path, "inputs": step.inputs}
+        parts.append({"kind": kind, "settings": part.settings} | names)
+    head = tunnel.head_
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "parts": parts,
+        "double": network.dtype == torch.float64,
+        "columns": [asdict(each) for each in tunnel.columns_],
+        "head": {"kind": head.kind, "link": head.link, "classes": head.classes},
+        "n_features": tunnel.n_features_in_,
+        "names": list(getattr(tunnel, "feature_names_in_", ())),
+        "history": [asdict(each) for each in tunnel.history_],
+        "settings": {name: each for name, each in tunnel.get_params(deep=False).items() if name not in _NO_SETTINGS},
+        "fronts": len(tunnel.fronts_),
+    }
+    torch.save({"about": json.dumps(about), "tensors": tensors}, path)
+    if tunnel.fronts_:
+        import joblib
+
+        joblib.dump(tunnel.fronts_, front_file(path))
+
+
+_NO_SETTINGS = ("pipeline", "cache")
+
+
+def load_tunnel(path: Path, trust: bool) -> Tunnel:
+    """Read a tunnel. Raises ModelError for what is none, and UsageError for a program without ``trust``."""
+    from collage.windtunnel.tunnel import Tunnel
+
+    try:
+        found = torch.load(path, weights_only=True)
+        about = json.loads(found["about"])
+        wrong = about["format"] != FORMAT
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or library_text(error)}.") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path.name} is no tunnel that Collage has saved, or it is damaged.") from error
+    if wrong:
+        raise ModelError(f"{path.name} has the format {about['format']}, and this Collage reads {FORMAT}.")
+    try:
+        network = _network(about, found["tensors"])
+        settings: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in about["settings"].items()
+        }
+        tunnel = Tunnel(None, **settings)
+        columns = [Column(**(each | {"keys": tuple(each["keys"])})) for each in about["columns"]]
+        head = Head(about["head"]["kind"], about["head"]["link"], tuple(about["head"]["classes"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path.name} is damaged: save it again.") from error
+    tunnel.network_, tunnel.columns_, tunnel.head_ = network, tuple(columns), head
+    tunnel.n_features_in_ = int(about["n_features"])
+    if about["names"]:
+        tunnel.feature_names_in_ = np.array(about["names"], object)
+    tunnel.history_ = [Epoch(**each) for each in about["history"]]
+    tunnel._cache, tunnel.fronts_ = Cache(), ()
+    tunnel._source = None if tunnel.history_ else copy.deepcopy(network)
+    if about["fronts"]:
+        tunnel.fronts_ = _fronts(path, about["fronts"], trust)
+    return tunnel
+
+
+def _network(about: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
+    parts, steps = [], []
+    for at, each in enumerate(about["parts"]):
+        part = _PARTS[each["kind"]](
+            **{
+                "parameters": {name: tensors[f"{at}.{name}"] for name in each["parameters"]},
+                "constants": {name: tensors[f"{at}.{name}"] for name in each["constants"]},
+            },
+            **each["settings"],
+        )
+        parts.append(part)
+        steps.append(Step(each["path"], tuple(each["inputs"])))
+    network = Network(parts, steps)
+    network.cast(torch.float64 if about["double"] else torch.float32)
+    network.eval()
+    return network
+
+
+def _fronts(path: Path, many: int, trust: bool) -> Any:
+    file = front_file(path)
+    if not trust:
+        raise UsageError(
+            f"{file.name} holds operators in front of the network, and is a joblib file. Such files are programs, "
+            "which can do anything on this machine: trust=True runs it."
+        )
+    import joblib
+
+    try:
+        found = joblib.load(file)
+    except Exception as error:  # it runs the file, which raises anything
+        raise ModelError(f"{file.name} cannot be loaded: {library_text(error)}") from error
+    if not isinstance(found, tuple) or len(found) != many:
+        raise ModelError(f"{file.name} does not belong to {path.name}.")
+    return found
