@@ -31,7 +31,7 @@ SPLITS = (("flights", "days"), ("flights", "time"), ("adult", "rows"))
 _ABLATION = ("source", "L1", "L2", "L3", "cold", "gbdt2nn")
 _ABLATION_ROWS = 100_000
 _CELL_S = 1150.0
-"""Seconds that the trainings of a cell have together: 20 minutes less what evaluation takes."""
+"""Seconds of processor time that the trainings of a cell have together: 20 minutes less what evaluation takes."""
 _PATIENCE = 3
 
 

@@ -57,8 +57,12 @@ class Task:
     epochs: int
     patience: int
     limit_s: float
-    """Seconds that a training has at most."""
+    """Seconds that a training has at most, in processor time of a thread: other work on the machine ends none early."""
     show: Callable[[str], None]
+
+    def late(self, started: float) -> bool:
+        """Whether a training is over its limit, which began at this ``process_time``."""
+        return time.process_time() - started > self.limit_s * self.threads
 
     def frame(self, rows: Ints) -> Any:
         """The features of these rows."""
@@ -187,12 +191,11 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
     """The network of a source pipeline, fine-tuned until validation, the epochs or the seconds stop it."""
     from collage import windtunnel
 
-    started = time.perf_counter()
-    late = False
+    started, used, late = time.perf_counter(), time.process_time(), False
 
     def watch(*_: Any, **__: Any) -> None:
         nonlocal late
-        if time.perf_counter() - started > task.limit_s:
+        if task.late(used):
             late = True
             raise KeyboardInterrupt  # ends the training; its best weights are kept
 
@@ -307,7 +310,7 @@ def _tabm(task: Task, setting: Setting) -> _Reference:
     weights = [*network.parameters(), *tables.parameters()]
     adam = torch.optim.AdamW(weights, lr=setting["rate"], weight_decay=1e-4)
     truth = torch.from_numpy(data.labels.astype(np.float32))
-    started, best, kept, waited, epoch = time.perf_counter(), -1.0, [], 0, 0
+    used, best, kept, waited, epoch = time.process_time(), -1.0, [], 0, 0
     late = False
     while epoch < task.epochs and waited < task.patience and not late:
         network.train()
@@ -321,7 +324,7 @@ def _tabm(task: Task, setting: Setting) -> _Reference:
         epoch, waited = epoch + 1, waited + 1
         if (value := task.validated(predict)) > best:
             best, kept, waited = value, [each.detach().clone() for each in weights], 0
-        late = time.perf_counter() - started > task.limit_s
+        late = task.late(used)
     with torch.no_grad():
         for weight, value in zip(weights, kept, strict=True):
             weight.copy_(value)
