@@ -305,6 +305,7 @@ class Study:
             patience=_PATIENCE,
             limit_s=_CELL_S / trainings,
             show=say,
+            stop=_stop_if_interrupted,
         )
 
 
@@ -323,12 +324,13 @@ def _trained(task: Task, cell: Cell, settings: Sequence[Setting], pipeline: Any)
     if cell.variant == "source":
         return windtunnel_models.train_source(task, cell.pre, cell.pipe, settings)
     found = []
+    start = {} if cell.variant in REFERENCES else windtunnel_models.temperature(task, pipeline, cell.variant)
     for setting in settings:
         _stop_if_interrupted()
         if cell.variant in REFERENCES:
             found.append(windtunnel_models.train_reference(task, cell.variant, setting))
         else:
-            found.append(windtunnel_models.tune(task, pipeline, cell.variant, setting))
+            found.append(windtunnel_models.tune(task, pipeline, cell.variant, setting, start))
     return found
 
 
