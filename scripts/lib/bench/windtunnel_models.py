@@ -201,7 +201,8 @@ def temperature(task: Task, pipeline: Any, variant: str) -> Setting:
     expected = chances(pipeline)
     for tau in _TAUS:
         found = chances(network.soften(frame, level=VARIANTS[variant]["level"], tau=tau))
-        likeness = float(np.corrcoef(*(np.log(each / (1 - each)) for each in (expected, found)))[0, 1])
+        logits = np.stack([np.log(each / (1 - each)) for each in (expected, found)])
+        likeness = float(np.corrcoef(logits)[0, 1])
         loss = auc(expected, truth) - auc(found, truth)
         if likeness >= _ALIKE and loss <= _LOSS:
             break
