@@ -32,7 +32,6 @@ _ABLATION = ("source", "L1", "L2", "L3", "cold", "gbdt2nn")
 _ABLATION_ROWS = 100_000
 _CELL_S = 1150.0
 """Seconds of processor time that the trainings of a cell have together: 20 minutes less what evaluation takes."""
-_PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -302,7 +301,7 @@ class Study:
             threads=self.threads,
             leaves=self.leaves,
             epochs=self.epochs,
-            patience=_PATIENCE,
+            patience=data.patience,
             limit_s=_CELL_S / trainings,
             show=say,
             stop=_stop_if_interrupted,

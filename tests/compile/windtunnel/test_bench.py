@@ -30,7 +30,7 @@ def _made(_: Path) -> Data:
     frame = pd.DataFrame({"kind": [f"k{each}" for each in kinds], "hour": kinds % 5, "number": number})
     frame.loc[::9, "number"] = np.nan
     days = np.arange(3000) % 60
-    return Data(frame, truth, days, ("kind", "hour"), ("number",), days // 5 + 1, 256)
+    return Data(frame, truth, days, ("kind", "hour"), ("number",), days // 5 + 1, 256, 2)
 
 
 @pytest.fixture(autouse=True)
