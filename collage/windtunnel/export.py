@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,27 +13,25 @@ from onnx import TensorProto, helper
 from collage.errors import ModelError
 from collage.frontend.trees.booster import INPUT, ROWS, label_array, label_type
 from collage.windtunnel.columns import Column
+from collage.windtunnel.graph import Translation
 from collage.windtunnel.heads import Head
 from collage.windtunnel.modules.part import Numbers
 from collage.windtunnel.writer import Plain, Value, Writer
 
-if TYPE_CHECKING:
-    from collage.windtunnel.tunnel import Tunnel
 
-
-def export_tunnel(tunnel: Tunnel, path: Path | None) -> onnx.ModelProto:
-    """The ONNX model of a tunnel.
+def export(found: Translation) -> onnx.ModelProto:
+    """The ONNX model of a network and its head.
 
     If it was fitted on a frame, or on texts, each column that it reads is an input of its own, [rows, 1], else there is
     one input, X, [rows, columns]. Numbers are float32 after a fine-tuning of soft trees, else float64. The outputs are
     what ``predict`` and ``predict_proba`` give, and metadata name them. Raises ModelError if operators are in front.
     """
-    if tunnel.fronts_:
-        names = ", ".join(each.path for each in tunnel.fronts_)
+    if found.fronts:
+        names = ", ".join(each.path for each in found.fronts)
         raise ModelError(f"operators in front of the network cannot be written as ONNX: {names}.")
-    network = tunnel.network_
+    network = found.network
     to = Writer(np.float64 if network.dtype == torch.float64 else np.float32)
-    inputs, numbers, codes = _inputs(to, tunnel)
+    inputs, numbers, codes = _inputs(to, found)
     values: list[Value] = []
     for part, step in zip(network.parts, network.steps, strict=True):
         if step.inputs:
@@ -44,25 +41,23 @@ def export_tunnel(tunnel: Tunnel, path: Path | None) -> onnx.ModelProto:
         else:
             given = [codes[each] for each in part.settings["columns"]]
         values.append(part.export(to, *given))
-    outputs, metadata = _end(to, tunnel.head_, to.dense(values[-1]), network.parts[-1].width)
-    if hasattr(tunnel, "feature_names_in_"):
-        metadata["collage.features"] = json.dumps([str(each) for each in tunnel.feature_names_in_])
+    outputs, metadata = _end(to, found.head, to.dense(values[-1]), network.parts[-1].width)
+    if found.names:
+        metadata["collage.features"] = json.dumps(found.names)
     model = to.model(inputs, outputs, metadata)
     model.graph.name = "windtunnel"
-    if path is not None:
-        onnx.save(model, str(path))
     return model
 
 
-def _inputs(to: Writer, tunnel: Tunnel) -> tuple[list[onnx.ValueInfoProto], list[Value], list[Value]]:
+def _inputs(to: Writer, found: Translation) -> tuple[list[onnx.ValueInfoProto], list[Value], list[Value]]:
     """The inputs of the model, and the columns that are numbers, and the codes of the others."""
-    columns = tunnel.columns_
+    columns = found.columns
     numbers: list[Value] = []
     codes: list[Value] = []
     of_numbers = helper.np_dtype_to_tensor_dtype(to.dtype)
-    apart = hasattr(tunnel, "feature_names_in_") or any(_is_text(each) for each in columns)
+    apart = bool(found.names) or any(_is_text(each) for each in columns)
     if not apart:
-        given = [helper.make_tensor_value_info(INPUT, of_numbers, [ROWS, tunnel.n_features_in_])]
+        given = [helper.make_tensor_value_info(INPUT, of_numbers, [ROWS, found.n_features])]
     kinds: dict[str, int] = {}
     for each in columns:
         if _is_text(each):

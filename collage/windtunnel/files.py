@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError, UsageError
 from collage.windtunnel.columns import Column
-from collage.windtunnel.front import Cache
+from collage.windtunnel.graph import Translation
 from collage.windtunnel.heads import Head
 from collage.windtunnel.modules.bayes import Binarise, Distances, Quadratic
 from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
@@ -26,9 +23,6 @@ from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Sele
 from collage.windtunnel.modules.scale import Fill, Normalise, Scale
 from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.tune import Epoch
-
-if TYPE_CHECKING:
-    from collage.windtunnel.tunnel import Tunnel
 
 FORMAT = 1
 _PARTS: Mapping[str, type[Part]] = {
@@ -45,9 +39,9 @@ def front_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.front.joblib")
 
 
-def save_tunnel(tunnel: Tunnel, path: Path) -> None:
-    """Write a tunnel. Raises ModelError for parts of other classes than this package's."""
-    network = tunnel.network_
+def save(path: Path, found: Translation, settings: Mapping[str, Any], history: Sequence[Epoch]) -> None:
+    """Write a network and what belongs to it. Raises ModelError for parts of other classes than this package's."""
+    network = found.network
     tensors: dict[str, Any] = {}
     parts: list[dict[str, Any]] = []
     for at, (part, step) in enumerate(zip(network.parts, network.steps, strict=True)):
@@ -59,63 +53,47 @@ def save_tunnel(tunnel: Tunnel, path: Path) -> None:
         tensors |= {f"{at}.{name}": each.detach() for name, each in (parameters | constants).items()}
         names = {"parameters": [*parameters], "constants": [*constants], "path": step.path, "inputs": step.inputs}
         parts.append({"kind": kind, "settings": part.settings} | names)
-    head = tunnel.head_
     about: dict[str, Any] = {
         "format": FORMAT,
         "parts": parts,
         "double": network.dtype == torch.float64,
-        "columns": [asdict(each) for each in tunnel.columns_],
-        "head": {"kind": head.kind, "link": head.link, "classes": head.classes},
-        "n_features": tunnel.n_features_in_,
-        "names": list(getattr(tunnel, "feature_names_in_", ())),
-        "history": [asdict(each) for each in tunnel.history_],
-        "settings": {name: each for name, each in tunnel.get_params(deep=False).items() if name not in _NO_SETTINGS},
-        "fronts": len(tunnel.fronts_),
+        "columns": [asdict(each) for each in found.columns],
+        "head": asdict(found.head),
+        "n_features": found.n_features,
+        "names": found.names,
+        "history": [asdict(each) for each in history],
+        "settings": dict(settings),
+        "fronts": len(found.fronts),
     }
     torch.save({"about": json.dumps(about), "tensors": tensors}, path)
-    if tunnel.fronts_:
+    if found.fronts:
         import joblib
 
-        joblib.dump(tunnel.fronts_, front_file(path))
+        joblib.dump(found.fronts, front_file(path))
 
 
-_NO_SETTINGS = ("pipeline", "cache")
-
-
-def load_tunnel(path: Path, trust: bool) -> Tunnel:
-    """Read a tunnel. Raises ModelError for what is none, and UsageError for a program without ``trust``."""
-    from collage.windtunnel.tunnel import Tunnel
-
+def load(path: Path, trust: bool) -> tuple[Translation, dict[str, Any], list[Epoch]]:
+    """What ``save`` has written. Raises ModelError for other files, and UsageError for a program without ``trust``."""
     try:
-        found = torch.load(path, weights_only=True)
-        about = json.loads(found["about"])
+        read = torch.load(path, weights_only=True)
+        about = json.loads(read["about"])
         wrong = about["format"] != FORMAT
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or library_text(error)}.") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # PyTorch's reader of damaged files raises anything
         raise ModelError(f"{path.name} is no tunnel that Collage has saved, or it is damaged.") from error
     if wrong:
         raise ModelError(f"{path.name} has the format {about['format']}, and this Collage reads {FORMAT}.")
+    fronts = _fronts(path, about["fronts"], trust) if about["fronts"] else ()
     try:
-        network = _network(about, found["tensors"])
-        settings: dict[str, Any] = {
-            name: tuple(each) if isinstance(each, list) else each for name, each in about["settings"].items()
-        }
-        tunnel = Tunnel(None, **settings)
-        columns = [Column(**(each | {"keys": tuple(each["keys"])})) for each in about["columns"]]
-        head = Head(about["head"]["kind"], about["head"]["link"], tuple(about["head"]["classes"]))
+        settings = {name: tuple(each) if isinstance(each, list) else each for name, each in about["settings"].items()}
+        columns = tuple(Column(**(each | {"keys": tuple(each["keys"])})) for each in about["columns"])
+        head = Head(**(about["head"] | {"classes": tuple(about["head"]["classes"])}))
+        history = [Epoch(**each) for each in about["history"]]
+        network, names = _network(about, read["tensors"]), tuple(about["names"])
+        return Translation(network, columns, fronts, head, int(about["n_features"]), names), settings, history
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path.name} is damaged: save it again.") from error
-    tunnel.network_, tunnel.columns_, tunnel.head_ = network, tuple(columns), head
-    tunnel.n_features_in_ = int(about["n_features"])
-    if about["names"]:
-        tunnel.feature_names_in_ = np.array(about["names"], object)
-    tunnel.history_ = [Epoch(**each) for each in about["history"]]
-    tunnel._cache, tunnel.fronts_ = Cache(), ()
-    tunnel._source = None if tunnel.history_ else copy.deepcopy(network)
-    if about["fronts"]:
-        tunnel.fronts_ = _fronts(path, about["fronts"], trust)
-    return tunnel
 
 
 def _network(about: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from collage.core.library_text import library_text
 from collage.errors import InputError, ModelError, UsageError, unknown_names
+from collage.windtunnel import files
 from collage.windtunnel.data import Reader, Rows, Source, Table, check_classes, sample
+from collage.windtunnel.export import export
 from collage.windtunnel.front import Cache
 from collage.windtunnel.graph import Translation, translate_graph
 from collage.windtunnel.modules.part import Network, Tensor
@@ -40,9 +43,12 @@ def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path |
 
 def load(path: str | Path, *, trust: bool = False) -> Tunnel:
     """The tunnel that ``Tunnel.save`` has written. Operators in front are programs, which only load with ``trust``."""
-    from collage.windtunnel.files import load_tunnel
-
-    return load_tunnel(Path(path), trust)
+    found, settings, history = files.load(Path(path), trust)
+    tunnel = Tunnel(None, **settings)
+    tunnel._take(found)
+    if history:  # what it started from is not in the file
+        tunnel._source, tunnel.history_ = None, history
+    return tunnel
 
 
 def _has(*links: str) -> Callable[[Any], bool]:
@@ -168,12 +174,12 @@ class Tunnel(BaseEstimator):
             valid = Source(table, self._reader, head, dtype, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
         if settings.start != "current":
-            self._restart()
-            network = self.network_
+            network = self._fresh()
             drawn = sample(train.parts, SAMPLE, settings.seed)
             check_classes(drawn.y, head, "the training data")
             exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
             soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
+        self.network_ = network
         self.history_ = tune(network, head, train.parts, valid.parts, settings, progress)
         return self
 
@@ -181,11 +187,12 @@ class Tunnel(BaseEstimator):
         """The start of a fine-tuning, without training: soft trees, from training rows ``X``."""
         self._check()
         settings = self._settings(changes)
-        self._restart()
+        network = self._fresh()
         numbers, codes = self._reader.inputs(X, torch.float64)
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
         rows = Rows(numbers[chosen], codes[chosen], chosen)
-        soften(self.network_, rows, settings.level, settings.taus[0], settings.tau_leaf)
+        soften(network, rows, settings.level, settings.taus[0], settings.tau_leaf)
+        self.network_, self.history_ = network, []
         return self
 
     def scores(self, X: Any) -> Tensor:  # noqa: N803
@@ -202,11 +209,13 @@ class Tunnel(BaseEstimator):
 
     def predict(self, X: Any) -> Any:  # noqa: N803
         """Labels, or numbers, [rows]."""
+        self._check()
         return self.head_.predict(self.scores(X))
 
     @available_if(_has("margin"))
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Probabilities of the classes, [rows, classes]."""
+        self._check()
         return self.head_.probabilities(self.scores(X).double()).numpy()
 
     @available_if(_has())
@@ -223,6 +232,7 @@ class Tunnel(BaseEstimator):
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """The accuracy of a classifier, or the coefficient of determination."""
+        self._check()
         from sklearn.metrics import accuracy_score, r2_score
 
         measure = accuracy_score if self.head_.kind == "classifier" else r2_score
@@ -230,17 +240,18 @@ class Tunnel(BaseEstimator):
 
     def save(self, path: str | Path) -> None:
         """Write the network as tensors and JSON. Operators in front are written beside it, with joblib."""
-        from collage.windtunnel.files import save_tunnel
-
         self._check()
-        save_tunnel(self, Path(path))
+        given = self.get_params(deep=False)
+        settings = {name: each for name, each in given.items() if name not in ("pipeline", "cache")}
+        files.save(Path(path), self._translation, settings, self.history_)
 
     def to_onnx(self, path: str | Path | None = None) -> Any:
         """The ONNX model, also written to ``path``. Raises ModelError if operators stay in front."""
-        from collage.windtunnel.export import export_tunnel
-
         self._check()
-        return export_tunnel(self, None if path is None else Path(path))
+        model = export(self._translation)
+        if path is not None:
+            onnx.save(model, str(path))
+        return model
 
     @property
     def classes_(self) -> Any:
@@ -270,6 +281,11 @@ class Tunnel(BaseEstimator):
     def _reader(self) -> Reader:
         return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache)
 
+    @property
+    def _translation(self) -> Translation:
+        names = tuple(map(str, getattr(self, "feature_names_in_", ())))
+        return Translation(self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names)
+
     def _take(self, found: Translation) -> None:
         """Keep a translation, and what is needed to start from it again."""
         self.network_, self.columns_, self.fronts_, self.head_ = found.network, found.columns, found.fronts, found.head
@@ -280,11 +296,11 @@ class Tunnel(BaseEstimator):
         self._source: Network | None = copy.deepcopy(found.network)
         self.history_ = []
 
-    def _restart(self) -> None:
-        """Go back to the network as it was translated."""
+    def _fresh(self) -> Network:
+        """A copy of the network as it was translated."""
         if self._source is None:
             raise UsageError("a tunnel that was loaded after a fine-tuning goes on with start='current'.")
-        self.network_ = copy.deepcopy(self._source)
+        return copy.deepcopy(self._source)
 
     def _settings(self, changes: dict[str, Any]) -> Settings:
         names = [each.name for each in fields(Settings)]

@@ -256,7 +256,7 @@ class Forest(Part):
         variance = squares / known - (total / known) ** 2
         spread = np.sqrt(np.maximum(variance, 0))
         usual = np.where(np.isfinite(scale), scale, 1.0)[self.feature.numpy()]
-        return np.where(spread > 1e-4 * usual, spread, usual)
+        return np.where(spread > 1e-3 * usual, spread, usual)
 
     def _nodes_reached(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs of rows and nodes, level by level. ``x`` is clean."""
@@ -394,8 +394,9 @@ class Forest(Part):
             own = to.op("Gather", to.dense(u.filled), to.constant(feature), axis=1)
             z = to.op("Sub", to.op("Mul", own, to.number(weight / about["tau"])), to.number(theta))
         if u.absent:
+            # Above all else that is added: a threshold may be at the limits of float32.
             sure = np.zeros((about["features"], len(feature)))
-            sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), _SURE, -_SURE)
+            sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), 1e8, -1e8)
             for name, columns in u.absent:
                 z = to.op("Add", z, to.op("MatMul", name, to.number(sure[columns])))
         node = to.op("Reshape", to.op("Tanh", z), to.constant([0, trees, nodes], np.int64))
