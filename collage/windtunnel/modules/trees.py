@@ -409,9 +409,8 @@ class Forest(Part):
             leaf = to.op("Reshape", to.op("Transpose", leaf, perm=[1, 0, 2]), to.constant([0, -1], np.int64))
             leaf = to.op("Gather", leaf, to.constant(array(self.of_leaves)), axis=1)
             return to.affine(to.plain(leaf, self.width), np.full(self.width, 0.5), np.full(self.width, 0.5))
-        values = (
-            array(self.values * self.owned).reshape(-1, trees, leaves).transpose(1, 2, 0)
-        )  # [trees, leaves, targets]
+        # [trees, leaves, targets]
+        values = array(self.values * self.owned).reshape(-1, trees, leaves).transpose(1, 2, 0)
         of_trees = to.op("MatMul", leaf, to.number(0.5 * values))
         of_trees = to.op("Add", of_trees, to.number(0.5 * values.sum(1, keepdims=True)))
         sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
