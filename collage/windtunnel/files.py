@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,21 @@ def front_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.front.joblib")
 
 
-def save(path: Path, found: Translation, settings: Mapping[str, Any], history: Sequence[Epoch]) -> None:
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds."""
+
+    translation: Translation
+    settings: Mapping[str, Any]
+    """Of the tunnel."""
+    history: Sequence[Epoch]
+    is_source: bool
+    """Whether the network is the source pipeline's, and was not softened or fine-tuned."""
+
+
+def save(path: Path, saved: Saved) -> None:
     """Write a network and what belongs to it. Raises ModelError for parts of other classes than this package's."""
+    found = saved.translation
     network = found.network
     tensors: dict[str, Any] = {}
     parts: list[dict[str, Any]] = []
@@ -61,8 +74,9 @@ def save(path: Path, found: Translation, settings: Mapping[str, Any], history: S
         "head": asdict(found.head),
         "n_features": found.n_features,
         "names": found.names,
-        "history": [asdict(each) for each in history],
-        "settings": dict(settings),
+        "history": [asdict(each) for each in saved.history],
+        "settings": dict(saved.settings),
+        "is_source": saved.is_source,
         "fronts": len(found.fronts),
     }
     torch.save({"about": json.dumps(about), "tensors": tensors}, path)
@@ -72,7 +86,7 @@ def save(path: Path, found: Translation, settings: Mapping[str, Any], history: S
         joblib.dump(found.fronts, front_file(path))
 
 
-def load(path: Path, trust: bool) -> tuple[Translation, dict[str, Any], list[Epoch]]:
+def load(path: Path, trust: bool) -> Saved:
     """What ``save`` has written. Raises ModelError for other files, and UsageError for a program without ``trust``."""
     try:
         read = torch.load(path, weights_only=True)
@@ -91,7 +105,8 @@ def load(path: Path, trust: bool) -> tuple[Translation, dict[str, Any], list[Epo
         head = Head(**(about["head"] | {"classes": tuple(about["head"]["classes"])}))
         history = [Epoch(**each) for each in about["history"]]
         network, names = _network(about, read["tensors"]), tuple(about["names"])
-        return Translation(network, columns, fronts, head, int(about["n_features"]), names), settings, history
+        translation = Translation(network, columns, fronts, head, int(about["n_features"]), names)
+        return Saved(translation, settings, history, bool(about["is_source"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path.name} is damaged: save it again.") from error
 

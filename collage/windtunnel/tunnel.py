@@ -17,10 +17,12 @@ from sklearn.utils.metaestimators import available_if
 from collage.core.library_text import library_text
 from collage.errors import InputError, ModelError, UsageError, unknown_names
 from collage.windtunnel import files
+from collage.windtunnel.columns import Column
 from collage.windtunnel.data import Reader, Rows, Source, Table, check_classes, sample
 from collage.windtunnel.export import export
-from collage.windtunnel.front import Cache
+from collage.windtunnel.front import Cache, Front
 from collage.windtunnel.graph import Translation, translate_graph
+from collage.windtunnel.heads import Head
 from collage.windtunnel.modules.part import Network, Tensor
 from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.tune import Epoch, Settings, soften, tune
@@ -43,11 +45,12 @@ def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path |
 
 def load(path: str | Path, *, trust: bool = False) -> Tunnel:
     """The tunnel that ``Tunnel.save`` has written. Operators in front are programs, which only load with ``trust``."""
-    found, settings, history = files.load(Path(path), trust)
-    tunnel = Tunnel(None, **settings)
-    tunnel._take(found)
-    if history:  # what it started from is not in the file
-        tunnel._source, tunnel.history_ = None, history
+    saved = files.load(Path(path), trust)
+    tunnel = Tunnel(None, **saved.settings)
+    tunnel._take(saved.translation)
+    tunnel.history_ = list(saved.history)
+    if not saved.is_source:
+        tunnel._source = None  # it is not in the file
     return tunnel
 
 
@@ -66,6 +69,12 @@ class Tunnel(BaseEstimator):
     The settings, which are explained at ``Settings``, hold for ``fit`` and are the defaults of ``fine_tune``. Until it
     is fine-tuned, the network takes exact routes through trees, and predicts as the pipeline does.
     """
+
+    network_: Network
+    columns_: tuple[Column, ...]
+    fronts_: tuple[Front, ...]
+    head_: Head
+    history_: list[Epoch]
 
     def __init__(
         self,
@@ -179,7 +188,7 @@ class Tunnel(BaseEstimator):
             check_classes(drawn.y, head, "the training data")
             exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
             soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
-        self.network_ = network
+        self.network_, self._is_source = network, False
         self.history_ = tune(network, head, train.parts, valid.parts, settings, progress)
         return self
 
@@ -192,7 +201,7 @@ class Tunnel(BaseEstimator):
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
         rows = Rows(numbers[chosen], codes[chosen], chosen)
         soften(network, rows, settings.level, settings.taus[0], settings.tau_leaf)
-        self.network_, self.history_ = network, []
+        self.network_, self._is_source, self.history_ = network, False, []
         return self
 
     def scores(self, X: Any) -> Tensor:  # noqa: N803
@@ -243,7 +252,7 @@ class Tunnel(BaseEstimator):
         self._check()
         given = self.get_params(deep=False)
         settings = {name: each for name, each in given.items() if name not in ("pipeline", "cache")}
-        files.save(Path(path), self._translation, settings, self.history_)
+        files.save(Path(path), files.Saved(self._translation, settings, self.history_, self._is_source))
 
     def to_onnx(self, path: str | Path | None = None) -> Any:
         """The ONNX model, also written to ``path``. Raises ModelError if operators stay in front."""
@@ -294,6 +303,7 @@ class Tunnel(BaseEstimator):
             self.feature_names_in_ = np.array(found.names, object)
         self._cache = Cache(None if self.cache is None else Path(self.cache))
         self._source: Network | None = copy.deepcopy(found.network)
+        self._is_source = True
         self.history_ = []
 
     def _fresh(self) -> Network:

@@ -179,11 +179,12 @@ class Forest(Part):
         bend = self.bend[:, :, None]
         ratio = 1 / about["tau_leaf"]
         leaf = torch.tanh_(torch.baddbmm(bend, self.path, node.view(trees, -1, len(x)), beta=ratio, alpha=ratio))
-        leaf = leaf.view(-1, len(x))
         if about["output"] == "leaves":
-            return (0.5 + 0.5 * leaf[self.of_leaves]).t()
-        values = self.values * self.owned
-        return torch.addmm((self.bias + 0.5 * values.sum(1))[:, None], values, leaf, alpha=0.5).t()
+            return (0.5 + 0.5 * leaf.view(-1, len(x))[self.of_leaves]).t()
+        # Tree by tree, since the sum of all leaves, most of which are -1, would lose digits.
+        values = (self.values * self.owned).view(len(self.values), trees, -1).transpose(0, 1)
+        sums = torch.baddbmm(0.5 * values.sum(2, keepdim=True), values, leaf, alpha=0.5)
+        return sums.sum(0).t() + self.bias
 
     def _prepared(self, x: Tensor) -> Tensor:
         about = self.settings
@@ -408,10 +409,12 @@ class Forest(Part):
             leaf = to.op("Reshape", to.op("Transpose", leaf, perm=[1, 0, 2]), to.constant([0, -1], np.int64))
             leaf = to.op("Gather", leaf, to.constant(array(self.of_leaves)), axis=1)
             return to.affine(to.plain(leaf, self.width), np.full(self.width, 0.5), np.full(self.width, 0.5))
-        values = array(self.values * self.owned)
-        of_trees = 0.5 * values.reshape(-1, trees, leaves).transpose(1, 2, 0)
-        sums = to.op("ReduceSum", to.op("MatMul", leaf, to.number(of_trees)), to.constant([0], np.int64), keepdims=0)
-        return to.plain(to.op("Add", sums, to.number(array(self.bias) + 0.5 * values.sum(1))), self.width)
+        # [trees, leaves, targets]
+        values = array(self.values * self.owned).reshape(-1, trees, leaves).transpose(1, 2, 0)
+        of_trees = to.op("MatMul", leaf, to.number(0.5 * values))
+        of_trees = to.op("Add", of_trees, to.number(0.5 * values.sum(1, keepdims=True)))
+        sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
+        return to.plain(to.op("Add", sums, to.number(array(self.bias))), self.width)
 
 
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")

@@ -42,6 +42,13 @@ def test_saved_tunnels(tmp_path: Path, level: str) -> None:
         assert found.history_[0].score > 0.5
 
 
+def test_soft_tunnels_do_not_pass_for_sources(tmp_path: Path) -> None:
+    train, y, *_ = halves()
+    translate(fitted()).soften(train).save(tmp_path / "t")
+    with pytest.raises(UsageError, match="current"):
+        load(tmp_path / "t").fine_tune(train, y)
+
+
 def test_operators_in_front_are_programs(tmp_path: Path) -> None:
     rows = table()[["b", "d"]]
     source = make_pipeline(PowerTransformer(), LogisticRegression()).fit(rows, labels())
