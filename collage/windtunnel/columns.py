@@ -56,6 +56,8 @@ class Ref:
 
     column: Column
     recoded: Recoded | None = None
+    fill: Any = None
+    """What an imputer puts for missing values, before they are recoded."""
 
 
 def category_column(ref: Ref, categories: Sequence[Any], table: Array, strict: bool) -> tuple[Column, Array]:
@@ -65,6 +67,11 @@ def category_column(ref: Ref, categories: Sequence[Any], table: Array, strict: b
     """
     if ref.recoded is None:
         keys = tuple(_plain(each) for each in categories)
+        if ref.fill is not None:
+            (place,) = codes(np.array([ref.fill], object), keys)
+            known = [number for number, key in enumerate(keys) if key is not None]
+            keys = (*(keys[number] for number in known), None)
+            table = table[[*known, place, len(table) - 1]]
         return replace(ref.column, kind="category", keys=keys, strict=strict), table
     found = codes(np.array([*ref.recoded.values], object), tuple(_plain(each) for each in categories))
     if strict:
@@ -77,7 +84,15 @@ def recode(ref: Ref, kind: Literal["category", "bucket"], keys: Sequence[Any], v
     keys = tuple(_plain(each) for each in keys)
     before = ref.recoded
     if before is None:
-        return replace(ref, recoded=Recoded(kind, keys, tuple(values)))
+        found = list(values)
+        if ref.fill is not None and kind == "bucket":
+            found[-1] = found[int(bucket_codes(np.array([ref.fill], np.float64), keys)[0])]
+        elif ref.fill is not None:
+            (place,) = codes(np.array([ref.fill], object), keys)
+            known = [number for number, key in enumerate(keys) if key is not None]
+            keys = (*(keys[number] for number in known), None)
+            found = [found[number] for number in (*known, place, len(found) - 1)]
+        return replace(ref, recoded=Recoded(kind, keys, tuple(found)))
     if kind == "bucket":
         numbers = np.array([*before.values], np.float64)
         chosen = bucket_codes(numbers, keys)
@@ -165,7 +180,7 @@ def _names(frame: Any) -> str:
 def _number(frame: Any, column: Column) -> NDArray[np.float64]:
     values = column_of(frame, column)
     try:
-        found = pd.to_numeric(pd.Series(values)).to_numpy(np.float64, na_value=np.nan)
+        found: NDArray[np.float64] = pd.to_numeric(pd.Series(values)).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         raise InputError(f"the column {shown(column.name)} has to hold numbers: it is {values.dtype}.") from error
     if column.kind == "number":

@@ -25,7 +25,8 @@ def _standard(op: Any, width: int) -> Part:
 
 
 def _min_max(op: Any, width: int) -> Part:
-    return Scale.of(op.scale_, op.min_, tuple(map(float, op.feature_range)) if op.clip else None)
+    low, high = map(float, op.feature_range)
+    return Scale.of(op.scale_, op.min_, (low, high) if op.clip else None)
 
 
 def _max_abs(op: Any, width: int) -> Part:

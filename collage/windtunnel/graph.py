@@ -19,7 +19,7 @@ from collage.windtunnel.heads import Head, head_of
 from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Select, Step, array
-from collage.windtunnel.modules.scale import Scale
+from collage.windtunnel.modules.scale import Fill, Scale
 from collage.windtunnel.registry import converter_of, registered
 
 WIDEST_TABLE = 512
@@ -135,7 +135,7 @@ class _Walk:
             found = []
             for name, step, _ in op.transformers_:
                 chosen = self._select(value, [int(each) for each in op._transformer_to_input_indices[name]], path)
-                if isinstance(step, str) and step == "drop" or self.width(chosen) == 0:
+                if (isinstance(step, str) and step == "drop") or self.width(chosen) == 0:
                     continue
                 if not (isinstance(step, str) and step == "passthrough"):
                     chosen = self.apply(step, _inside(path, name), chosen, last)
@@ -162,7 +162,13 @@ class _Walk:
         if isinstance(value, Raw):
             if any(each.recoded for each in value.refs):
                 raise ModelError("RareCategories and Buckets give categories, which an encoder has to take.")
-            return self._add(Numbers.of([self._column(each.column) for each in value.refs]), "columns", ())
+            read = self._add(Numbers.of([self._column(each.column) for each in value.refs]), "columns", ())
+            fills = [each.fill for each in value.refs]
+            if all(each is None for each in fills):
+                return read
+            if any(isinstance(each, str) for each in fills):
+                raise ModelError("an imputer gives texts, which an encoder has to take.")
+            return self._add(Fill.of([np.nan if each is None else each for each in fills]), "imputer", (read,))
         if len(value.steps) == 1:
             return value.steps[0]
         return self._add(Concat(width=self.width(value)), "beside", value.steps)
@@ -228,18 +234,19 @@ class _Walk:
             return value
         if kind in ENCODERS or (hasattr(op, "categories_") and hasattr(op, "tables_")):
             return self._encoder(op, path, value)
+        if kind == "SimpleImputer" and (filled := _filled(op, value)) is not None:
+            return filled if isinstance(filled, Raw) else self._after(filled, path, value)
         if kind in _RECODERS and isinstance(value, Raw):
             return Raw(tuple(map(_recoder(op), value.refs, range(len(value.refs)))))
         converter = converter_of(op, ESTIMATORS if is_last and hasattr(op, "predict") else TRANSFORMERS)
         if converter is None:
             if is_last and hasattr(op, "predict"):
                 raise ModelError(_no_converter(op, path, can_stay=False))
-            if isinstance(value, Dense) or any(each.recoded for each in value.refs):
-                raise ModelError(_no_converter(op, path, can_stay=True))
+            found = self._in_front(op, path, value)
             if kind not in _USUAL_IN_FRONT:
                 text = f"{path} ({kind}) has no converter: it stays in front of the network, and is not fine-tuned."
                 warnings.warn(text, stacklevel=2)
-            return self._in_front(op, path, value)
+            return found
         made = converter(op, self.width(value))
         chain = made if isinstance(made, tuple) else (made,)
         for part in chain:
@@ -255,7 +262,7 @@ class _Walk:
         if not wide:
             return self._after(part, path, value)
         assert isinstance(value, Dense)
-        weight, start, terms, kept, rest = array(part.weight, np.float64), 0, [], [], []
+        weight, start, terms, kept, rest = array(part.weight), 0, [], [], []
         for step in value.steps:
             of = self.parts[step]
             rows = weight[start : start + of.width]
@@ -266,10 +273,10 @@ class _Walk:
                 rest.append(step)
                 kept.append(rows)
         if kept:
-            line = Linear.of(np.concatenate(kept), array(part.bias, np.float64), part.settings["learnt"])
+            line = Linear.of(np.concatenate(kept), array(part.bias), part.settings["learnt"])
             terms.append(self._add(line, path, (self.one(Dense(tuple(rest))),)))
         else:
-            bias = Scale.of(np.ones(part.width), array(part.bias, np.float64))
+            bias = Scale.of(np.ones(part.width), array(part.bias))
             terms[-1] = self._add(bias, path, (terms[-1],))
         if len(terms) == 1:
             return Dense((terms[0],))
@@ -306,8 +313,8 @@ class _Walk:
 
     def _in_front(self, op: Any, path: str, value: Value) -> Raw:
         """Let scikit-learn run an operator on raw columns. Its outputs are raw columns, too."""
-        if isinstance(value, Dense) or any(each.recoded for each in value.refs):
-            raise ModelError(_no_converter(op, path, can_stay=True))
+        if isinstance(value, Dense) or any(each.recoded or each.fill is not None for each in value.refs):
+            raise ModelError(_no_converter(op, path))
         columns = tuple(each.column for each in value.refs)
         named = hasattr(end_of(op, 0), "feature_names_in_")
         self.fronts.append(Front(path, op, columns, named))
@@ -333,6 +340,19 @@ def _width_of(op: Any, inputs: int, path: str) -> int:
     raise ModelError(f"{path} ({type(op).__name__}) does not say how many columns it gives (get_feature_names_out).")
 
 
+def _filled(op: Any, value: Value) -> Raw | Fill | None:
+    """A SimpleImputer that puts one value for NaN in each column, and does nothing else; None for another one."""
+    values = [each.item() if isinstance(each, np.generic) else each for each in op.statistics_]
+    plain = isinstance(op.missing_values, float) and np.isnan(op.missing_values) and not op.add_indicator
+    if not plain or any(each is None or each != each for each in values):
+        return None
+    if isinstance(value, Dense):
+        return Fill.of(values)
+    if any(each.recoded or each.fill is not None for each in value.refs):
+        return None
+    return Raw(tuple(replace(ref, fill=fill) for ref, fill in zip(value.refs, values, strict=True)))
+
+
 def _recoder(op: Any) -> Any:
     """What RareCategories or Buckets makes of a column."""
 
@@ -355,7 +375,6 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
     if hasattr(op, "tables_"):
         return np.asarray(op.tables_[index]), False
     categories = op.categories_[index]
-    many = len(categories)
     if kind == "TargetEncoder":
         per = len(op.classes_) if op.target_type_ == "multiclass" else 1
         found = np.stack([op.encodings_[index * per + each] for each in range(per)], 1)
@@ -379,7 +398,7 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
     return number, op.handle_unknown == "error"
 
 
-def _no_converter(op: Any, path: str, *, can_stay: bool) -> str:
+def _no_converter(op: Any, path: str, *, can_stay: bool = True) -> str:
     known = sorted({*TRANSFORMERS, *ESTIMATORS, *ENCODERS[:3], *registered()}, key=str.lower)
     names = ", ".join(each.rpartition(".")[2] for each in known)
     text = (

@@ -64,7 +64,7 @@ class Head:
         return found[:, 0] if found.shape[1] == 1 and self.kind == "regressor" else found
 
     def loss(self, scores: Tensor, y: Tensor, of_each: bool = False) -> Tensor:
-        """The mean loss of rows: the negative log likelihood of classes, a Poisson loss for exp, else a squared error."""
+        """The mean loss of rows: the negative log likelihood of classes, Poisson's for exp, else a squared error."""
         reduction = "none" if of_each else "mean"
         if self.kind == "classifier":
             if scores.shape[1] == 1 and self.link != "probabilities":

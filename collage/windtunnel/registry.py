@@ -16,7 +16,7 @@ _own: dict[str, Converter] = {}
 
 
 def register_converter(operator: type | str, *, replace: bool = False) -> Callable[[Converter], Converter]:
-    """A decorator that registers a converter for a class, or for its qualified name, ``sklearn.svm._classes.LinearSVC``.
+    """A decorator that registers a converter for a class, or for its name, ``sklearn.svm._classes.LinearSVC``.
 
     A short name, ``LinearSVC``, stands for the class in any module. Raises RegistrationError if there is one already.
     """

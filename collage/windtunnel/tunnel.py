@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, clone, is_classifier
 from sklearn.utils.metaestimators import available_if
 
-from collage.errors import ModelError, UsageError, unknown_names
-from collage.windtunnel.data import Reader, Source, Table, check_classes, sample
-from collage.windtunnel.front import Cache
+from collage.core.library_text import library_text
+from collage.errors import InputError, ModelError, UsageError, unknown_names
+from collage.windtunnel import files
+from collage.windtunnel.columns import Column
+from collage.windtunnel.data import Reader, Rows, Source, Table, check_classes, sample
+from collage.windtunnel.export import export
+from collage.windtunnel.front import Cache, Front
 from collage.windtunnel.graph import Translation, translate_graph
-from collage.windtunnel.modules.part import Tensor
-from collage.windtunnel.modules.trees import Forest, Level
+from collage.windtunnel.heads import Head
+from collage.windtunnel.modules.part import Network, Tensor
+from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.tune import Epoch, Settings, soften, tune
 
 SAMPLE = 1 << 16
@@ -38,9 +45,13 @@ def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path |
 
 def load(path: str | Path, *, trust: bool = False) -> Tunnel:
     """The tunnel that ``Tunnel.save`` has written. Operators in front are programs, which only load with ``trust``."""
-    from collage.windtunnel.files import load_tunnel
-
-    return load_tunnel(Path(path), trust)
+    saved = files.load(Path(path), trust)
+    tunnel = Tunnel(None, **saved.settings)
+    tunnel._take(saved.translation)
+    tunnel.history_ = list(saved.history)
+    if not saved.is_source:
+        tunnel._source = None  # it is not in the file
+    return tunnel
 
 
 def _has(*links: str) -> Callable[[Any], bool]:
@@ -52,12 +63,18 @@ def _has(*links: str) -> Callable[[Any], bool]:
     return check
 
 
-class Tunnel(BaseEstimator):  # type: ignore[misc]
+class Tunnel(BaseEstimator):
     """A pipeline and its network. ``fit`` trains the pipeline, translates it and fine-tunes the network.
 
     The settings, which are explained at ``Settings``, hold for ``fit`` and are the defaults of ``fine_tune``. Until it
     is fine-tuned, the network takes exact routes through trees, and predicts as the pipeline does.
     """
+
+    network_: Network
+    columns_: tuple[Column, ...]
+    fronts_: tuple[Front, ...]
+    head_: Head
+    history_: list[Epoch]
 
     def __init__(
         self,
@@ -113,14 +130,13 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
 
         if self.pipeline is None:
             raise UsageError("a tunnel without a pipeline cannot be fitted.")
-        classes = getattr(self.pipeline, "_estimator_type", None) != "regressor" and len(np.unique(y)) <= len(y) // 2
-        rows, apart, labels, labels_apart = train_test_split(
-            X,
-            y,
-            test_size=self.validation,
-            random_state=self.seed,
-            stratify=y if classes and _is_classes(self) else None,
-        )
+        by_class = y if is_classifier(self.pipeline) else None
+        try:
+            rows, apart, labels, labels_apart = train_test_split(
+                X, y, test_size=self.validation, random_state=self.seed, stratify=by_class
+            )
+        except ValueError as error:
+            raise InputError(f"the rows cannot be split for validation: {library_text(error)}") from error
         fitted = clone(self.pipeline).fit(rows, labels)
         self._take(translate_graph(fitted, self.front))
         return self.fine_tune(rows, labels, validation=(apart, labels_apart))
@@ -148,9 +164,13 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         head, network = self.head_, self.network_
         if head.kind == "transformer":
             raise UsageError("the pipeline ends with a transformer, and there is nothing to fine-tune it towards.")
-        trees = any(isinstance(part, Forest) for part in network.parts)
-        # Trees that stay hard compare in float64.
-        dtype = torch.float64 if trees and settings.level == "L1" else torch.float32
+        forests = [part for part in network.parts if isinstance(part, Forest)]
+        if settings.start == "current":
+            dtype = network.dtype
+            if any(each.settings["level"] != settings.level for each in forests):
+                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
+        else:  # trees that stay hard compare in float64
+            dtype = torch.float64 if forests and settings.level == "L1" else torch.float32
         train = Source(Table(X, y, "the training data"), self._reader, head, dtype, settings.memory)
         share = self.validation if validation is None else validation
         if isinstance(share, (int, float)):
@@ -158,19 +178,17 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
                 raise UsageError(f"validation is a share of the rows between 0 and 1, and not {share}.")
             valid = train.hold_out(float(share), settings.seed)
         else:
-            table = Table(*share, "the validation data")
+            rows, labels = share
+            table = Table(rows, labels, "the validation data")
             valid = Source(table, self._reader, head, dtype, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
-        if settings.start == "current":
-            if any(p.settings["level"] != settings.level for p in network.parts if isinstance(p, Forest)):
-                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
-        else:
-            self._restart()
-            network = self.network_
+        if settings.start != "current":
+            network = self._fresh()
             drawn = sample(train.parts, SAMPLE, settings.seed)
             check_classes(drawn.y, head, "the training data")
             exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
             soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
+        self.network_, self._is_source = network, False
         self.history_ = tune(network, head, train.parts, valid.parts, settings, progress)
         return self
 
@@ -178,13 +196,12 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         """The start of a fine-tuning, without training: soft trees, from training rows ``X``."""
         self._check()
         settings = self._settings(changes)
-        self._restart()
+        network = self._fresh()
         numbers, codes = self._reader.inputs(X, torch.float64)
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
-        from collage.windtunnel.data import Rows
-
         rows = Rows(numbers[chosen], codes[chosen], chosen)
-        soften(self.network_, rows, settings.level, settings.taus[0], settings.tau_leaf)
+        soften(network, rows, settings.level, settings.taus[0], settings.tau_leaf)
+        self.network_, self._is_source, self.history_ = network, False, []
         return self
 
     def scores(self, X: Any) -> Tensor:  # noqa: N803
@@ -201,14 +218,16 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:  # noqa: N803
         """Labels, or numbers, [rows]."""
+        self._check()
         return self.head_.predict(self.scores(X))
 
-    @available_if(_has("margin"))  # type: ignore[untyped-decorator]
+    @available_if(_has("margin"))
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Probabilities of the classes, [rows, classes]."""
+        self._check()
         return self.head_.probabilities(self.scores(X).double()).numpy()
 
-    @available_if(_has())  # type: ignore[untyped-decorator]
+    @available_if(_has())
     def decision_function(self, X: Any) -> Any:  # noqa: N803
         """The scores: [rows] for two classes, else [rows, classes]."""
         found = self.scores(X)
@@ -222,6 +241,7 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """The accuracy of a classifier, or the coefficient of determination."""
+        self._check()
         from sklearn.metrics import accuracy_score, r2_score
 
         measure = accuracy_score if self.head_.kind == "classifier" else r2_score
@@ -229,17 +249,18 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
 
     def save(self, path: str | Path) -> None:
         """Write the network as tensors and JSON. Operators in front are written beside it, with joblib."""
-        from collage.windtunnel.files import save_tunnel
-
         self._check()
-        save_tunnel(self, Path(path))
+        given = self.get_params(deep=False)
+        settings = {name: each for name, each in given.items() if name not in ("pipeline", "cache")}
+        files.save(Path(path), files.Saved(self._translation, settings, self.history_, self._is_source))
 
     def to_onnx(self, path: str | Path | None = None) -> Any:
         """The ONNX model, also written to ``path``. Raises ModelError if operators stay in front."""
-        from collage.windtunnel.export import export_tunnel
-
         self._check()
-        return export_tunnel(self, None if path is None else Path(path))
+        model = export(self._translation)
+        if path is not None:
+            onnx.save(model, str(path))
+        return model
 
     @property
     def classes_(self) -> Any:
@@ -269,6 +290,11 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
     def _reader(self) -> Reader:
         return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache)
 
+    @property
+    def _translation(self) -> Translation:
+        names = tuple(map(str, getattr(self, "feature_names_in_", ())))
+        return Translation(self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names)
+
     def _take(self, found: Translation) -> None:
         """Keep a translation, and what is needed to start from it again."""
         self.network_, self.columns_, self.fronts_, self.head_ = found.network, found.columns, found.fronts, found.head
@@ -276,18 +302,15 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
         if found.names:
             self.feature_names_in_ = np.array(found.names, object)
         self._cache = Cache(None if self.cache is None else Path(self.cache))
-        self._source: bytes | None = None
-        self.history_: list[Epoch] = []
+        self._source: Network | None = copy.deepcopy(found.network)
+        self._is_source = True
+        self.history_ = []
 
-    def _restart(self) -> None:
-        """Go back to the network as it was translated."""
-        import copy
-
+    def _fresh(self) -> Network:
+        """A copy of the network as it was translated."""
         if self._source is None:
-            self._source = copy.deepcopy(self.network_)
-        if self._source.dtype != torch.float64:
             raise UsageError("a tunnel that was loaded after a fine-tuning goes on with start='current'.")
-        self.network_ = copy.deepcopy(self._source)
+        return copy.deepcopy(self._source)
 
     def _settings(self, changes: dict[str, Any]) -> Settings:
         names = [each.name for each in fields(Settings)]
@@ -298,9 +321,3 @@ class Tunnel(BaseEstimator):  # type: ignore[misc]
     def _check(self) -> None:
         if not hasattr(self, "network_"):
             raise ModelError("the tunnel is not fitted yet: call its fit, or translate a fitted pipeline.")
-
-
-def _is_classes(tunnel: Tunnel) -> bool:
-    from sklearn.base import is_classifier
-
-    return bool(is_classifier(tunnel))

@@ -22,6 +22,8 @@ OPTIONAL = (
     *("pandas", "prometheus_client", "pydantic", "ray", "skl2onnx", "sklearn", "starlette", "tensorrt", "tokenizers"),
     *("torch", "uvicorn", "xgboost"),
 )
+EXTRAS_AT_IMPORT = "collage.windtunnel"
+"""Its classes are subclasses of those of its extra. No other layer imports it."""
 LOOSE = {"__init__", "__main__", "_version", "api", "onnx_backend", "errors"}
 
 
@@ -128,7 +130,13 @@ def at_import() -> list[tuple[str, str]]:
 def test_optional_libraries_are_imported_in_functions(name: str, at_import: list[tuple[str, str]]) -> None:
     """No module imports one when it is imported itself: the extras need not be there."""
     assert len({module for module, _ in at_import}) > len(MODULES) / 2
-    assert [module for module, imported in at_import if imported == name] == []
+    found = [module for module, imported in at_import if imported == name]
+    assert [module for module in found if not module.startswith(EXTRAS_AT_IMPORT)] == []
+
+
+def test_nothing_imports_windtunnel() -> None:
+    users = {name for name, other in imports() if layer(other) == "windtunnel" and layer(name) != "windtunnel"}
+    assert users <= {name for name in users if layer(name) == "cli"}
 
 
 def _lazy(node: ast.AST) -> bool:
@@ -146,7 +154,7 @@ class Missing:
         if name.split(".")[0] in {OPTIONAL!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Missing())
-for name in {sorted(n for n in MODULES if n != "collage.__main__")!r}:
+for name in {sorted(n for n in MODULES if n != "collage.__main__" and not n.startswith(EXTRAS_AT_IMPORT))!r}:
     importlib.import_module(name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Value, Writer
 
 
 class Quadratic(Part):
@@ -24,12 +24,12 @@ class Quadratic(Part):
         apart = x[:, None, :] - self.centre
         return self.bias - (apart * apart * self.log_factor.exp()).sum(2)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        x = graph.op("Unsqueeze", *inputs, graph.constant([1], np.int64))
-        apart = graph.op("Sub", x, graph.constant(array(self.centre)))
-        parts = graph.op("Mul", graph.op("Mul", apart, apart), graph.constant(np.exp(array(self.log_factor))))
-        total = graph.op("ReduceSum", parts, graph.constant([2], np.int64), keepdims=0)
-        return graph.op("Sub", graph.constant(array(self.bias)), total)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x = to.op("Unsqueeze", to.dense(inputs[0]), to.constant([1], np.int64))
+        apart = to.op("Sub", x, to.number(array(self.centre)))
+        parts = to.op("Mul", to.op("Mul", apart, apart), to.number(np.exp(array(self.log_factor))))
+        total = to.op("ReduceSum", parts, to.constant([2], np.int64), keepdims=0)
+        return to.plain(to.op("Sub", to.number(array(self.bias)), total), self.width)
 
 
 class Binarise(Part):
@@ -42,9 +42,9 @@ class Binarise(Part):
     def forward(self, x: Tensor) -> Tensor:
         return (x > self.settings["limit"]).to(x.dtype)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        above = graph.op("Greater", *inputs, graph.constant(self.settings["limit"], np.float32))
-        return graph.op("Cast", above, to=1)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        above = to.op("Greater", to.dense(inputs[0]), to.number(self.settings["limit"]))
+        return to.plain(to.cast(above, to.dtype), self.width)
 
 
 class Distances(Part):
@@ -58,8 +58,8 @@ class Distances(Part):
         apart = x[:, None, :] - self.centres
         return self.settings["sign"] * (apart * apart).sum(2).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        x = graph.op("Unsqueeze", *inputs, graph.constant([1], np.int64))
-        apart = graph.op("Sub", x, graph.constant(array(self.centres)))
-        size = graph.op("ReduceL2", apart, graph.constant([2], np.int64), keepdims=0)
-        return size if self.settings["sign"] == 1 else graph.op("Neg", size)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x = to.op("Unsqueeze", to.dense(inputs[0]), to.constant([1], np.int64))
+        apart = to.op("Sub", x, to.number(array(self.centres)))
+        size = to.op("ReduceL2", apart, to.constant([2], np.int64), keepdims=0)
+        return to.plain(size if self.settings["sign"] == 1 else to.op("Neg", size), self.width)

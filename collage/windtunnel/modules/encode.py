@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Hot, Value, Writer
 
 
 class Embed(Part):
@@ -37,12 +37,9 @@ class Embed(Part):
             spread = table.data.std() if table.numel() > 1 else 1.0
             table.data = torch.randn(table.shape, generator=generator, dtype=table.dtype) * spread
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        found = [
-            graph.op("Gather", graph.constant(array(table)), code, axis=0)
-            for table, code in zip(self.tables, inputs, strict=True)
-        ]
-        return graph.op("Concat", *found, axis=1) if len(found) > 1 else found[0]
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        codes = (to.dense(each) for each in inputs)
+        return tuple(Hot(code, array(table)) for code, table in zip(codes, self.tables, strict=True))
 
 
 class OneHot(Part):
@@ -66,21 +63,18 @@ class OneHot(Part):
     def cast(self, dtype: Any) -> None:
         self._dtype = dtype
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        table = np.eye(self.width + 1, dtype=np.float32)[:, 1:]
-        return graph.op("Gather", graph.constant(table[array(self.rows, np.int64) + 1]), *inputs, axis=0)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return (Hot(to.dense(inputs[0]), np.eye(self.width + 1)[:, 1:][array(self.rows) + 1]),)
 
 
 class Lookup(Part):
-    """Source: what a linear operator makes of a column that is one-hot: the weights of its category, [categories, width]."""
+    """Source: what a linear operator makes of a one-hot column: the weights of the category, [categories, width]."""
 
     @classmethod
     def of(cls, hot: OneHot, weights: Any) -> Lookup:
         """``weights`` is [width of the one-hot column, outputs]."""
         known = np.concatenate((np.zeros((1, weights.shape[1])), weights))
-        return cls(
-            {"table": known[array(hot.rows, np.int64) + 1]}, {}, width=weights.shape[1], columns=hot.settings["columns"]
-        )
+        return cls({"table": known[array(hot.rows) + 1]}, {}, width=weights.shape[1], columns=hot.settings["columns"])
 
     def forward(self, codes: Tensor) -> Tensor:
         return functional.embedding(codes[:, self.settings["columns"][0]], self.table)
@@ -88,8 +82,8 @@ class Lookup(Part):
     def randomise(self, generator: Any) -> None:
         self.table.data.zero_()
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        return graph.op("Gather", graph.constant(array(self.table)), *inputs, axis=0)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return (Hot(to.dense(inputs[0]), array(self.table)),)
 
 
 class Sum(Part):
@@ -98,5 +92,5 @@ class Sum(Part):
     def forward(self, *inputs: Tensor) -> Tensor:
         return sum(inputs[1:], inputs[0])
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        return graph.op("Sum", *inputs)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return to.plain(to.op("Sum", *map(to.dense, inputs)), self.width)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Value, Writer
 
 
 class Linear(Part):
@@ -30,5 +30,5 @@ class Linear(Part):
             self.weight.data = drawn / max(1, len(drawn)) ** 0.5
             self.bias.data.zero_()
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        return graph.op("Gemm", *inputs, graph.constant(array(self.weight)), graph.constant(array(self.bias)))
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return to.plain(to.product(inputs[0], array(self.weight), array(self.bias)), self.width)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Value, Writer
 
 
 class Machine(Part):
@@ -28,12 +28,11 @@ class Machine(Part):
         self.weights.data.zero_()
         self.factors.data = 0.01 * torch.randn(self.factors.shape, generator=generator, dtype=self.factors.dtype)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        factors = array(self.factors)
-        of_sum = graph.op("MatMul", *inputs, graph.constant(factors))
-        squares = graph.op("MatMul", graph.op("Mul", *inputs, *inputs), graph.constant(factors * factors))
-        both = graph.op("Sub", graph.op("Mul", of_sum, of_sum), squares)
-        pairs = graph.op("ReduceSum", both, graph.constant([1], np.int64))
-        half = graph.op("Mul", pairs, graph.constant(0.5, np.float32))
-        line = graph.op("Gemm", *inputs, graph.constant(array(self.weights)), graph.constant(array(self.bias)))
-        return graph.op("Add", line, half)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x, factors = to.dense(inputs[0]), array(self.factors)
+        of_sum = to.product(inputs[0], factors)
+        squares = to.op("MatMul", to.op("Mul", x, x), to.number(factors * factors))
+        both = to.op("Sub", to.op("Mul", of_sum, of_sum), squares)
+        half = to.op("Mul", to.op("ReduceSum", both, to.constant([1], np.int64)), to.number(0.5))
+        line = to.product(inputs[0], array(self.weights), array(self.bias))
+        return to.plain(to.op("Add", line, half), 1)

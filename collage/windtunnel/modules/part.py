@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from collage.frontend.trees.graph import Graph
+from collage.windtunnel.writer import Value, Writer
 
 Tensor: TypeAlias = Any
 """A torch tensor."""
@@ -64,8 +64,8 @@ class Part(nn.Module):
     def randomise(self, generator: Any) -> None:
         """Forget what was learnt: a cold start. By default all parameters are kept, for they hold statistics."""
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        """Write its operators into an ONNX graph, in float32, and give the name of the output."""
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        """Write its operators into an ONNX graph. A source takes a number or code of each of its columns."""
         raise NotImplementedError
 
 
@@ -76,9 +76,10 @@ def _tensor(value: Any, keep: bool) -> Tensor:
     return torch.from_numpy(array.astype(np.float64) if array.dtype.kind == "f" and not keep else array)
 
 
-def array(value: Tensor, dtype: Any = np.float32) -> Any:
-    """A tensor as an array, for export."""
-    return value.detach().cpu().numpy().astype(dtype)
+def array(value: Tensor) -> Any:
+    """A tensor as an array, for export; floating ones in float64."""
+    found = value.detach().cpu().numpy()
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
 
 
 class Numbers(Part):
@@ -93,6 +94,9 @@ class Numbers(Part):
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers.index_select(1, self.columns)
 
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return tuple(segment for value in inputs for segment in value)
+
 
 class Concat(Part):
     """Several inputs side by side."""
@@ -102,8 +106,8 @@ class Concat(Part):
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, 1)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        return graph.op("Concat", *inputs, axis=1)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        return tuple(segment for value in inputs for segment in value)
 
 
 class Select(Part):
@@ -118,8 +122,10 @@ class Select(Part):
     def forward(self, x: Tensor) -> Tensor:
         return x.index_select(1, self.columns)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        return graph.op("Gather", *inputs, graph.constant(array(self.columns, np.int64)), axis=1)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        missing = any(segment.missing for segment in inputs[0])
+        found = to.op("Gather", to.dense(inputs[0]), to.constant(array(self.columns)), axis=1)
+        return to.plain(found, self.width, missing=missing)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Value, Writer
 
 
 class Scale(Part):
@@ -25,13 +25,34 @@ class Scale(Part):
         x = x * self.factor + self.shift
         return x if self.settings["limits"] is None else x.clamp(*self.settings["limits"])
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        x = graph.op("Mul", *inputs, graph.constant(array(self.factor)))
-        x = graph.op("Add", x, graph.constant(array(self.shift)))
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        found = to.affine(inputs[0], array(self.factor), array(self.shift))
         if self.settings["limits"] is None:
-            return x
-        low, high = (graph.constant(each, np.float32) for each in self.settings["limits"])
-        return graph.op("Clip", x, low, high)
+            return found
+        missing = any(segment.missing for segment in found)
+        low, high = map(to.number, self.settings["limits"])
+        return to.plain(to.op("Clip", to.dense(found), low, high), self.width, missing=missing)
+
+
+class Fill(Part):
+    """Missing numbers replaced by one for each column: an imputer."""
+
+    takes_missing = settles = True
+
+    @classmethod
+    def of(cls, values: Any) -> Fill:
+        """``values`` are NaN for columns that stay."""
+        values = np.asarray(values, np.float64)
+        return cls({"values": values}, {}, width=len(values))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(torch.isnan(x), self.values, x)
+
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x = to.dense(inputs[0])
+        values = array(self.values)
+        found = to.op("Where", to.op("IsNaN", x), to.number(values), x)
+        return to.plain(found, self.width, missing=bool(np.isnan(values).any()))
 
 
 class Normalise(Part):
@@ -46,11 +67,11 @@ class Normalise(Part):
         size = torch.linalg.vector_norm(x, order, 1, keepdim=True)
         return x / torch.where(size == 0, torch.ones_like(size), size)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        axis = graph.constant([1], np.int64)
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x, axis = to.dense(inputs[0]), to.constant([1], np.int64)
         if self.settings["norm"] == "max":
-            size = graph.op("ReduceMax", graph.op("Abs", *inputs), axis)
+            size = to.op("ReduceMax", to.op("Abs", x), axis)
         else:
-            size = graph.op({"l1": "ReduceL1", "l2": "ReduceL2"}[self.settings["norm"]], *inputs, axis)
-        zero = graph.op("Equal", size, graph.constant(0, np.float32))
-        return graph.op("Div", *inputs, graph.op("Where", zero, graph.constant(1, np.float32), size))
+            size = to.op({"l1": "ReduceL1", "l2": "ReduceL2"}[self.settings["norm"]], x, axis)
+        safe = to.op("Where", to.op("Equal", size, to.number(0)), to.number(1), size)
+        return to.plain(to.op("Div", x, safe), self.width)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from collage.errors import ModelError
-from collage.frontend.trees.booster import ZERO, Booster
+from collage.frontend.trees.booster import ZERO, Booster, Categories, add_sums
 from collage.frontend.trees.ensemble import (
     EQ,
     GT,
@@ -24,11 +24,10 @@ from collage.frontend.trees.ensemble import (
     NEQ,
     Trees,
     check_trees,
-    tree_node,
     tree_of_nodes,
 )
-from collage.frontend.trees.graph import Graph
 from collage.windtunnel.modules.part import Part, Tensor, array
+from collage.windtunnel.writer import Value, Writer
 
 Level = Literal["L1", "L2", "L3", "L4"]
 """What is learnt: the values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
@@ -44,7 +43,8 @@ class Forest(Part):
     """Trees over [rows, features]: the sums of their leaves, [rows, targets], or which leaves are reached.
 
     Hard, a row takes one path through each tree. Soft, a node is tanh((e x - theta) / tau), +1 for the child of larger
-    numbers, and a leaf tanh((sum of the nodes on its path - their number + 1) / tau_leaf); it counts for (1 + leaf) / 2.
+    numbers, and a leaf tanh((sum of the nodes on its path - their number + 1) / tau_leaf), which counts for
+    (1 + leaf) / 2.
     ``e`` and ``theta`` are in units of the spread of the node's own input.
     """
 
@@ -129,7 +129,7 @@ class Forest(Part):
             x[:, about["categories"]] = some.trunc() if about["toward_zero"] else some.floor()
         return x
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def route(self, x: Tensor) -> Tensor:
         """The leaf of each row in each tree, [rows, trees], numbered over the padded trees."""
         x = self.clean(x)
@@ -179,11 +179,12 @@ class Forest(Part):
         bend = self.bend[:, :, None]
         ratio = 1 / about["tau_leaf"]
         leaf = torch.tanh_(torch.baddbmm(bend, self.path, node.view(trees, -1, len(x)), beta=ratio, alpha=ratio))
-        leaf = leaf.view(-1, len(x))
         if about["output"] == "leaves":
-            return (0.5 + 0.5 * leaf[self.of_leaves]).t()
-        values = self.values * self.owned
-        return torch.addmm((self.bias + 0.5 * values.sum(1))[:, None], values, leaf, alpha=0.5).t()
+            return (0.5 + 0.5 * leaf.view(-1, len(x))[self.of_leaves]).t()
+        # Tree by tree, since the sum of all leaves, most of which are -1, would lose digits.
+        values = (self.values * self.owned).view(len(self.values), trees, -1).transpose(0, 1)
+        sums = torch.baddbmm(0.5 * values.sum(2, keepdim=True), values, leaf, alpha=0.5)
+        return sums.sum(0).t() + self.bias
 
     def _prepared(self, x: Tensor) -> Tensor:
         about = self.settings
@@ -197,7 +198,7 @@ class Forest(Part):
             right = self._member(self.set_nodes.expand(len(x), -1), number)
             return torch.where(right, _SURE, -_SURE).to(x.dtype).t().contiguous()
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def soften(self, x: Tensor, level: Level, tau: float, tau_leaf: float) -> None:
         """Start the soft trees from the hard ones.
 
@@ -256,7 +257,7 @@ class Forest(Part):
         variance = squares / known - (total / known) ** 2
         spread = np.sqrt(np.maximum(variance, 0))
         usual = np.where(np.isfinite(scale), scale, 1.0)[self.feature.numpy()]
-        return np.where(spread > 1e-4 * usual, spread, usual)
+        return np.where(spread > 1e-3 * usual, spread, usual)
 
     def _nodes_reached(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Pairs of rows and nodes, level by level. ``x`` is clean."""
@@ -316,10 +317,104 @@ class Forest(Part):
             self.path.data = drawn(self.path, self.settings["tau_leaf"] / self.path.shape[2] ** 0.5)
             self.bend.data = torch.where(real, 0.0, self.bend)
 
-    def export(self, graph: Graph, *inputs: str) -> str:
-        from collage.windtunnel.export_trees import export_forest
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        if self.settings["mode"] == "hard":
+            return self._export_hard(to, to.dense(inputs[0]))
+        return self._export_soft(to, inputs[0])
 
-        return export_forest(self, graph, *inputs)
+    def hard_booster(self) -> Booster:
+        """The trees as they take exact routes, with the values that were learnt."""
+        about, exact = self.settings, self.split.numpy().dtype
+        nodes = np.flatnonzero(array(self.left != self.right))
+        place_of_node = np.full(len(self.left), 0)
+        place_of_node[nodes] = np.arange(len(nodes))
+        of_leaves = array(self.of_leaves)
+        place_of_leaf = np.zeros(self.values.shape[1], np.int64)
+        place_of_leaf[of_leaves] = np.arange(len(of_leaves))
+
+        def children(of: NDArray[np.int64]) -> NDArray[np.int64]:
+            found: NDArray[np.int64] = np.where(of >= 0, place_of_node[of.clip(0)], ~place_of_leaf[(~of).clip(0)])
+            return found
+
+        modes, splits = np.full(len(nodes), LEQ, np.uint8), array(self.split)[nodes]
+        sets = []
+        for at in np.flatnonzero(np.isin(nodes, array(self.set_nodes))).tolist():
+            left = np.flatnonzero(~array(self.goes_right)[self.set_of_node[nodes[at]]])
+            modes[at], splits[at] = (MEMBER, -1) if len(left) > 1 else (EQ, left[0] if len(left) else -1)
+            sets += [left.astype(exact)] if len(left) > 1 else []
+        values, owned = array(self.values)[:, of_leaves], array(self.owned)[:, of_leaves]
+        targets, n_targets, bias = np.zeros(len(of_leaves), np.int64), len(values), tuple(array(self.bias).tolist())
+        if about["output"] == "leaves":
+            values, targets, n_targets, bias = np.ones((1, len(of_leaves))), np.arange(len(of_leaves)), self.width, ()
+        elif (owned.sum(0) == 1).all():
+            targets = owned.argmax(0)
+            values = values[targets, np.arange(len(of_leaves))][None]
+        trees = Trees(
+            roots=children(array(self.root)),
+            features=array(self.feature)[nodes],
+            modes=modes,
+            splits=splits.astype(exact),
+            tracks=~array(self.missing_right)[nodes],
+            true=children(array(self.left)[nodes]),
+            false=children(array(self.right)[nodes]),
+            leaves=values.T.astype(exact),
+            targets=targets,
+            n_targets=n_targets,
+            sets=tuple(sets),
+        )
+        return Booster(
+            library="collage",
+            names=(),
+            n_features=about["features"],
+            dtype=np.dtype(about["precision"]),
+            trees=trees,
+            missing=about["missing"],
+            near_zero_is_missing=tuple(about["zeros"]),
+            categories=Categories(tuple(about["categories"]), about["toward_zero"]),
+            bias=bias,
+        )
+
+    def _export_hard(self, to: Writer, x: str) -> Value:
+        booster = self.hard_booster()
+        sums, _ = add_sums(to, booster, to.cast(x, booster.dtype))
+        return to.plain(to.cast(sums, to.dtype), self.width)
+
+    def _export_soft(self, to: Writer, value: Value) -> Value:
+        about, (trees, leaves, nodes) = self.settings, self.path.shape
+        if len(self.set_nodes) or about["missing"] is not None or about["zeros"]:
+            raise ModelError(
+                "soft trees with sets of categories, or with zeros or other numbers that mean missing, cannot be "
+                "written as ONNX: encode categories before the trees, or fine-tune at L1."
+            )
+        scale = array(self.scale)
+        u = to.bounded(to.affine(value, 1 / scale, -array(self.centre) / scale), _FAR)
+        feature, weight, theta = array(self.feature), array(self.weight), array(self.theta) / about["tau"]
+        if weight.ndim == 2:
+            z = to.product(u.filled, weight.T / about["tau"], -theta)
+        else:
+            own = to.op("Gather", to.dense(u.filled), to.constant(feature), axis=1)
+            z = to.op("Sub", to.op("Mul", own, to.number(weight / about["tau"])), to.number(theta))
+        if u.absent:
+            # Above all else that is added: a threshold may be at the limits of float32.
+            sure = np.zeros((about["features"], len(feature)))
+            sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), 1e8, -1e8)
+            for name, columns in u.absent:
+                z = to.op("Add", z, to.op("MatMul", name, to.number(sure[columns])))
+        node = to.op("Reshape", to.op("Tanh", z), to.constant([0, trees, nodes], np.int64))
+        node = to.op("Transpose", node, perm=[1, 0, 2])
+        path = array(self.path).transpose(0, 2, 1) / about["tau_leaf"]
+        bend = array(self.bend)[:, None, :] / about["tau_leaf"]
+        leaf = to.op("Tanh", to.op("Add", to.op("MatMul", node, to.number(path)), to.number(bend)))
+        if about["output"] == "leaves":
+            leaf = to.op("Reshape", to.op("Transpose", leaf, perm=[1, 0, 2]), to.constant([0, -1], np.int64))
+            leaf = to.op("Gather", leaf, to.constant(array(self.of_leaves)), axis=1)
+            return to.affine(to.plain(leaf, self.width), np.full(self.width, 0.5), np.full(self.width, 0.5))
+        # [trees, leaves, targets]
+        values = array(self.values * self.owned).reshape(-1, trees, leaves).transpose(1, 2, 0)
+        of_trees = to.op("MatMul", leaf, to.number(0.5 * values))
+        of_trees = to.op("Add", of_trees, to.number(0.5 * values.sum(1, keepdims=True)))
+        sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
+        return to.plain(to.op("Add", sums, to.number(array(self.bias))), self.width)
 
 
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")

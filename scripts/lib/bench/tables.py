@@ -94,7 +94,7 @@ def _trees(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _windtunnel(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    yield ["data", "contender", "seeds", "compared with", "AUC", "gain", "95 % interval, by days", "epochs"]
+    yield ["data", "contender", "seeds", "compared with", "AUC", "gain", "95 % interval", "epochs"]
     for each in found["summary"]:
         if "difference" not in each:
             continue

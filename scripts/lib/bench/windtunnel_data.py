@@ -39,6 +39,8 @@ class Data:
     months: Ints | None
     batch: int
     """Rows of a step of training."""
+    patience: int
+    """Epochs without a better validation after which training stops."""
 
     def split(self, how: str, seed: int) -> tuple[Ints, Ints, Ints]:
         """Rows for training, validation and test: by ``time``, or by ``groups`` drawn at random."""
@@ -85,10 +87,8 @@ def flights(folder: Path) -> Data:
     categories = ("carrier", "origin", "dest", "tailnum", "manufacturer", "model", "hour", "weekday", "month")
     numbers = ("departure", "arrival", "duration", "distance", "built", "seats", *sky)
     labels = (rows["arr_delay"] >= 15).to_numpy(np.int64)
-    frame = _frame(rows, categories, numbers)
-    return Data(
-        frame, labels, days.dt.dayofyear.to_numpy(np.int64), categories, numbers, rows["month"].to_numpy(), 4096
-    )
+    groups, months = days.dt.dayofyear.to_numpy(np.int64), rows["month"].to_numpy(np.int64)
+    return Data(_frame(rows, categories, numbers), labels, groups, categories, numbers, months, batch=4096, patience=3)
 
 
 def adult(folder: Path) -> Data:
@@ -114,7 +114,16 @@ def adult(folder: Path) -> Data:
         ones = wide[[each for each in wide.columns if each.startswith(f"{name}_")]]
         rows[name] = ones.columns[ones.to_numpy().argmax(1)].str.removeprefix(f"{name}_")
     labels = wide["salary_>50K"].to_numpy(np.int64)
-    return Data(_frame(rows, categories, numbers), labels, np.arange(len(rows)), categories, numbers, None, 512)
+    return Data(
+        _frame(rows, categories, numbers),
+        labels,
+        np.arange(len(rows)),
+        categories,
+        numbers,
+        None,
+        batch=512,
+        patience=5,
+    )
 
 
 DATA: Mapping[str, Any] = {"flights": flights, "adult": adult}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -29,16 +29,15 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 }
 """What ``fine_tune`` is given."""
 REFERENCES = ("lightgbm", "catboost", "tabm")
-_RATES: Sequence[Setting] = (
-    {"rate": 1e-4},
-    {"rate": 3e-4},
-    {"rate": 1e-3},
-)  # 3e-3 lowers the AUC from the first epoch on
-_TABM_RATES: Sequence[Setting] = ({"rate": 3e-4}, {"rate": 1e-3}, {"rate": 3e-3})
+# The highest first: it needs the fewest epochs, and the seconds that it leaves are for the lower ones.
+_HIGH_RATES: Sequence[Setting] = ({"rate": 3e-3}, {"rate": 1e-3}, {"rate": 3e-4})
+_RATES: Sequence[Setting] = ({"rate": 1e-3}, {"rate": 3e-4}, {"rate": 1e-4})
+"""Of networks with trees: higher rates lower their AUC from the first epoch on."""
 _BOOSTING: Sequence[Setting] = ({"rate": 0.05}, {"rate": 0.1}, {"rate": 0.25})
 _PENALTIES: Sequence[Setting] = ({"C": 0.01}, {"C": 0.1}, {"C": 1.0})
 _MACHINES: Sequence[Setting] = ({"epochs": 1}, {"epochs": 3}, {"epochs": 10})
 """Of the factorisation machine: it soon learns by heart which rows are in which leaf. Its trees have the rate 0.1."""
+_TAUS, _ALIKE, _LOSS, _START_ROWS = (0.1, 0.03, 0.01, 0.003), 0.985, 0.001, 50_000
 _TREES, _MOST_TREES, _PATIENCE_TREES = 100, 600, 30
 _MEMBERS, _WIDTH, _BLOCKS, _LARGEST_EMBEDDING = 8, 128, 2, 16
 
@@ -57,8 +56,14 @@ class Task:
     epochs: int
     patience: int
     limit_s: float
-    """Seconds that a training has at most."""
+    """Seconds that a training has at most, in processor time of a thread: other work on the machine ends none early."""
     show: Callable[[str], None]
+    stop: Callable[[], None]
+    """Raises KeyboardInterrupt after Ctrl-C, which fine-tuning catches."""
+
+    def late(self, started: float) -> bool:
+        """Whether a training is over its limit, which began at this ``process_time``."""
+        return time.process_time() - started > self.limit_s * self.threads
 
     def frame(self, rows: Ints) -> Any:
         """The features of these rows."""
@@ -81,26 +86,24 @@ class Trained:
     epochs: int | None = None
     stopped: str | None = None
     """Why training ended: ``validation``, ``epochs``, ``time`` or ``infinite loss``."""
-    history: Sequence[float] = ()
-    """The validation AUC of the start, and after each epoch."""
-    epoch_s: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Of a network: the validation AUC of the start and after each epoch, seconds of an epoch, and the temperature."""
     pipeline: Any = None
 
     def to_json(self) -> dict[str, Any]:
         """All but the model itself."""
         found = {"setting": {**self.setting}, "validation_auc": round(self.validation_auc, 5)}
         found |= {"seconds": round(self.seconds, 1), "epochs": self.epochs, "stopped": self.stopped}
-        found |= {"history": [round(each, 5) for each in self.history], "epoch_s": self.epoch_s} if self.history else {}
-        return found
+        return found | {**self.about}
 
 
 def settings(pipe: str, variant: str) -> Sequence[Setting]:
     """The settings that validation chooses from: three for every contender."""
     if variant == "source":
         return {"pipe1": _PENALTIES, "pipe2": _BOOSTING, "pipe3": _MACHINES}[pipe]
-    if variant == "tabm":
-        return _TABM_RATES
-    return _BOOSTING if variant in REFERENCES else _RATES
+    if variant in ("lightgbm", "catboost"):
+        return _BOOSTING
+    return _RATES if pipe in ("pipe2", "pipe3") else _HIGH_RATES
 
 
 def train_source(task: Task, pre: str, pipe: str, chosen: Sequence[Setting]) -> list[Trained]:
@@ -183,16 +186,36 @@ def _model(pipe: str, setting: Setting, task: Task) -> Any:
     return make_pipeline(LeafEncoder(trees), machine)
 
 
-def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
+def temperature(task: Task, pipeline: Any, variant: str) -> Setting:
+    """The highest temperature whose start ranks training rows as the source does, and what says so."""
+    from collage import windtunnel
+
+    rows = task.train[:: -(-len(task.train) // _START_ROWS)]
+    frame, truth, network = task.frame(rows), task.data.labels[rows], windtunnel.translate(pipeline)
+
+    def chances(model: Any) -> NDArray[np.float64]:
+        return np.asarray(model.predict_proba(frame), np.float64)[:, 1].clip(1e-7, 1 - 1e-7)
+
+    expected = chances(pipeline)
+    for tau in _TAUS:
+        found = chances(network.soften(frame, level=VARIANTS[variant]["level"], tau=tau))
+        logits = np.stack([np.log(each / (1 - each)) for each in (expected, found)])
+        likeness = float(np.corrcoef(logits)[0, 1])
+        loss = auc(expected, truth) - auc(found, truth)
+        if likeness >= _ALIKE and loss <= _LOSS:
+            break
+    return {"tau": tau, "start_correlation": round(likeness, 4), "start_auc_lost": round(loss, 4)}
+
+
+def tune(task: Task, pipeline: Any, variant: str, setting: Setting, start: Setting) -> Trained:
     """The network of a source pipeline, fine-tuned until validation, the epochs or the seconds stop it."""
     from collage import windtunnel
 
-    started = time.perf_counter()
-    late = False
+    started, used, late = time.perf_counter(), time.process_time(), False
 
     def watch(*_: Any, **__: Any) -> None:
         nonlocal late
-        if time.perf_counter() - started > task.limit_s:
+        if task.late(used):
             late = True
             raise KeyboardInterrupt  # ends the training; its best weights are kept
 
@@ -206,9 +229,11 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
         batch=task.data.batch,
         seed=task.seed,
         progress=watch,
+        tau=start["tau"],
         **VARIANTS[variant],
         **setting,
     )
+    task.stop()
     predict = _predict(task, network)
     value, seconds, history = task.validated(predict), time.perf_counter() - started, network.history_
     epochs, best = history[-1].number, max(history, key=lambda each: each.score).number
@@ -217,7 +242,8 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
         stopped = "infinite loss"
     task.show(f"{variant} {dict(setting)}: validation AUC {value:.4f}, {epochs} epochs, {seconds:.0f} s ({stopped})")
     scores, spans = ([getattr(each, name) for each in history] for name in ("score", "seconds"))
-    return Trained(setting, predict, value, seconds, epochs, stopped, scores, median(spans[1:]) if epochs else None)
+    about = {"history": [round(each, 5) for each in scores], "epoch_s": round(median(spans[1:]), 2) if epochs else None}
+    return Trained(setting, predict, value, seconds, epochs, stopped, {**start, **about})
 
 
 def train_reference(task: Task, name: str, setting: Setting) -> Trained:
@@ -307,7 +333,7 @@ def _tabm(task: Task, setting: Setting) -> _Reference:
     weights = [*network.parameters(), *tables.parameters()]
     adam = torch.optim.AdamW(weights, lr=setting["rate"], weight_decay=1e-4)
     truth = torch.from_numpy(data.labels.astype(np.float32))
-    started, best, kept, waited, epoch = time.perf_counter(), -1.0, [], 0, 0
+    used, best, kept, waited, epoch = time.process_time(), -1.0, [], 0, 0
     late = False
     while epoch < task.epochs and waited < task.patience and not late:
         network.train()
@@ -321,7 +347,7 @@ def _tabm(task: Task, setting: Setting) -> _Reference:
         epoch, waited = epoch + 1, waited + 1
         if (value := task.validated(predict)) > best:
             best, kept, waited = value, [each.detach().clone() for each in weights], 0
-        late = time.perf_counter() - started > task.limit_s
+        late = task.late(used)
     with torch.no_grad():
         for weight, value in zip(weights, kept, strict=True):
             weight.copy_(value)

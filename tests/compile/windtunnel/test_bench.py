@@ -30,7 +30,7 @@ def _made(_: Path) -> Data:
     frame = pd.DataFrame({"kind": [f"k{each}" for each in kinds], "hour": kinds % 5, "number": number})
     frame.loc[::9, "number"] = np.nan
     days = np.arange(3000) % 60
-    return Data(frame, truth, days, ("kind", "hour"), ("number",), days // 5 + 1, 256)
+    return Data(frame, truth, days, ("kind", "hour"), ("number",), days // 5 + 1, 256, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,9 @@ def test_an_interrupt_keeps_finished_cells(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_whole_networks_are_compared_with_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tune(task: Task, pipeline: Any, variant: str, setting: Any) -> Trained:
+    def tune(task: Task, pipeline: Any, variant: str, setting: Any, start: Any) -> Trained:
+        assert start["tau"] <= 0.1 and start["start_correlation"] >= 0.985
+
         def predict(rows: Any) -> Any:  # the source, and some of the truth
             chances = pipeline.predict_proba(task.frame(rows))[:, 1]
             return chances + setting["rate"] * 100 * task.data.labels[rows]

@@ -1,0 +1,106 @@
+"""Each mistake is one line that says what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("pandas")
+pytest.importorskip("lightgbm")
+
+from sklearn.dummy import DummyClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from collage.errors import CollageError, InputError, ModelError, UsageError
+from collage.frontend.trees.described import describe
+from collage.windtunnel import Tunnel, translate
+from collage.windtunnel.modules.trees import Forest
+from tests.helpers.windtunnel import boosted, fitted, halves, labels, pipeline, table
+
+
+def refused(kind: type[CollageError], words: str, call: Any, *given: Any, **named: Any) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        call(*given, **named)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1500
+
+
+def linear(**settings: Any) -> Any:
+    encoder = OneHotEncoder(sparse_output=False, **settings)
+    made = pipeline(LogisticRegression(max_iter=999), numbers=SimpleImputer(), categories=encoder)
+    return translate(made.fit(table(), labels()))
+
+
+def test_pipelines() -> None:
+    refused(ModelError, "not fitted", translate, make_pipeline(StandardScaler(), LogisticRegression()))
+    refused(ModelError, "not fitted", translate, boosted())
+    refused(ModelError, "int is none", translate, 5)
+    rows, y = table()[["b", "d"]], labels()
+    neighbours = make_pipeline(StandardScaler(), KNeighborsClassifier()).fit(rows, y)
+    refused(
+        ModelError, r"kneighborsclassifier.*no converter.*LGBMClassifier.*register_converter", translate, neighbours
+    )
+    behind = make_pipeline(StandardScaler(), PowerTransformer(), LogisticRegression()).fit(rows, y)
+    refused(ModelError, r"powertransformer.*stay in front, untrained: front=", translate, behind)
+    refused(ModelError, "powertransformer", translate, behind, front=("powertransformer",))
+    refused(UsageError, "front names nothing.*lgbmclassifier", translate, fitted(True), front=("nothing",))
+    refused(ModelError, "one class", translate, DecisionTreeClassifier().fit(rows, np.zeros(len(rows))))
+    refused(ModelError, "no converter", translate, DummyClassifier().fit(rows, y))
+    refused(ModelError, "not fitted", Tunnel(fitted()).predict_proba, rows)
+
+
+def test_rows() -> None:
+    tunnel = linear(handle_unknown="error")
+    rows = table()
+    refused(InputError, "column b is missing; the frame has a, c, d", tunnel.predict, rows[["a", "c", "d"]])
+    refused(InputError, "b has to hold numbers", tunnel.predict, rows.assign(b="text"))
+    refused(InputError, "c has the unseen category new", tunnel.predict, rows.assign(c="new"))
+    refused(InputError, "d is .*categories were numbers", tunnel.predict, rows.assign(d="new"))
+    refused(InputError, "b has an infinite number", tunnel.predict, rows.assign(b=np.inf))
+    refused(InputError, r"shape \[900\]", tunnel.predict, rows.a.to_numpy())
+    refused(InputError, "Series", tunnel.predict, rows.a)
+    refused(InputError, "3 columns, and the pipeline takes 4", tunnel.predict, rows.to_numpy()[:, :3])
+    scaled = translate(make_pipeline(StandardScaler(), LogisticRegression()).fit(rows[["b", "d"]], labels()))
+    refused(InputError, "b has NaN", scaled.predict, rows.assign(b=np.nan))
+
+
+def test_trees_that_are_none() -> None:
+    booster = describe(boosted().fit(table()[["b", "d"]].to_numpy(), labels())).booster
+    trees = booster.trees
+    cycle, far = trees.true.copy(), trees.true.copy()
+    cycle[trees.roots[0]], far[trees.roots[0]] = trees.roots[0], -len(trees.leaves) - 2
+    refused(ModelError, "cycle", Forest.of, replace(booster, trees=replace(trees, true=cycle)))
+    refused(ModelError, "out of range", Forest.of, replace(booster, trees=replace(trees, true=far)))
+
+
+def test_tuning(tmp_path: Path) -> None:
+    train, y, apart, of_apart = halves()
+    tunnel = translate(fitted())
+    tune = tunnel.fine_tune
+    refused(InputError, "training data has no row of class 1", tune, train, y * 0, validation=(apart, of_apart))
+    refused(InputError, "validation data has no row of class 0", tune, train, y, validation=(apart, of_apart * 0 + 1))
+    refused(InputError, "the class 7, and the pipeline knows 0, 1", tune, train, y + 7)
+    refused(InputError, "600 rows, and 5 values", tune, train, y[:5])
+    refused(InputError, "no rows", tune, train[:0], y[:0])
+    refused(UsageError, "unknown level: L9", tune, train, y, level="L9")
+    refused(UsageError, "unknown settings: speed.*rate", tune, train, y, speed=3)
+    refused(UsageError, "rate, tau and tau_leaf are above 0", tune, train, y, tau=0.0)
+    refused(UsageError, "between 0 and 1", tune, train, y, validation=2.0)
+    refused(UsageError, "start='current'", tune, train, y, start="current")
+    pytest.importorskip("pyarrow")
+    refused(InputError, "cannot read", tune, tmp_path / "none", "y")
+    train.to_parquet(tmp_path / "rows")
+    refused(InputError, "no column y", tune, tmp_path / "rows", "y")
+    refused(UsageError, "name the column", tune, tmp_path / "rows", y)
+    refused(UsageError, "transformer", translate(StandardScaler().fit(train[["b"]])).fine_tune, train[["b"]], y)

@@ -1,0 +1,119 @@
+"""The ONNX models of tunnels give what PyTorch gives, with gathers for categories, and trees at L1."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("pandas")
+pytest.importorskip("lightgbm")
+
+from onnx import TensorProto
+
+from collage.errors import ModelError
+from collage.windtunnel import graph, translate
+from tests.compile.windtunnel.test_translate import CLASSIFIERS, imputed
+from tests.helpers.windtunnel import boosted, fitted, halves, labels, pipeline, strange, table
+
+_DTYPES = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.STRING: object}
+
+
+def run(model: Any, rows: Any) -> dict[str, Any]:
+    """The outputs by name."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    feeds = {}
+    for each in model.graph.input:
+        dtype = _DTYPES[each.type.tensor_type.elem_type]
+        feeds[each.name] = (rows if each.name == "X" else rows[[each.name]].to_numpy()).astype(dtype)
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def kinds(model: Any) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def check(tunnel: Any, rows: Any) -> Any:
+    model = tunnel.to_onnx()
+    for some in (rows, rows[:1]):
+        found = run(model, some)
+        np.testing.assert_array_equal(found["label"], tunnel.predict(some))
+        if hasattr(tunnel, "predict_proba"):
+            np.testing.assert_allclose(found["probabilities"], tunnel.predict_proba(some), rtol=0, atol=1e-5)
+    return model
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_hard_networks(name: str, classes: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of categories that fold, and of names
+        source = CLASSIFIERS[name]().fit(table(), labels(classes))
+        check(translate(source), strange())
+
+
+@pytest.mark.parametrize("name", ["lightgbm", "xgboost", "catboost", "boosting", "logistic", "buckets", "target"])
+@pytest.mark.parametrize("level", ["L1", "L2", "L3", "L4"])
+def test_tuned_networks(name: str, level: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = CLASSIFIERS[name]().fit(table(), labels())
+        found = translate(source).fine_tune(table(), labels(), validation=0.3, level=level, epochs=1, batch=128)
+        model = check(found, strange())
+    trees = name in ("lightgbm", "xgboost", "catboost", "boosting", "target")
+    assert ("TreeEnsemble" in kinds(model)) == (trees and level == "L1")
+
+
+def test_categories_are_gathers() -> None:
+    """No one-hot code is made: the tables of a linear operator have its weights in them already."""
+    from sklearn.linear_model import LogisticRegression
+
+    source = pipeline(LogisticRegression(max_iter=500), numbers=imputed()).fit(table(), labels())
+    found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1)
+    model = check(found, strange())
+    assert kinds(model).count("Gather") == 2
+    assert "OneHot" not in kinds(model)
+    of_gathers = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
+    shapes = [list(each.dims) for each in model.graph.initializer if each.name in of_gathers]
+    assert sorted(shapes) == [[7, 1], [31, 1]]
+
+
+def test_wide_one_hot_codes_before_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "WIDEST_TABLE", 6)
+    source = pipeline(boosted()).fit(table(), labels())
+    check(translate(source), strange())
+    check(translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1), strange())
+
+
+def test_missing_texts_and_infinite_numbers() -> None:
+    train, y, apart, of_apart = halves()
+    found = translate(fitted()).fine_tune(train, y, validation=(apart, of_apart), epochs=1)
+    rows = strange()
+    rows.loc[:5, "a"] = np.inf
+    rows.loc[5:9, "a"] = -np.inf
+    assert np.isfinite(found.predict_proba(rows)).all()
+    check(found, rows)
+
+
+def test_arrays_are_one_input() -> None:
+    rows = table()[["b", "d"]].to_numpy(float)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = check(translate(boosted().fit(rows, labels())), rows)
+    assert [each.name for each in model.graph.input] == ["X"]
+
+
+def test_soft_sets_of_categories_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = CLASSIFIERS["lightgbm, categories"]().fit(table(), labels())
+        found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1)
+    with pytest.raises(ModelError, match="L1"):
+        found.to_onnx()
