@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.errors import ModelError
 from collage.frontend.trees.described import describe
-from collage.windtunnel.forests import sklearn_booster
+from collage.frontend.trees.forest import FORESTS
 from collage.windtunnel.modules.bayes import Binarise, Distances, Quadratic
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.machine import Machine
@@ -82,19 +82,17 @@ def _complement(op: Any, width: int) -> Part:
 
 def _booster(op: Any, width: int) -> Part:
     found = describe(op)
-    assert found is not None
+    if found is None:
+        raise ModelError(
+            f"the {type(op).__name__} has several outputs, or starts from an estimator, which WindTunnel does not take."
+        )
     return Forest.of(found.booster)
-
-
-def _forest(op: Any, width: int) -> Part:
-    return Forest.of(sklearn_booster(op))
 
 
 def _leaves(op: Any, width: int) -> Part:
     found = describe(op.estimator_)
-    booster = found.booster if found is not None else sklearn_booster(op.estimator_)
-    forest = Forest.of(booster, "leaves")
-    if not hasattr(op.estimator_, "booster_") or forest.width != op.starts_[-1]:
+    forest = None if found is None else Forest.of(found.booster, "leaves")
+    if forest is None or not hasattr(op.estimator_, "booster_") or forest.width != op.starts_[-1]:
         raise ModelError(f"a LeafEncoder of {type(op.estimator_).__name__} has no converter; one of LightGBM has.")
     return forest
 
@@ -119,8 +117,6 @@ TRANSFORMERS: Mapping[str, Converter] = {
 _LINEAR = """LogisticRegression LogisticRegressionCV LinearDiscriminantAnalysis LinearSVC SGDClassifier RidgeClassifier
 RidgeClassifierCV Perceptron PassiveAggressiveClassifier LinearRegression Ridge RidgeCV Lasso LassoCV ElasticNet
 ElasticNetCV HuberRegressor BayesianRidge SGDRegressor LinearSVR"""
-_FORESTS = """DecisionTreeClassifier DecisionTreeRegressor ExtraTreeClassifier ExtraTreeRegressor RandomForestClassifier
-RandomForestRegressor ExtraTreesClassifier ExtraTreesRegressor GradientBoostingClassifier GradientBoostingRegressor"""
 _BOOSTERS = """LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor CatBoostClassifier
 CatBoostRegressor HistGradientBoostingClassifier HistGradientBoostingRegressor"""
 
@@ -131,7 +127,7 @@ def _all(names: str, converter: Callable[[Any, int], Part]) -> dict[str, Convert
 
 ESTIMATORS: Mapping[str, Converter] = {
     **_all(_LINEAR, _regression),
-    **_all(_FORESTS, _forest),
+    **dict.fromkeys(FORESTS, _booster),
     **_all(_BOOSTERS, _booster),
     "GaussianNB": _gaussian,
     "BernoulliNB": _bernoulli,

@@ -108,13 +108,12 @@ def head_of(op: Any, width: int) -> Head:
     if len(classes) < 2:
         raise ModelError(f"the {name} has seen one class only.")
     if found is not None:
-        if found.booster.link not in ("sigmoid", "softmax"):
+        links: dict[str, Link] = {"sigmoid": "sigmoid", "softmax": "softmax", "identity": "probabilities"}
+        if found.booster.link not in links or not found.booster.classes:
             raise ModelError(f"the {name} has the link {found.booster.link}, which WindTunnel does not take.")
-        link = "sigmoid" if found.booster.link == "sigmoid" else "softmax"
+        link = links[found.booster.link]
         if link == "sigmoid" and width > 1:
             link = "one against rest"
-    elif "Tree" in name or "Forest" in name:
-        link = "probabilities"
     elif name in _MARGINS or (name == "SGDClassifier" and op.loss != "log_loss"):
         link = "margin"
     elif width == 1:
