@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,15 +34,18 @@ from collage.frontend.trees.forest import FORESTS
 from collage.frontend.trees.graph import IR_VERSION, OPSET, OPSET_OLD_TREES, OPSET_TREES, Graph
 from collage.frontend.trees.verify import check_predictions
 
+log = logging.getLogger(__name__)
+
 _OLD_TREES = frozenset(("TreeEnsembleRegressor", "TreeEnsembleClassifier"))
 
 
 def sklearn_model(obj: Any) -> onnx.ModelProto | None:
     """The ONNX model of a fitted scikit-learn estimator; None for an object that is none.
 
-    Numbers are float32. If a ``ColumnTransformer`` that was fitted on named columns comes first, each column is an
-    input of its own, [rows, 1], float32 or text, else the input is X, [rows, features]. Raises ModelError for what
-    skl2onnx cannot convert, or converts into something that predicts otherwise.
+    If a ``ColumnTransformer`` that was fitted on named columns comes first, each column is an input of its own,
+    [rows, 1], numbers or text, else the input is X, [rows, features]. Numbers are float32, or float64 if a pipeline
+    prepares them for trees or bins, whose thresholds are where numbers are. Raises ModelError for what skl2onnx cannot
+    convert, or converts into something that predicts otherwise.
     """
     from sklearn.base import BaseEstimator
     from sklearn.exceptions import NotFittedError
@@ -59,14 +63,35 @@ def sklearn_model(obj: Any) -> onnx.ModelProto | None:
     except NotFittedError as error:
         raise ModelError(f"{what} is not fitted yet: call its fit first.") from error
     columns, apart = columns_of(obj, what)
-    types = _initial_types(columns, apart)
+    if _prepares(obj):
+        try:
+            return _checked(obj, what, columns, apart, np.float64)
+        except ModelError as error:  # skl2onnx and ONNX Runtime know some operators in float32 only
+            log.info("%s is compiled in float32: %s", what, error)
+    return _checked(obj, what, columns, apart, np.float32)
+
+
+def _prepares(obj: Any) -> bool:
+    """Whether it is a pipeline that computes numbers for trees or bins."""
+    from sklearn.pipeline import Pipeline
+
+    if not isinstance(obj, Pipeline) or end_of(obj, 0) is end_of(obj, -1):
+        return False
+    steps = {type(each).__name__ for each in obj.get_params().values()}
+    return not steps.isdisjoint({"KBinsDiscretizer", *(name for names in ESTIMATORS.values() for name in names)})
+
+
+def _checked(
+    obj: Any, what: str, columns: Sequence[Column], apart: bool, dtype: type[np.floating[Any]]
+) -> onnx.ModelProto:
+    types = _initial_types(columns, apart, dtype)
     model = _converted(obj, what, types, old=False)
     old = any(node.op_type in _OLD_TREES for node in model.graph.node)
     if old and any(node.op_type == "TreeEnsemble" for node in model.graph.node):
         # No operator set has both. The old operators round the sums of boosters to float32.
         model = _converted(obj, what, types, old=True)
     _finish(obj, model, OPSET_OLD_TREES if old else OPSET_TREES)
-    check_predictions(obj, model, columns, apart, what)
+    check_predictions(obj, model, columns, apart, what, dtype)
     return model
 
 
@@ -107,6 +132,7 @@ def _registered(old: bool, forests: bool) -> Iterator[None]:
     from skl2onnx import update_registered_converter
     from skl2onnx._parse import sklearn_parsers_map
     from skl2onnx._supported_operators import sklearn_operator_name_map
+    from sklearn.impute import SimpleImputer
 
     def convert(scope: Any, operator: Any, container: Any) -> None:
         _insert(scope, operator, container, old=old)
@@ -116,6 +142,7 @@ def _registered(old: bool, forests: bool) -> Iterator[None]:
     for each in _booster_classes(forests):
         options = {"zipmap": [True, False], "nocl": [True, False]}
         update_registered_converter(each, "CollageBooster", _shape, convert, parser=_parse, options=options)
+    update_registered_converter(SimpleImputer, "CollageImputer", _imputed_shape, _impute)
     try:
         with _missing_values():
             yield
@@ -150,13 +177,14 @@ def _missing_values() -> Iterator[None]:
             setattr(module, name, own)
 
 
-def _initial_types(columns: Sequence[Column], apart: bool) -> list[tuple[str, Any]]:
-    """The inputs, as skl2onnx describes them."""
-    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+def _initial_types(columns: Sequence[Column], apart: bool, dtype: type[np.floating[Any]]) -> list[tuple[str, Any]]:
+    """The inputs, as skl2onnx describes them, with numbers of the dtype."""
+    from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, StringTensorType
 
+    numbers = DoubleTensorType if dtype == np.float64 else FloatTensorType
     if apart:
-        return [(each.name, (StringTensorType if each.is_text else FloatTensorType)([None, 1])) for each in columns]
-    kind = StringTensorType if columns[0].is_text else FloatTensorType
+        return [(each.name, (StringTensorType if each.is_text else numbers)([None, 1])) for each in columns]
+    kind = StringTensorType if columns[0].is_text else numbers
     return [(INPUT, kind([None, len(columns)]))]
 
 
@@ -232,6 +260,42 @@ def _insert(scope: Any, operator: Any, container: Any, *, old: bool) -> None:
         graph.op("Identity", predicted, result=last)
     else:
         graph.op("Cast", predicted, to=TensorProto.FLOAT, result=last)
+    container.nodes.extend(graph.nodes)
+    container.initializers.extend(graph.constants)
+
+
+def _imputed_shape(operator: Any) -> None:
+    from skl2onnx.common._registration import get_shape_calculator
+
+    get_shape_calculator("SklearnImputer")(operator)
+    indicator = operator.raw_operator.indicator_
+    if indicator is not None:
+        rows, columns = operator.outputs[0].type.shape
+        operator.outputs[0].type.shape = [rows, columns + len(indicator.features_)]
+
+
+def _impute(scope: Any, operator: Any, container: Any) -> None:
+    """An imputer. That of ONNX takes no float64, in ONNX Runtime, and skl2onnx writes it whatever the numbers are."""
+    from skl2onnx.common._registration import get_converter
+    from skl2onnx.common.data_types import DoubleTensorType
+
+    op = operator.raw_operator
+    if not all(isinstance(each.type, DoubleTensorType) for each in operator.inputs):
+        get_converter("SklearnImputer")(scope, operator, container)
+        return
+    statistics = np.asarray(op.statistics_, np.float64)
+    if np.isnan(statistics).any():
+        raise ModelError("a SimpleImputer without a number for a column is no ONNX in float64.")
+    graph = Graph(scope.get_unique_variable_name("imputer") + "_")
+    names = [each.full_name for each in operator.inputs]
+    x = graph.op("Concat", *names, axis=1) if len(names) > 1 else names[0]
+    about_nan = np.isnan(op.missing_values)
+    missing = graph.op("IsNaN", x) if about_nan else graph.op("Equal", x, graph.constant(float(op.missing_values)))
+    result = graph.op("Where", missing, graph.constant(statistics), x)
+    if op.indicator_ is not None:
+        chosen = graph.op("Gather", missing, graph.constant(op.indicator_.features_, np.int64), axis=1)
+        result = graph.op("Concat", result, cast(graph, chosen, np.float64), axis=1)
+    graph.op("Identity", result, result=operator.outputs[0].full_name)
     container.nodes.extend(graph.nodes)
     container.initializers.extend(graph.constants)
 

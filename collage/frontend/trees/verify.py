@@ -29,17 +29,24 @@ _SAME_ROWS = 0.9
 _TOLERANCE = 1e-3
 
 
-def check_predictions(obj: Any, model: onnx.ModelProto, columns: Sequence[Column], apart: bool, what: str) -> None:
+def check_predictions(
+    obj: Any,
+    model: onnx.ModelProto,
+    columns: Sequence[Column],
+    apart: bool,
+    what: str,
+    dtype: type[np.floating[Any]],
+) -> None:
     """Raise ModelError if the model predicts otherwise than the estimator on rows that are drawn at random.
 
     If it does so on rows with missing numbers only, that is a warning: an imputed number is often at a threshold, and
     skl2onnx computes in float32. Estimators that refuse such rows are not checked. ``apart`` says whether each column
-    is an input of its own.
+    is an input of its own, ``dtype`` what numbers are.
     """
     named = {each.key: each.value for each in model.metadata_props}
     checked = [name for name in ("predict", "predict_proba") if f"collage.{name}" in named]
     for missing in (False, True) if checked else ():
-        rows, feeds = _drawn(columns, apart, missing=missing)
+        rows, feeds = _drawn(columns, apart, dtype, missing=missing)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -60,12 +67,14 @@ def check_predictions(obj: Any, model: onnx.ModelProto, columns: Sequence[Column
                 continue
             differs = f"{name} differs from its own in {1 - share:.0%} of {_ROWS} rows"
             apart_from = f"skl2onnx made a model of {what} whose {differs}"
-            if not missing:
+            if not missing or dtype == np.float64:
                 raise ModelError(f"{apart_from}: Collage does not take it.")
             log.warning("%s with missing numbers: it computes in float32, and these are near thresholds", apart_from)
 
 
-def _drawn(columns: Sequence[Column], apart: bool, *, missing: bool) -> tuple[Any, Mapping[str, NDArray[Any]]]:
+def _drawn(
+    columns: Sequence[Column], apart: bool, dtype: type[np.floating[Any]], *, missing: bool
+) -> tuple[Any, Mapping[str, NDArray[Any]]]:
     """Rows for the estimator, perhaps with missing numbers, and the same as inputs of the model."""
     rng = np.random.default_rng(0)
     scales = 10.0 ** rng.integers(0, 4, (_ROWS, 1))
@@ -75,10 +84,10 @@ def _drawn(columns: Sequence[Column], apart: bool, *, missing: bool) -> tuple[An
             known = np.empty(len(each.categories), object)
             known[:] = each.categories
             values = rng.choice(known, (_ROWS, 1))
-            drawn.append(values if each.is_text else values.astype(np.float32))
+            drawn.append(values if each.is_text else values.astype(dtype))
         else:
-            numbers = (rng.standard_normal((_ROWS, 1)) * scales).astype(np.float32)
-            drawn.append(np.where(missing & (rng.random((_ROWS, 1)) < 0.2), np.float32(np.nan), numbers))
+            numbers = (rng.standard_normal((_ROWS, 1)) * scales).astype(dtype)
+            drawn.append(np.where(missing & (rng.random((_ROWS, 1)) < 0.2), dtype(np.nan), numbers))
     if not apart:
         table = np.concatenate(drawn, axis=1)
         return table, {INPUT: table}

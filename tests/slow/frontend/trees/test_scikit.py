@@ -157,7 +157,7 @@ def frame(rows: int) -> Any:
 
 @pytest.mark.parametrize("name", [*boosters(True), "forest"])
 def test_columns(name: str) -> None:
-    """Each column of a DataFrame is an input: numbers in float32, and text. Columns that are dropped are none."""
+    """Each column of a DataFrame is an input: numbers in float64, and text. Columns that are dropped are none."""
     columns = ColumnTransformer(
         [
             ("numbers", make_pipeline(SimpleImputer(), preprocessing.StandardScaler()), ["age", "income"]),
@@ -171,10 +171,31 @@ def test_columns(name: str) -> None:
     model = from_object(pipeline)
     assert [each.name for each in model.graph.input] == ["age", "city", "income", "level"]
     feeds = {
-        each.name: rows[[each.name]].to_numpy().astype(object if each.name == "city" else np.float32)
+        each.name: rows[[each.name]].to_numpy().astype(object if each.name == "city" else np.float64)
         for each in model.graph.input
     }
     compare(pipeline, rows, feeds, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*boosters(True), "forest"])
+@pytest.mark.parametrize("indicators", [False, True])
+def test_numbers_at_thresholds(name: str, indicators: bool) -> None:
+    """Numbers of one decimal are at thresholds often, and imputed ones at zero: a rounding would move them across."""
+    rng = np.random.default_rng(0)
+    table = np.round(rng.normal(50, 10, (3000, 5)), 1)
+    table[rng.random(table.shape) < 0.1] = np.nan
+    last = ensemble.RandomForestClassifier(20, max_depth=8) if name == "forest" else boosters(True)[name]
+    steps = SimpleImputer(add_indicator=indicators), preprocessing.StandardScaler(), last
+    pipeline = make_pipeline(*steps).fit(table[:2000], np.nansum(table[:2000, :3], 1) > 135)
+    compare(pipeline, table[2000:], atol=1e-6)
+
+
+def test_ties_of_forests() -> None:
+    """Half of 20 trees say so: scikit-learn takes the first class."""
+    forest = ensemble.RandomForestClassifier(20, random_state=0).fit(X, S + RNG.standard_normal(300) > 0)
+    rows = RNG.standard_normal((1000, 6)).astype(np.float32)
+    assert (forest.predict_proba(rows)[:, 0] == 0.5).any()
+    compare(forest, rows)
 
 
 def test_sets_of_categories_in_a_pipeline() -> None:
@@ -189,7 +210,7 @@ def test_sets_of_categories_in_a_pipeline() -> None:
     pipeline.fit(train, (train.city == "rome") ^ (train.level == "b"), model__categorical_feature=[2, 3])
     texts = ("city", "level")
     feeds = {
-        name: rows[[name]].to_numpy().astype(object if name in texts else np.float32)
+        name: rows[[name]].to_numpy().astype(object if name in texts else np.float64)
         for name in ("age", "city", "income", "level")
     }
     compare(pipeline, rows, feeds, atol=1e-6)
