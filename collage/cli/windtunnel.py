@@ -143,7 +143,7 @@ def fit(
                 "best_epoch": best.number,
                 "score_before": first.score,
                 "score": best.score,
-                "seconds": sum(each.seconds for each in found.history_),
+                "seconds": found.history_[-1].seconds,
             }
         )
         return

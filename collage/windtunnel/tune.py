@@ -85,6 +85,7 @@ class Epoch:
     score: float
     """On validation rows: the area under the curve, or the negative loss; higher is better."""
     seconds: float
+    """Since the training began."""
 
 
 def soften(network: Network, rows: Rows, level: Level, tau: float, tau_leaf: float) -> None:
