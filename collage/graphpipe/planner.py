@@ -1,0 +1,233 @@
+"""Algorithm 2: binary search on the time per sample around a memoised dynamic program; plans ranked by the simulator.
+
+For a bound on the time per sample the dynamic program finds a plan with the fewest in-flight samples at its source. The
+bound does not see that a deep pipeline fills slowly, so the planner collects a Pareto set of (time per sample, memory,
+depth): least times for each micro-batch alone and for all together, and plans that are a little slower but less deep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collage.errors import CollageError
+from collage.graphpipe.costs import Costs, degrees
+from collage.graphpipe.graph import decompose
+from collage.graphpipe.plan import Choice, Plan, assemble
+from collage.graphpipe.simulate import simulated
+from collage.graphpipe.spaces import Space, closed_sets, is_mixable, set_space, tree_space
+from collage.native.pipeline_walk import PipeCosts, TimeOver
+from collage.native.pipeline_walk import plan as plan_compiled
+
+_EPSILON = 1e-3  # of the time per sample, at which the binary search ends
+_SLACK = (1.05, 1.15, 1.3, 1.6, 2.0)  # times per sample over the least one, whose plans may be less deep
+_MOST_SIMULATED = 6
+_FINE_SETS, _FINE_DEVICES = 256, 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search: ``ks`` of kFkB, the micro-batches (default: all that are possible), and the seconds at most."""
+
+    ks: tuple[int, ...] = (1,)
+    micro_batches: tuple[int, ...] | None = None
+    seconds: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Plans of a search, the fastest iteration first, with its seconds; and the plan of the least time per sample.
+
+    ``late`` tells that the time was over before the search had ended.
+    """
+
+    plans: tuple[tuple[Plan, float], ...]
+    least_tps: Plan
+    search_s: float
+    states: int
+    late: bool = False
+
+    @property
+    def best(self) -> Plan:
+        """The plan with the fastest iteration."""
+        return self.plans[0][0]
+
+    @property
+    def iteration_s(self) -> float:
+        """The simulated seconds of the best plan's iteration."""
+        return self.plans[0][1]
+
+
+class NoPlanError(CollageError):
+    """No plan fits in the memory, or none was found in time."""
+
+
+Configs = Sequence[tuple[int, int]]
+
+
+class Finder:
+    """Asks the compiled search for plans of one space; counts the states of its memo tables."""
+
+    def __init__(self, costs: Costs, space: Space, name: str, deadline: float = float("inf")) -> None:
+        self.costs, self.space, self.name = costs, space, name
+        self._deadline = deadline
+        self.states = 0
+
+    def find(self, configs: Configs, t_max: float) -> Plan | None:
+        """A plan of at most ``t_max`` seconds a sample, with pairs of micro-batch and k. Raises TimeOver."""
+        costs, cluster = self.costs, self.costs.cluster
+        links = [cluster.among(each) for each in degrees(cluster.devices)]
+        numbers = PipeCosts(
+            np.array([b for b, _ in configs], np.int32),
+            np.array([k for _, k in configs], np.int32),
+            np.array([each.latency_s for each in links]),
+            np.array([each.bandwidth for each in links]),
+            cluster.memory_bytes,
+            costs.link.latency_s,
+            costs.link.bandwidth,
+            costs.mini_batch,
+            cluster.devices,
+            costs.tables,
+        )
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeOver("the search has taken longer than it may.")
+        stages, states = plan_compiled(numbers, self.space.problem, t_max * (1 + 1e-12), left)
+        self.states += states
+        if not stages:
+            return None
+        order = reversed(stages) if self.space.chain else stages
+        choices = [Choice(self.space.blocks(each), *self._schedule(configs, each)) for each in order]
+        return assemble(costs, choices, self.name, chain=self.space.chain)
+
+    def _schedule(self, configs: Configs, stage: np.void) -> tuple[int, int, int]:
+        b, k = configs[stage["config"]]
+        return b, 1 << int(stage["degree"]), k
+
+    def least(self, configs: Configs, bound: float = float("inf")) -> Plan | None:
+        """The plan of the least time per sample, if that is below ``bound``. Raises TimeOver."""
+        low = high = self._lowest()
+        best = None
+        while best is None and low < bound:
+            high = min(high * 1.25, bound) if high < 1e3 * self._lowest() else bound
+            best = self.find(configs, high)
+            if best is None:
+                low = high
+        if best is None:
+            return None
+        high = best.tps(self.costs)
+        while high - low > _EPSILON * high:
+            middle = (low + high) / 2
+            found = self.find(configs, middle)
+            if found is None:
+                low = middle
+            else:
+                best, high = found, found.tps(self.costs)
+        return best
+
+    def _lowest(self) -> float:
+        """A time per sample that no plan is below: all work, each at its best micro-batch, on all devices."""
+        work = self.costs.rows[:, : self.costs.tables] / (1 << np.arange(self.costs.tables))
+        return max(float(work.min(axis=1).sum()) / self.costs.cluster.devices, 1e-15)
+
+
+def plan(costs: Costs, options: Options = Options()) -> Found:  # noqa: B008
+    """GraphPipe's plan: Algorithm 2 on the series-parallel tree, and on all convex stages if the graph is small.
+
+    Raises NoPlanError.
+    """
+    started = time.monotonic()
+    root = decompose(costs.graph).root
+    spaces: list[Space] = [tree_space(costs, root)]
+    if is_mixable(root):
+        spaces.append(tree_space(costs, root, mixed=True))
+    if costs.cluster.devices <= _FINE_DEVICES and (sets := closed_sets(costs.graph, _FINE_SETS)):
+        spaces.append(set_space(costs, sets, chain=False))
+    return search(costs, spaces, "graphpipe", options, started)
+
+
+def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, started: float) -> Found:
+    """The ranked plans of all spaces. Raises NoPlanError."""
+    deadline = started + options.seconds
+    finders = [Finder(costs, each, name, deadline) for each in spaces]
+    found: list[Plan] = []
+    late = False
+    try:
+        for plan in _candidates(finders, options.micro_batches or costs.micro_batches, options.ks, costs):
+            found.append(plan)
+    except TimeOver:
+        late = True
+    if not found:
+        raise _no_plan(costs, spaces, name, options, late)
+    ranked = rank(found, costs)
+    least = min(found, key=lambda each: each.tps(costs))
+    return Found(ranked, least, time.monotonic() - started, sum(each.states for each in finders), late)
+
+
+def _candidates(
+    finders: Sequence[Finder], micro_batches: Sequence[int], ks: Sequence[int], costs: Costs
+) -> Iterator[Plan]:
+    for finder in finders:
+        for chosen in (*((b,) for b in reversed(micro_batches)), micro_batches):
+            configs = [(b, k) for b in chosen for k in ks if b * k <= costs.mini_batch]
+            best = finder.least(configs)
+            if best is not None:
+                yield best
+                for slack in _SLACK:
+                    other = finder.find(configs, best.tps(costs) * slack)
+                    if other is not None:
+                        yield other
+
+
+def estimate_s(plan: Plan, costs: Costs) -> float:
+    """The seconds of an iteration, roughly: the slowest stage's, and a micro-batch's way to it and back."""
+    work = [costs.tps(each.blocks, each.b, len(each.devices)) * each.b for each in plan.stages]
+    longest: list[float] = [0.0] * len(work)
+    for at in reversed(range(len(work))):
+        longest[at] = work[at] + max((longest[after] for after in plan.successors[at]), default=0.0)
+    return max(longest) + plan.tps(costs) * plan.mini_batch - max(work)
+
+
+def rank(plans: Iterable[Plan], costs: Costs) -> tuple[tuple[Plan, float], ...]:
+    """Plans of the Pareto set, the most promising ones simulated, the fastest first."""
+    values = {plan: (plan.tps(costs), plan.memory(costs), plan.depth) for plan in plans}
+    points = {*values.values()}
+
+    def dominated(mine: tuple[float, float, int]) -> bool:
+        return any(all(x <= y for x, y in zip(other, mine, strict=True)) and other != mine for other in points)
+
+    pareto = [plan for plan, mine in values.items() if not dominated(mine)]
+    pareto.sort(key=lambda plan: estimate_s(plan, costs))
+    simulations = [(each, simulated(each, costs).iteration_s) for each in pareto[:_MOST_SIMULATED]]
+    return tuple(sorted(simulations, key=lambda pair: pair[1]))
+
+
+def _no_plan(costs: Costs, spaces: Sequence[Space], name: str, options: Options, late: bool) -> NoPlanError:
+    if late:
+        return NoPlanError(f"{name} has found no plan in {options.seconds:.0f} seconds.")
+    memory = costs.cluster.memory_bytes
+    low, high = memory, 2 * memory
+    micro_batches = options.micro_batches or costs.micro_batches
+    fits: Callable[[float], bool] = lambda size: any(  # noqa: E731
+        Finder(replace(costs, cluster=replace(costs.cluster, memory_bytes=size)), space, name).find(
+            [(b, k) for b in micro_batches for k in options.ks if b * k <= costs.mini_batch], 1e30
+        )
+        for space in spaces
+    )
+    while not fits(high):
+        if high > 1e6 * memory:
+            return NoPlanError(
+                f"no plan is possible at a mini-batch of {costs.mini_batch} on {costs.cluster.devices} devices: there "
+                "are no times for micro-batches that divide it."
+            )
+        low, high = high, 2 * high
+    while high - low > 0.01 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return NoPlanError(
+        f"no plan fits: a device needs {high / 1e9:.3g} GB at least, and has {memory / 1e9:.3g} GB: "
+        f"{(high - memory) / 1e9:.3g} GB are missing."
+    )
