@@ -18,19 +18,22 @@ from collage.graphpipe.costs import Costs, degrees
 from collage.graphpipe.graph import decompose
 from collage.graphpipe.plan import Choice, Plan, assemble
 from collage.graphpipe.simulate import simulated
-from collage.graphpipe.spaces import Space, closed_sets, is_mixable, set_space, tree_space
+from collage.graphpipe.spaces import Space, closed_sets, set_space, tree_space
 from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
 _EPSILON = 1e-3  # of the time per sample, at which the binary search ends
-_SLACK = (1.05, 1.15, 1.3, 1.6, 2.0)  # times per sample over the least one, whose plans may be less deep
-_MOST_SIMULATED = 6
+_SLACK = (1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)  # times per sample over the least one, whose plans may be less deep
+_MOST_SIMULATED = 8
+_WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
 _FINE_SETS, _FINE_DEVICES = 256, 4
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to search: ``ks`` of kFkB, the micro-batches (default: all that are possible), and the seconds at most."""
+    """How to search: ``ks`` of kFkB, the micro-batches (default: all that are possible), and the seconds at most.
+
+    Seconds of a search are processor time."""
 
     ks: tuple[int, ...] = (1,)
     micro_batches: tuple[int, ...] | None = None
@@ -92,7 +95,7 @@ class Finder:
             cluster.devices,
             costs.tables,
         )
-        left = self._deadline - time.monotonic()
+        left = self._deadline - time.process_time()
         if left <= 0:
             raise TimeOver("the search has taken longer than it may.")
         stages, states = plan_compiled(numbers, self.space.problem, t_max * (1 + 1e-12), left)
@@ -139,11 +142,13 @@ def plan(costs: Costs, options: Options = Options()) -> Found:  # noqa: B008
 
     Raises NoPlanError.
     """
-    started = time.monotonic()
+    started = time.process_time()
     root = decompose(costs.graph).root
-    spaces: list[Space] = [tree_space(costs, root)]
-    if is_mixable(root):
-        spaces.append(tree_space(costs, root, mixed=True))
+    tree = tree_space(costs, root)
+    spaces: list[Space] = [tree]
+    mixed = tree_space(costs, root, mixed=True)
+    if mixed.sets != tree.sets:
+        spaces.append(mixed)
     if costs.cluster.devices <= _FINE_DEVICES and (sets := closed_sets(costs.graph, _FINE_SETS)):
         spaces.append(set_space(costs, sets, chain=False))
     return search(costs, spaces, "graphpipe", options, started)
@@ -164,14 +169,17 @@ def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, s
         raise _no_plan(costs, spaces, name, options, late)
     ranked = rank(found, costs)
     least = min(found, key=lambda each: each.tps(costs))
-    return Found(ranked, least, time.monotonic() - started, sum(each.states for each in finders), late)
+    return Found(ranked, least, time.process_time() - started, sum(each.states for each in finders), late)
 
 
 def _candidates(
-    finders: Sequence[Finder], micro_batches: Sequence[int], ks: Sequence[int], costs: Costs
+    finders: Sequence[Finder], micro_batches: tuple[int, ...], ks: Sequence[int], costs: Costs
 ) -> Iterator[Plan]:
+    windows = [micro_batches[at : at + size] for size in _WINDOWS for at in range(len(micro_batches) + 1 - size)]
+    if len(micro_batches) > max(_WINDOWS):
+        windows.append(micro_batches)
     for finder in finders:
-        for chosen in (*((b,) for b in reversed(micro_batches)), micro_batches):
+        for chosen in windows:
             configs = [(b, k) for b in chosen for k in ks if b * k <= costs.mini_batch]
             best = finder.least(configs)
             if best is not None:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from collage.graphpipe.costs import Costs
-from collage.graphpipe.graph import Atom, BlockGraph, Parallel, Series
+from collage.graphpipe.graph import Atom, BlockGraph, Series
 from collage.native.pipeline_walk import MOST_BLOCKS, PipeIdeals, PipeTree
 
 
@@ -52,78 +52,139 @@ def tree_space(costs: Costs, root: Series, *, chain: bool = False, mixed: bool =
     return TreeSpace(builder.problem(), builder.sets, chain)
 
 
-def is_mixable(root: Series) -> bool:
-    """Whether ``mixed`` may make a difference: if a parallel has three children or more."""
-    inner = [unit for unit in root.units if isinstance(unit, Parallel)]
-    return any(len(each.children) > 2 or any(map(is_mixable, each.children)) for each in inner)
-
-
 @dataclass(eq=False)
 class _Builder:
-    """Numbers the parts of a tree, the root last, and finds those with equal costs."""
+    """The arrays of a tree (see search/pipeline.h): numbers its parts, the root last, and finds those of equal costs."""
 
     costs: Costs
     mixed: bool
     sets: list[frozenset[int]] = field(default_factory=list)
     rows: dict[frozenset[int], int] = field(default_factory=dict)
     row: list[int] = field(default_factory=list)
-    s: list[tuple[list[int], int, int]] = field(default_factory=list)
-    """For each series its units, the start of its rows, and the first one that is equal."""
-    q: list[tuple[list[int], int, int]] = field(default_factory=list)
+    units: list[list[int]] = field(default_factory=list)
+    s_rows: list[int] = field(default_factory=list)
+    s_same: list[int] = field(default_factory=list)
+    variants: list[list[list[tuple[int, int, int]]]] = field(default_factory=list)
+    child: list[int] = field(default_factory=list)
+    p_runs: list[int] = field(default_factory=list)
+    p_same: list[int] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
 
     def series(self, series: Series) -> int:
-        units = [-1 if isinstance(unit, Atom) else self.parallel(unit) for unit in series.units]
-        start, sums = self.runs([frozenset(unit.blocks) for unit in series.units])
-        same = self.known.setdefault(("s", *(at if at < 0 else self.q[at][2] for at in units), sums), len(self.s))
-        self.s.append((units, start, same))
-        return len(self.s) - 1
-
-    def parallel(self, parallel: Parallel) -> int:
-        children = [(self.series(each), frozenset(each.blocks)) for each in parallel.children]
-        seen: dict[int, int] = {}
-        order = {}
-        for at, blocks in children:
-            same = self.s[at][2]
-            seen[same] = seen.get(same, 0) + 1
-            order[at] = (bool(blocks), *((seen[same], same) if self.mixed else (same, seen[same])))
-        children.sort(key=lambda child: order[child[0]])  # the empty child is the first one
-        start, sums = self.runs([blocks for _, blocks in children])
-        numbers = [at for at, _ in children]
-        same = self.known.setdefault(("q", *(self.s[at][2] for at in numbers), sums), len(self.q))
-        self.q.append((numbers, start, same))
-        return len(self.q) - 1
-
-    def runs(self, parts: Sequence[frozenset[int]]) -> tuple[int, bytes]:
-        """Rows for all runs of the parts; where they start, and their sums as a key."""
-        start, count = len(self.row), len(parts)
-        self.row += [-1] * count**2
-        sums = []
+        count = len(series.units)
+        units, variants = [], []
+        seen: list[bytes] = []
+        for at, unit in enumerate(series.units):
+            if isinstance(unit, Atom):
+                units.append(-1)
+                variants.append([])
+                continue
+            children = self.in_order(unit.children)
+            units.append(self.parallel(children))
+            variants.append([*self.beside(series, at, children, seen)])
+        start = len(self.row)
         for first in range(count):
             blocks: frozenset[int] = frozenset()
-            for last in range(first, count if parts[first] else first):
-                blocks |= parts[last]
-                at = self.rows.setdefault(blocks, len(self.sets))
-                if at == len(self.sets):
-                    self.sets.append(blocks)
-                self.row[start + first * count + last] = at
-                sums.append(self.costs.sums(blocks).tobytes())
-        return start, b"".join(sums)
+            self.row += [-1] * first
+            for unit in series.units[first:]:
+                blocks |= frozenset(unit.blocks)
+                self.row.append(self.numbered(blocks, seen))
+        parts = tuple(at if at < 0 else self.p_same[at] for at in units)
+        others = tuple((self.p_same[place], after) for each in variants for place, after, _ in each)
+        number = len(self.units)
+        self.units.append(units)
+        self.s_rows.append(start)
+        self.variants.append(variants)
+        self.s_same.append(self.known.setdefault((count, parts, others, b"".join(seen)), number))
+        return number
+
+    def in_order(self, children: Sequence[Series]) -> list[tuple[Series, int]]:
+        """Children with their numbers. The empty one is the first; equal ones are neighbours, unless ``mixed``."""
+        found = [(each, self.series(each)) for each in children]
+        seen: dict[int, int] = {}
+        keys = {}
+        for child, number in found:
+            same = self.s_same[number]
+            seen[same] = seen.get(same, 0) + 1
+            keys[number] = (bool(child.units), *((seen[same], same) if self.mixed else (same, seen[same])))
+        return sorted(found, key=lambda pair: keys[pair[1]])
+
+    def parallel(self, children: Sequence[tuple[Series, int]]) -> int:
+        """The first place of these children."""
+        start, count = len(self.child), len(children)
+        self.child += [*(number for _, number in children), -1]
+        self.p_runs += [-1] * (count + 1)
+        self.p_same += [-1] * (count + 1)
+        self.p_same[-1] = self.known.setdefault("end", start + count)
+        for at in reversed(range(count)):
+            seen: list[bytes] = []
+            self.p_runs[start + at] = len(self.row)
+            self.row += [-1, -1]  # a child alone is its series
+            blocks = frozenset(children[at][0].blocks)
+            for child, _ in children[at + 1 :]:
+                blocks |= frozenset(child.blocks)
+                self.row.append(self.numbered(blocks, seen) if children[at][0].units else -1)
+            key = (self.s_same[children[at][1]], self.p_same[start + at + 1], b"".join(seen))
+            self.p_same[start + at] = self.known.setdefault(key, start + at)
+        return start
+
+    def beside(
+        self, series: Series, at: int, children: Sequence[tuple[Series, int]], seen: list[bytes]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Variants of a unit: the first place of what is left, whether the other part is in the stage after, its rows.
+
+        The chapter's parallel parts share their source and sink: a stage has the sink and the end of one part, or the
+        source and the beginning of one.
+        """
+        count = len(series.units)
+        of_class = {self.s_same[number]: (child, number) for child, number in children if child.units}
+        for child, number in of_class.values():
+            others = [each for each in children if each[1] != number]
+            empty = sum(not each.units for each, _ in others)
+            for cut in range(len(child.units) + 1):
+                for after in (True, False):
+                    kept, taken = child.units[:cut], child.units[cut:]
+                    if not after:
+                        kept, taken = taken, kept
+                    if not taken or (after and at + 1 == count) or (not after and at == 0):
+                        continue
+                    left = Series(kept)
+                    beside = [(left, self.series(left))]
+                    ordered = [*others[:empty], *beside, *others[empty:]] if kept else [*beside, *others]
+                    place = self.parallel(ordered)
+                    start = len(self.row)
+                    self.row += [-1] * (count + 1)
+                    blocks = frozenset(block for unit in taken for block in unit.blocks)
+                    for end in range(at + 1, count) if after else range(at - 1, -1, -1):
+                        blocks |= frozenset(series.units[end].blocks)
+                        self.row[start + end + after] = self.numbered(blocks, seen)
+                    yield place, after, start
+
+    def numbered(self, blocks: frozenset[int], seen: list[bytes]) -> int:
+        """The row of sums of a stage, which are added to those seen."""
+        at = self.rows.setdefault(blocks, len(self.sets))
+        if at == len(self.sets):
+            self.sets.append(blocks)
+        seen.append(self.costs.sums(blocks).tobytes())
+        return at
 
     def problem(self) -> PipeTree:
-        sums = np.array([self.costs.sums(blocks) for blocks in self.sets])
-        series, parallels = self.s, self.q or [([], 0, 0)]
-        arrays = [
-            array
-            for group in (series, parallels)
-            for array in (
-                np.cumsum([0, *(len(each[0]) for each in group)], dtype=np.int32),
-                np.array([at for each in group for at in each[0]] or [0], np.int32),
-                np.array([each[1] for each in group], np.int32),
-                np.array([each[2] for each in group], np.int32),
-            )
-        ]
-        return PipeTree(*arrays, np.array(self.row, np.int32), sums)
+        variants = [each for series in self.variants for each in series]
+        flat = [each for of_unit in variants for each in of_unit] or [(0, 0, 0)]
+        lists = (
+            np.cumsum([0, *map(len, self.units)]),
+            [at for units in self.units for at in units],
+            self.s_rows,
+            self.s_same,
+            np.cumsum([0, *map(len, variants)]),
+            *zip(*flat, strict=True),
+            self.child or [-1],
+            self.p_runs or [0],
+            self.p_same or [0],
+            self.row,
+        )
+        arrays = [np.array(each, np.int32) for each in lists]
+        return PipeTree(*arrays, np.array([self.costs.sums(blocks) for blocks in self.sets]))
 
 
 @dataclass(frozen=True, eq=False)

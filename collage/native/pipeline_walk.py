@@ -38,7 +38,7 @@ _Costs = _structure(
 )
 _Tree = _structure(
     "_Tree",
-    "p:s_first,unit,s_rows,s_same,q_first,child,q_rows,q_same,row,sums i:series,parallels,root,rows",
+    "p:s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,p_runs,p_same,row,sums i:series,places,root,rows",
 )
 _Ideals = _structure("_Ideals", "p:sets,sums,source,target,bytes i:count,edges,blocks,chain")
 
@@ -75,20 +75,22 @@ class PipeTree:
     unit: Ints
     s_rows: Ints
     s_same: Ints
-    q_first: Ints
+    v_first: Ints
+    v_place: Ints
+    v_after: Ints
+    v_rows: Ints
     child: Ints
-    q_rows: Ints
-    q_same: Ints
+    p_runs: Ints
+    p_same: Ints
     row: Ints
     sums: Floats
 
     @cached_property
     def structure(self) -> Any:
         """The structure, which holds no references to the arrays."""
-        arrays = (self.s_first, self.unit, self.s_rows, self.s_same, self.q_first, self.child, self.q_rows, self.q_same)
+        arrays = [getattr(self, name).ctypes.data for name, kind in _Tree._fields_ if kind is ctypes.c_void_p]
         series = len(self.s_first) - 1
-        counts = (series, len(self.q_first) - 1, series - 1, len(self.sums))
-        return _Tree(*(each.ctypes.data for each in (*arrays, self.row, self.sums)), *counts)
+        return _Tree(*arrays, series, len(self.child), series - 1, len(self.sums))
 
     function = "collage_pipe_plan_tree"
 

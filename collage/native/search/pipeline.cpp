@@ -1,8 +1,7 @@
 #include "pipeline.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
+#include <ctime>
 #include <memory>
 #include <new>
 #include <unordered_map>
@@ -17,24 +16,23 @@ using Row = std::unique_ptr<int32_t[]>;
 using Degrees = uint32_t;
 
 constexpr int32_t kNever = INT32_MAX;  // no plan
+constexpr int32_t kMostBatches = 4;    // more in-flight samples are not told apart
 enum Extra { kWeights, kState, kActivations, kCutBytes, kCuts, kUpdate, kExtras };
 
 struct Late {};
 
-// The time a search may take.
+// The processor time that a search may take.
 class Clock {
  public:
-  explicit Clock(double seconds) : seconds_(seconds), start_(std::chrono::steady_clock::now()) {}
+  explicit Clock(double seconds) : seconds_(seconds), start_(std::clock()) {}
   void tick() {
-    if (++ticks_ % 64 == 0 &&
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() > seconds_)
-      throw Late();
+    if (++ticks_ % 64 == 0 && double(std::clock() - start_) / CLOCKS_PER_SEC > seconds_) throw Late();
   }
 
  private:
   double seconds_;
   int64_t ticks_ = 0;
-  std::chrono::steady_clock::time_point start_;
+  std::clock_t start_;
 };
 
 // What both searches share: costs of a stage, in-flight samples, and rows of the memo tables.
@@ -44,10 +42,11 @@ class Search {
     for (int32_t x = 0; x < c.configs; ++x) log_b_.push_back(__builtin_ctz(c.b[x]));
   }
 
+  // A stage never has more than a mini-batch in flight. Larger numbers are kept here, since they tell depths apart.
   // In-flight samples of configuration x before a stage of configuration y with i of them, by Table 3.2; y may be none.
   int32_t needed(int32_t x, int32_t y, int32_t i) const {
     const int32_t b = c.b[x], mine = b * c.k[x];
-    if (y == c.configs) return std::min(mine, c.mini_batch);
+    if (y == c.configs) return mine;
     const int32_t its_b = c.b[y], its = its_b * c.k[y], larger = std::max(b, its_b);
     int32_t more;
     if (mine < its) {
@@ -59,7 +58,7 @@ class Search {
     } else {
       more = its == larger ? mine : mine - its + 2 * larger;
     }
-    return std::min((i + more + b - 1) / b * b, c.mini_batch);
+    return std::min((i + more + b - 1) / b * b, kMostBatches * c.mini_batch);
   }
 
   // Whether a stage meets the time, and has memory for the fewest in-flight samples, with configuration x and degree g.
@@ -88,7 +87,7 @@ class Search {
   // Those of the degrees with memory for so many in-flight samples.
   Degrees fitting(Degrees degrees, double state, double activations, int32_t in_flight) const {
     for (int32_t g = 0; degrees >> g; ++g)
-      if (state + activations * in_flight / (1 << g) > c.memory) degrees &= ~(1u << g);
+      if (state + activations * std::min(in_flight, c.mini_batch) / (1 << g) > c.memory) degrees &= ~(1u << g);
     return degrees;
   }
 
@@ -125,23 +124,25 @@ class Tree : Search {
   }
 
   int32_t plan(collage_pipe_stage *stages, int32_t most, int64_t *states) {
-    const int32_t least = series(t.root, units(t.root), all_, 0)[c.devices];
+    const int32_t least = series(t.root, units(t.root), -1, all_, 0)[c.devices];
     found_ = stages, most_ = most, count_ = 0;
-    if (least != kNever) trace_series(t.root, units(t.root), all_, 0, c.devices, 0, least);
+    if (least != kNever) trace_series(t.root, units(t.root), -1, all_, 0, c.devices, 0, least);
     *states = memo_.size();
     return count_;
   }
 
  private:
   int32_t units(int32_t s) const { return t.s_first[s + 1] - t.s_first[s]; }
-  int32_t children(int32_t q) const { return t.q_first[q + 1] - t.q_first[q]; }
   int32_t width(int32_t s) const { return s == t.root ? 1 : all_; }
+  int32_t unit(int32_t s, int32_t u) const { return t.unit[t.s_first[s] + u]; }
+  int32_t first(int32_t s, int32_t u) const { return t.v_first[t.s_first[s] + u]; }
   int32_t stage(int32_t s, int32_t r, int32_t p) const { return t.row[t.s_rows[s] + r * units(s) + p - 1]; }
-  int32_t run(int32_t q, int32_t r, int32_t p) const { return t.row[t.q_rows[q] + r * children(q) + p - 1]; }
+  int32_t beside(int32_t v, int32_t p) const { return t.row[t.v_rows[v] + p]; }
   const double *sums(int32_t row) const { return t.sums + size_t(row) * (c.tables + kExtras); }
 
-  uint64_t key(int32_t part, int32_t at, int32_t y, int32_t i) const {
-    return ((uint64_t(part) * 4096 + at) * (c.configs + 1) + y) * (c.mini_batch + 1) + i;
+  uint64_t key(int32_t kind, int32_t part, int32_t at, int32_t y, int32_t i) const {
+    const uint64_t where = ((uint64_t(part) * 4096 + at) * 3 + kind) * (c.configs + 1) + y;
+    return where * (kMostBatches * int64_t(c.mini_batch) + 1) + i;
   }
 
   Degrees fitting_row(int32_t row, int32_t x, int32_t in_flight) const {
@@ -160,69 +161,100 @@ class Tree : Search {
     }
   }
 
-  // The units before p of a series, with the stage (y, i) after them.
-  const int32_t *series(int32_t s, int32_t p, int32_t y, int32_t i) {
+  // The last stages of the units before p of a series, each with what is left: visit(row, in the actual series its row,
+  // start, variant that is left at the start or -1, x, degrees, in-flight).
+  template <typename Visit>
+  void each_last(int32_t s, int32_t actual, int32_t p, int32_t y, int32_t i, Visit visit) const {
+    for (int32_t r = p - 1; r >= 0; --r) {
+      each_stage(stage(s, r, p), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
+        visit(stage(actual, r, p), r, -1, x, degrees, in_flight);
+      });
+      if (r == 0 || unit(s, r - 1) < 0) continue;
+      const int32_t shift = first(actual, r - 1) - first(s, r - 1);
+      for (int32_t v = first(s, r - 1); v < first(s, r); ++v)
+        if (t.v_after[v])
+          each_stage(beside(v, p), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
+            visit(beside(v + shift, p), r, v, x, degrees, in_flight);
+          });
+    }
+  }
+
+  // The stages right before the parallel at the unit u of a series, or before a variant: visit(the parallel's place, the
+  // actual one, row, start, the parallel's devices, x, degrees, in-flight).
+  template <typename Visit>
+  void each_before(int32_t s, int32_t actual, int32_t u, int32_t variant, int32_t y, int32_t i, Visit visit) {
+    const int32_t shift = first(actual, u) - first(s, u);
+    const auto before = [&](int32_t place, int32_t actual_place, auto row_from) {
+      const int32_t *inner = parallel(place, y, i);
+      for (int32_t d = 0; d < c.devices; ++d)
+        for (int32_t x = 0; x < all_; ++x) {
+          const int32_t in_flight = inner[d * all_ + x];
+          if (in_flight == kNever || (d && in_flight == inner[(d - 1) * all_ + x])) continue;
+          for (int32_t r = u - 1; r >= 0; --r) {
+            const std::pair<int32_t, int32_t> rows = row_from(r);
+            if (const Degrees degrees = fitting_row(rows.first, x, in_flight))
+              visit(place, actual_place, rows.second, r, d, x, degrees, in_flight);
+          }
+        }
+    };
+    const auto plain = [&](int32_t r) { return std::make_pair(stage(s, r, u), stage(actual, r, u)); };
+    if (variant >= 0) return before(t.v_place[variant], t.v_place[variant + shift], plain);
+    before(unit(s, u), unit(actual, u), plain);
+    for (int32_t v = first(s, u); v < first(s, u + 1); ++v)
+      if (!t.v_after[v])
+        before(t.v_place[v], t.v_place[v + shift],
+               [&](int32_t r) { return std::make_pair(beside(v, r), beside(v + shift, r)); });
+  }
+
+  // The units before p of a series, with the stage (y, i) after them. With a variant the last one is that.
+  const int32_t *series(int32_t s, int32_t p, int32_t variant, int32_t y, int32_t i) {
     s = t.s_same[s];
-    const uint64_t mine = key(s, p, y, i);
+    const uint64_t mine = variant < 0 ? key(0, s, p, y, i) : key(1, variant, 0, y, i);
     auto [at, is_new] = memo_.try_emplace(mine);
     if (!is_new) return at->second.get();
     clock.tick();
     const int32_t wide = width(s);
     Row best = row(wide);
     int32_t *to = best.get();
-    if (p == 0) {
+    const auto add = [&](const int32_t *rest, int32_t d, Degrees degrees) {
+      for (int32_t g = 0; degrees >> g && d + (1 << g) <= c.devices; ++g)
+        if (degrees >> g & 1) take(to, rest, d + (1 << g), wide);
+    };
+    if (p == 0)
       for (int32_t d = 0; d <= c.devices; ++d)
         for (int32_t x = 0; x < wide; ++x) to[d * wide + x] = needed(x, y, i);
-    } else {
-      for (int32_t r = p - 1; r >= 0; --r)
-        each_stage(stage(s, r, p), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
-          const int32_t *rest = series(s, r, x, in_flight);
-          for (int32_t g = 0; degrees >> g; ++g)
-            if (degrees >> g & 1) take(to, rest, 1 << g, wide);
-        });
-      const int32_t q = t.unit[t.s_first[s] + p - 1];
-      if (q >= 0 && p == 1) {
-        const int32_t *inner = parallel(q, 0, y, i);
-        for (int32_t d = 0; d <= c.devices; ++d)
-          for (int32_t x = 0; x < wide; ++x) to[d * wide + x] = std::min(to[d * wide + x], inner[d * all_ + x]);
-      } else if (q >= 0) {
-        each_before(s, p, q, y, i, [&](int32_t r, int32_t d, int32_t x, Degrees degrees, int32_t in_flight) {
-          const int32_t *rest = series(s, r, x, in_flight);
-          for (int32_t g = 0; degrees >> g && d + (1 << g) <= c.devices; ++g)
-            if (degrees >> g & 1) take(to, rest, d + (1 << g), wide);
-        });
-      }
+    if (variant < 0)
+      each_last(s, s, p, y, i, [&](int32_t, int32_t r, int32_t v, int32_t x, Degrees degrees, int32_t in_flight) {
+        add(series(s, r, v, x, in_flight), 0, degrees);
+      });
+    const int32_t place = p == 0 ? -1 : variant < 0 ? unit(s, p - 1) : t.v_place[variant];
+    if (place >= 0 && p == 1) {
+      const int32_t *inner = parallel(place, y, i);
+      for (int32_t d = 0; d <= c.devices; ++d)
+        for (int32_t x = 0; x < wide; ++x) to[d * wide + x] = std::min(to[d * wide + x], inner[d * all_ + x]);
+    } else if (place >= 0) {
+      each_before(s, s, p - 1, variant, y, i,
+                  [&](int32_t, int32_t, int32_t, int32_t r, int32_t d, int32_t x, Degrees degrees, int32_t in_flight) {
+                    add(series(s, r, -1, x, in_flight), d, degrees);
+                  });
     }
     return (memo_[mine] = std::move(best)).get();
   }
 
-  // The stages before the parallel q, the unit p - 1 of a series, which has d devices: visit(start, d, x, degrees, i).
-  template <typename Visit>
-  void each_before(int32_t s, int32_t p, int32_t q, int32_t y, int32_t i, Visit visit) {
-    const int32_t *inner = parallel(q, 0, y, i);
-    for (int32_t d = 0; d < c.devices; ++d)
-      for (int32_t x = 0; x < all_; ++x) {
-        const int32_t in_flight = inner[d * all_ + x];
-        if (in_flight == kNever || (d && in_flight == inner[(d - 1) * all_ + x])) continue;
-        for (int32_t r = p - 2; r >= 0; --r)
-          if (const Degrees degrees = fitting_row(stage(s, r, p - 1), x, in_flight)) visit(r, d, x, degrees, in_flight);
-      }
-  }
-
-  // The children of a parallel from number `from` on.
-  const int32_t *parallel(int32_t q, int32_t from, int32_t y, int32_t i) {
-    q = t.q_same[q];
-    const uint64_t mine = key(t.series + q, from, y, i);
+  // The children of a parallel from a place on.
+  const int32_t *parallel(int32_t place, int32_t y, int32_t i) {
+    place = t.p_same[place];
+    const uint64_t mine = key(2, place, 0, y, i);
     auto [at, is_new] = memo_.try_emplace(mine);
     if (!is_new) return at->second.get();
     clock.tick();
     Row best = row(all_);
     int32_t *to = best.get();
-    if (from == children(q)) {
+    const int32_t child = t.child[place];
+    if (child < 0) {
       std::fill_n(to, (c.devices + 1) * all_, 0);
     } else {
-      const int32_t child = t.child[t.q_first[q] + from];
-      const int32_t *alone = series(child, units(child), y, i), *rest = parallel(q, from + 1, y, i);
+      const int32_t *alone = series(child, units(child), -1, y, i), *rest = parallel(place + 1, y, i);
       for (int32_t d = 0; d <= c.devices; ++d) {
         const int32_t *its = alone + d * all_;
         if (d && std::equal(its, its + all_, its - all_)) continue;
@@ -233,9 +265,9 @@ class Tree : Search {
         }
       }
       std::vector<int32_t> head(all_);
-      for (int32_t end = from + 2; end <= children(q); ++end)
-        each_stage(run(q, from, end), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
-          const int32_t *after = parallel(q, end, y, i);
+      for (int32_t n = 2; t.child[place + n - 1] >= 0; ++n)
+        each_stage(t.row[t.p_runs[place] + n], y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
+          const int32_t *after = parallel(place + n, y, i);
           for (int32_t f = 0; f < all_; ++f) head[f] = needed(f, x, in_flight);
           for (int32_t g = 0; degrees >> g; ++g)
             for (int32_t e = 0; (degrees >> g & 1) && (1 << g) + e <= c.devices; ++e) {
@@ -253,54 +285,61 @@ class Tree : Search {
     ++count_;
   }
 
-  // The stages of a state's plan that has the value `wanted` for d devices and the configuration f before.
-  void trace_series(int32_t s, int32_t p, int32_t y, int32_t i, int32_t d, int32_t f, int32_t wanted) {
+  // The stages of a state's plan that has the value `wanted` for d devices and the configuration f before. What is looked
+  // up is of equal parts, and what is emitted of the actual ones.
+  void trace_series(int32_t actual, int32_t p, int32_t variant, int32_t y, int32_t i, int32_t d, int32_t f,
+                    int32_t wanted) {
     if (p == 0) return;
     bool done = false;
-    const int32_t same = t.s_same[s], wide = width(same);
-    auto ends = [&](int32_t r, int32_t row, int32_t x, Degrees degrees, int32_t in_flight, int32_t devices) {
+    const int32_t s = t.s_same[actual], wide = width(s);
+    const auto ends = [&](int32_t r, int32_t v, int32_t row, int32_t x, Degrees degrees, int32_t in_flight,
+                          int32_t devices) {
       for (int32_t g = 0; !done && degrees >> g; ++g) {
         const int32_t left = devices - (1 << g);
-        if (!(degrees >> g & 1) || left < 0 || series(same, r, x, in_flight)[left * wide + f] != wanted) continue;
+        if (!(degrees >> g & 1) || left < 0 || series(s, r, v, x, in_flight)[left * wide + f] != wanted) continue;
         done = true;
         emit(row, x, g, in_flight);
-        trace_series(s, r, x, in_flight, left, f, wanted);
+        trace_series(actual, r, v, x, in_flight, left, f, wanted);
         return true;
       }
       return false;
     };
-    for (int32_t r = p - 1; r >= 0; --r)
-      each_stage(stage(same, r, p), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
-        ends(r, stage(s, r, p), x, degrees, in_flight, d);
-      });
-    const int32_t q = t.unit[t.s_first[s] + p - 1];
-    if (done || q < 0) return;
-    if (p == 1) return trace_parallel(q, 0, y, i, d, f, wanted);
-    each_before(same, p, t.q_same[q], y, i, [&](int32_t r, int32_t e, int32_t x, Degrees degrees, int32_t in_flight) {
-      if (ends(r, stage(s, r, p - 1), x, degrees, in_flight, d - e)) trace_parallel(q, 0, y, i, e, x, in_flight);
-    });
+    if (variant < 0)
+      each_last(s, actual, p, y, i,
+                [&](int32_t row, int32_t r, int32_t v, int32_t x, Degrees degrees, int32_t in_flight) {
+                  ends(r, v, row, x, degrees, in_flight, d);
+                });
+    const int32_t shift = first(actual, p - 1) - first(s, p - 1);
+    const int32_t place = variant < 0 ? unit(actual, p - 1) : t.v_place[variant + shift];
+    if (done || place < 0) return;
+    if (p == 1) return trace_parallel(place, y, i, d, f, wanted);
+    each_before(s, actual, p - 1, variant, y, i,
+                [&](int32_t, int32_t its_place, int32_t row, int32_t r, int32_t e, int32_t x, Degrees degrees,
+                    int32_t in_flight) {
+                  if (ends(r, -1, row, x, degrees, in_flight, d - e)) trace_parallel(its_place, y, i, e, x, in_flight);
+                });
   }
 
-  void trace_parallel(int32_t q, int32_t from, int32_t y, int32_t i, int32_t d, int32_t f, int32_t wanted) {
-    if (from == children(q)) return;
-    const int32_t child = t.child[t.q_first[q] + from];
-    const int32_t *alone = series(child, units(child), y, i), *rest = parallel(q, from + 1, y, i);
+  void trace_parallel(int32_t place, int32_t y, int32_t i, int32_t d, int32_t f, int32_t wanted) {
+    const int32_t child = t.child[place];
+    if (child < 0) return;
+    const int32_t *alone = series(child, units(child), -1, y, i), *rest = parallel(place + 1, y, i);
     for (int32_t e = 0; e <= d; ++e)
       if (alone[e * all_ + f] <= wanted && rest[(d - e) * all_ + f] <= wanted) {
-        trace_series(child, units(child), y, i, e, f, alone[e * all_ + f]);
-        return trace_parallel(q, from + 1, y, i, d - e, f, rest[(d - e) * all_ + f]);
+        trace_series(child, units(child), -1, y, i, e, f, alone[e * all_ + f]);
+        return trace_parallel(place + 1, y, i, d - e, f, rest[(d - e) * all_ + f]);
       }
     bool done = false;
-    for (int32_t end = from + 2; end <= children(q); ++end)
-      each_stage(run(t.q_same[q], from, end), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
+    for (int32_t n = 2; t.child[place + n - 1] >= 0; ++n)
+      each_stage(t.row[t.p_runs[t.p_same[place]] + n], y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
         for (int32_t g = 0; !done && degrees >> g; ++g) {
           const int32_t left = d - (1 << g);
           if (!(degrees >> g & 1) || left < 0 || needed(f, x, in_flight) > wanted) continue;
-          const int32_t other = parallel(q, end, y, i)[left * all_ + f];
+          const int32_t other = parallel(place + n, y, i)[left * all_ + f];
           if (other > wanted) continue;
           done = true;
-          emit(run(q, from, end), x, g, in_flight);
-          trace_parallel(q, end, y, i, left, f, other);
+          emit(t.row[t.p_runs[place] + n], x, g, in_flight);
+          trace_parallel(place + n, y, i, left, f, other);
         }
       });
   }

@@ -21,15 +21,18 @@ typedef struct {
   int32_t mini_batch, devices, configs, degrees, tables, unused;
 } collage_pipe_costs;
 
-// A series-parallel tree. Series s has units unit[s_first[s]] to unit[s_first[s + 1]]: -1 for an atom, else a parallel.
-// The stage of its units r to p - 1 has the row of sums row[s_rows[s] + r * units + p - 1]. Parallel q has children
-// (series) child[q_first[q]] to child[q_first[q + 1]], and q_rows is for runs of them, as s_rows is for units. Series and
-// parallels with the same s_same or q_same have equal costs; it is the number of the first of them.
+// A series-parallel tree. Series s has units unit[s_first[s]] to unit[s_first[s + 1]]: -1 for an atom, else the first
+// place of a parallel. The stage of its units r to p - 1 has the row of sums row[s_rows[s] + r * units + p - 1]. At each
+// place is a child (a series) or -1 after the last one; row[p_runs[place] + n] is for the stage of n children from there.
+// A unit that is a parallel has variants v_first[unit] to v_first[unit + 1], in which a stage beside it has a part of one
+// child: v_place is the parallel without that, v_after tells whether that stage is after it, and the stage that ends
+// before unit p (after it) or begins at unit r (before it) has the row row[v_rows + p] or row[v_rows + r].
+// s_same and p_same are the first series and place with equal costs; -1 is no row.
 typedef struct {
-  const int32_t *s_first, *unit, *s_rows, *s_same, *q_first, *child, *q_rows, *q_same;
+  const int32_t *s_first, *unit, *s_rows, *s_same, *v_first, *v_place, *v_after, *v_rows, *child, *p_runs, *p_same;
   const int32_t *row;
   const double *sums;
-  int32_t series, parallels, root, rows;
+  int32_t series, places, root, rows;
 } collage_pipe_tree;
 
 // A family of sets of blocks that are closed under predecessors, by size; the first one is empty, the last one full.
