@@ -66,6 +66,7 @@ class _Builder:
     s_same: list[int] = field(default_factory=list)
     variants: list[list[list[tuple[int, int, int]]]] = field(default_factory=list)
     child: list[int] = field(default_factory=list)
+    child_end: list[int] = field(default_factory=list)
     p_runs: list[int] = field(default_factory=list)
     p_same: list[int] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
@@ -110,9 +111,10 @@ class _Builder:
         return sorted(found, key=lambda pair: keys[pair[1]])
 
     def parallel(self, children: Sequence[tuple[Series, int]]) -> int:
-        """The first place of these children."""
+        """The first place of these children, each the first units of the series of its number."""
         start, count = len(self.child), len(children)
         self.child += [*(number for _, number in children), -1]
+        self.child_end += [*(len(child.units) for child, _ in children), 0]
         self.p_runs += [-1] * (count + 1)
         self.p_same += [-1] * (count + 1)
         self.p_same[-1] = self.known.setdefault("end", start + count)
@@ -124,7 +126,7 @@ class _Builder:
             for child, _ in children[at + 1 :]:
                 blocks |= frozenset(child.blocks)
                 self.row.append(self.numbered(blocks, seen) if children[at][0].units else -1)
-            key = (self.s_same[children[at][1]], self.p_same[start + at + 1], b"".join(seen))
+            key = (self.s_same[children[at][1]], len(children[at][0].units), self.p_same[start + at + 1], b"".join(seen))
             self.p_same[start + at] = self.known.setdefault(key, start + at)
         return start
 
@@ -149,7 +151,7 @@ class _Builder:
                     if not taken or (after and at + 1 == count) or (not after and at == 0):
                         continue
                     left = Series(kept)
-                    beside = [(left, self.series(left))]
+                    beside = [(left, number if after else self.series(left))]
                     ordered = [*others[:empty], *beside, *others[empty:]] if kept else [*beside, *others]
                     place = self.parallel(ordered)
                     start = len(self.row)
@@ -179,6 +181,7 @@ class _Builder:
             np.cumsum([0, *map(len, variants)]),
             *zip(*flat, strict=True),
             self.child or [-1],
+            self.child_end or [0],
             self.p_runs or [0],
             self.p_same or [0],
             self.row,

@@ -38,7 +38,7 @@ _Costs = _structure(
 )
 _Tree = _structure(
     "_Tree",
-    "p:s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,p_runs,p_same,row,sums i:series,places,root,rows",
+    "p:s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,child_end,p_runs,p_same,row,sums i:series,places,root,rows",
 )
 _Ideals = _structure("_Ideals", "p:sets,sums,source,target,bytes i:count,edges,blocks,chain")
 
@@ -80,6 +80,7 @@ class PipeTree:
     v_after: Ints
     v_rows: Ints
     child: Ints
+    child_end: Ints
     p_runs: Ints
     p_same: Ints
     row: Ints

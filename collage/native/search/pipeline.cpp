@@ -254,7 +254,7 @@ class Tree : Search {
     if (child < 0) {
       std::fill_n(to, (c.devices + 1) * all_, 0);
     } else {
-      const int32_t *alone = series(child, units(child), -1, y, i), *rest = parallel(place + 1, y, i);
+      const int32_t *alone = series(child, t.child_end[place], -1, y, i), *rest = parallel(place + 1, y, i);
       for (int32_t d = 0; d <= c.devices; ++d) {
         const int32_t *its = alone + d * all_;
         if (d && std::equal(its, its + all_, its - all_)) continue;
@@ -323,10 +323,10 @@ class Tree : Search {
   void trace_parallel(int32_t place, int32_t y, int32_t i, int32_t d, int32_t f, int32_t wanted) {
     const int32_t child = t.child[place];
     if (child < 0) return;
-    const int32_t *alone = series(child, units(child), -1, y, i), *rest = parallel(place + 1, y, i);
+    const int32_t *alone = series(child, t.child_end[place], -1, y, i), *rest = parallel(place + 1, y, i);
     for (int32_t e = 0; e <= d; ++e)
       if (alone[e * all_ + f] <= wanted && rest[(d - e) * all_ + f] <= wanted) {
-        trace_series(child, units(child), -1, y, i, e, f, alone[e * all_ + f]);
+        trace_series(child, t.child_end[place], -1, y, i, e, f, alone[e * all_ + f]);
         return trace_parallel(place + 1, y, i, d - e, f, rest[(d - e) * all_ + f]);
       }
     bool done = false;

@@ -23,13 +23,14 @@ typedef struct {
 
 // A series-parallel tree. Series s has units unit[s_first[s]] to unit[s_first[s + 1]]: -1 for an atom, else the first
 // place of a parallel. The stage of its units r to p - 1 has the row of sums row[s_rows[s] + r * units + p - 1]. At each
-// place is a child (a series) or -1 after the last one; row[p_runs[place] + n] is for the stage of n children from there.
+// place is a child (the first child_end units of a series) or -1 after the last one; row[p_runs[place] + n] is for the stage of n children from there.
 // A unit that is a parallel has variants v_first[unit] to v_first[unit + 1], in which a stage beside it has a part of one
 // child: v_place is the parallel without that, v_after tells whether that stage is after it, and the stage that ends
 // before unit p (after it) or begins at unit r (before it) has the row row[v_rows + p] or row[v_rows + r].
 // s_same and p_same are the first series and place with equal costs; -1 is no row.
 typedef struct {
-  const int32_t *s_first, *unit, *s_rows, *s_same, *v_first, *v_place, *v_after, *v_rows, *child, *p_runs, *p_same;
+  const int32_t *s_first, *unit, *s_rows, *s_same, *v_first, *v_place, *v_after, *v_rows, *child, *child_end;
+  const int32_t *p_runs, *p_same;
   const int32_t *row;
   const double *sums;
   int32_t series, places, root, rows;
