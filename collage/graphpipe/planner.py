@@ -17,14 +17,15 @@ from collage.errors import CollageError
 from collage.graphpipe.costs import Costs, degrees
 from collage.graphpipe.graph import decompose
 from collage.graphpipe.plan import Choice, Plan, assemble
-from collage.graphpipe.simulate import simulated
+from collage.graphpipe.simulate import simulated, stage_times
 from collage.graphpipe.spaces import Space, closed_sets, set_space, tree_space
 from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
 _EPSILON = 1e-3  # of the time per sample, at which the binary search ends
-_SLACK = (1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)  # times per sample over the least one, whose plans may be less deep
-_MOST_SIMULATED = 8
+_SLACK = (1.02, 1.04, 1.07, 1.1, 1.15, 1.2, 1.3, 1.45, 1.7, 2.0)  # times per sample over the least one, whose plans may be less deep
+_LEAST_SIMULATED, _PASSES_SIMULATED = 8, 20_000  # plans, and forward and backward passes of all of them
+_MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
 _FINE_SETS, _FINE_DEVICES = 256, 4
 
@@ -79,8 +80,16 @@ class Finder:
         self._deadline = deadline
         self.states = 0
 
-    def find(self, configs: Configs, t_max: float) -> Plan | None:
-        """A plan of at most ``t_max`` seconds a sample, with pairs of micro-batch and k. Raises TimeOver."""
+    def plan(self, choices: Sequence[Choice]) -> Plan:
+        """The plan of stages that ``find`` has found."""
+        return assemble(self.costs, choices, self.name, chain=self.space.chain)
+
+    def tps(self, choices: Sequence[Choice]) -> float:
+        """The most seconds per sample of a stage."""
+        return max(self.costs.tps(each.blocks, each.b, each.degree) for each in choices)
+
+    def find(self, configs: Configs, t_max: float) -> Sequence[Choice] | None:
+        """The stages of a plan of at most ``t_max`` seconds a sample, with pairs of micro-batch and k. Raises TimeOver."""
         costs, cluster = self.costs, self.costs.cluster
         links = [cluster.among(each) for each in degrees(cluster.devices)]
         numbers = PipeCosts(
@@ -103,32 +112,31 @@ class Finder:
         if not stages:
             return None
         order = reversed(stages) if self.space.chain else stages
-        choices = [Choice(self.space.blocks(each), *self._schedule(configs, each)) for each in order]
-        return assemble(costs, choices, self.name, chain=self.space.chain)
+        return [Choice(self.space.blocks(each), *self._schedule(configs, each)) for each in order]
 
     def _schedule(self, configs: Configs, stage: np.void) -> tuple[int, int, int]:
         b, k = configs[stage["config"]]
         return b, 1 << int(stage["degree"]), k
 
-    def least(self, configs: Configs, bound: float = float("inf")) -> Plan | None:
-        """The plan of the least time per sample, if that is below ``bound``. Raises TimeOver."""
-        low = high = self._lowest()
+    def least(self, configs: Configs) -> Sequence[Choice] | None:
+        """The stages of the plan of the least time per sample. Raises TimeOver."""
+        lowest = low = high = self._lowest()
         best = None
-        while best is None and low < bound:
-            high = min(high * 1.25, bound) if high < 1e3 * self._lowest() else bound
+        while best is None and low < float("inf"):
+            high = high * 1.25 if high < 1e3 * lowest else float("inf")
             best = self.find(configs, high)
             if best is None:
                 low = high
         if best is None:
             return None
-        high = best.tps(self.costs)
+        high = self.tps(best)
         while high - low > _EPSILON * high:
             middle = (low + high) / 2
             found = self.find(configs, middle)
             if found is None:
                 low = middle
             else:
-                best, high = found, found.tps(self.costs)
+                best, high = found, self.tps(found)
         return best
 
     def _lowest(self) -> float:
@@ -160,9 +168,13 @@ def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, s
     finders = [Finder(costs, each, name, deadline) for each in spaces]
     found: list[Plan] = []
     late = False
+    all_of_them = options.micro_batches or costs.micro_batches
+    large = tuple(b for b in all_of_them if costs.mini_batch // b <= _MOST_MICRO_BATCHES)
     try:
-        for plan in _candidates(finders, options.micro_batches or costs.micro_batches, options.ks, costs):
-            found.append(plan)
+        for micro_batches in dict.fromkeys((large, all_of_them)):
+            if not found:
+                for plan in _candidates(finders, micro_batches, options.ks, costs):
+                    found.append(plan)
     except TimeOver:
         late = True
     if not found:
@@ -178,39 +190,58 @@ def _candidates(
     windows = [micro_batches[at : at + size] for size in _WINDOWS for at in range(len(micro_batches) + 1 - size)]
     if len(micro_batches) > max(_WINDOWS):
         windows.append(micro_batches)
-    for finder in finders:
+    for number, finder in enumerate(finders):
+        known = set()
         for chosen in windows:
+            if number and len(chosen) > 1 and chosen != micro_batches:
+                continue
             configs = [(b, k) for b in chosen for k in ks if b * k <= costs.mini_batch]
             best = finder.least(configs)
-            if best is not None:
-                yield best
-                for slack in _SLACK:
-                    other = finder.find(configs, best.tps(costs) * slack)
-                    if other is not None:
-                        yield other
+            if best is None:
+                continue
+            for slack in (1.0, *_SLACK):
+                found = best if slack == 1 else finder.find(configs, finder.tps(best) * slack)
+                if found is not None and (key := frozenset(found)) not in known:
+                    known.add(key)
+                    yield finder.plan(found)
 
 
 def estimate_s(plan: Plan, costs: Costs) -> float:
-    """The seconds of an iteration, roughly: the slowest stage's, and a micro-batch's way to it and back."""
-    work = [costs.tps(each.blocks, each.b, len(each.devices)) * each.b for each in plan.stages]
-    longest: list[float] = [0.0] * len(work)
-    for at in reversed(range(len(work))):
-        longest[at] = work[at] + max((longest[after] for after in plan.successors[at]), default=0.0)
-    return max(longest) + plan.tps(costs) * plan.mini_batch - max(work)
+    """The seconds of an iteration, roughly: the way of the first samples through the pipeline and back, then all others
+    through the slowest stage.
+
+    As many samples go together as the largest micro-batch from a stage on has.
+    """
+    sync = [each.sync_s for each in stage_times(plan, costs)]
+    tps = [
+        costs.tps(stage.blocks, stage.b, len(stage.devices)) - once / plan.mini_batch
+        for stage, once in zip(plan.stages, sync, strict=True)
+    ]
+    widest = [stage.b for stage in plan.stages]
+    longest = [0.0] * len(tps)
+    for at in reversed(range(len(tps))):
+        widest[at] = max([widest[at], *(widest[after] for after in plan.successors[at])])
+        longest[at] = tps[at] * widest[at] + max((longest[after] for after in plan.successors[at]), default=0.0)
+    others = (plan.mini_batch - wide for wide in widest)
+    return max(longest) + max(rest * each + once for rest, each, once in zip(others, tps, sync, strict=True))
 
 
 def rank(plans: Iterable[Plan], costs: Costs) -> tuple[tuple[Plan, float], ...]:
-    """Plans of the Pareto set, the most promising ones simulated, the fastest first."""
-    values = {plan: (plan.tps(costs), plan.memory(costs), plan.depth) for plan in plans}
-    points = {*values.values()}
-
-    def dominated(mine: tuple[float, float, int]) -> bool:
-        return any(all(x <= y for x, y in zip(other, mine, strict=True)) and other != mine for other in points)
-
-    pareto = [plan for plan, mine in values.items() if not dominated(mine)]
-    pareto.sort(key=lambda plan: estimate_s(plan, costs))
-    simulations = [(each, simulated(each, costs).iteration_s) for each in pareto[:_MOST_SIMULATED]]
+    """The most promising plans with simulated seconds of an iteration, the fastest first."""
+    distinct = sorted(dict.fromkeys(plans), key=lambda plan: estimate_s(plan, costs))
+    passes = np.cumsum([sum(2 * plan.mini_batch // stage.b for stage in plan.stages) for plan in distinct])
+    enough = max(_LEAST_SIMULATED, int((passes < _PASSES_SIMULATED).sum()))
+    simulations = [(each, simulated(each, costs).iteration_s) for each in distinct[:enough]]
     return tuple(sorted(simulations, key=lambda pair: pair[1]))
+
+
+def pareto(plans: Iterable[tuple[Plan, float]], costs: Costs) -> list[tuple[Plan, float]]:
+    """The plans that no other one is better than in time per sample, memory and depth together, in the given order."""
+    values = {pair: (pair[0].tps(costs), pair[0].memory(costs), pair[0].depth) for pair in plans}
+    points = np.array([*values.values()])
+    return [
+        pair for pair, mine in values.items() if not ((points <= mine).all(axis=1) & (points < mine).any(axis=1)).any()
+    ]
 
 
 def _no_plan(costs: Costs, spaces: Sequence[Space], name: str, options: Options, late: bool) -> NoPlanError:
