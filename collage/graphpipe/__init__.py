@@ -1,1 +1,1 @@
-"""Training pipelines whose stages form a graph: the planner, the schedule and the simulator of GraphPipe (chapter 3)."""
+"""GraphPipe (chapter 3): training pipelines whose stages form a graph; planner, schedules and simulator."""

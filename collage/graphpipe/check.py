@@ -42,9 +42,8 @@ def _stages(plan: Plan, graph: BlockGraph) -> Iterator[str]:
         reach[edge.source] |= reach[edge.target]
     for one in range(len(graph.blocks)):
         for other in reach[one]:
-            if home[other] != home[one]:
-                if any(home[each] == home[one] for each in reach[other]):
-                    yield f"C1: stage {home[one]} is not convex: block {other} is on a path inside."
+            if home[other] != home[one] and any(home[each] == home[one] for each in reach[other]):
+                yield f"C1: stage {home[one]} is not convex: block {other} is on a path inside."
     for edge in graph.edges:
         if home[edge.source] != home[edge.target] and (home[edge.source], home[edge.target]) not in plan.edges:
             yield f"C2: there is no edge from stage {home[edge.source]} to {home[edge.target]}."
@@ -122,4 +121,4 @@ def _memory(plan: Plan, graph: BlockGraph, cluster: Cluster, actions: Sequence[A
         need = graph.state_factor * sum(each.weight_bytes for each in blocks)
         need += sum(each.activation_bytes for each in blocks) * most * stage.b / len(stage.devices)
         if need > cluster.memory_bytes * (1 + 1e-9):
-            yield f"memory: stage {at} needs {need / 1e9:.3f} GB on a device, which has {cluster.memory_bytes / 1e9:.3f}."
+            yield f"memory: stage {at} needs {need / 1e9:.3f} GB of a device's {cluster.memory_bytes / 1e9:.3f} GB."

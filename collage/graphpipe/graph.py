@@ -69,8 +69,8 @@ class BlockGraph:
                 raise UsageError(f"{self.name}: {block.name} has a cost that is negative or not finite.")
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.blocks):
-                raise UsageError(f"{self.name}: the edge {edge.source} to {edge.target} does not go from one block "
-                                 "to a later one.")  # fmt: skip
+                wrong = f"the edge {edge.source} to {edge.target} does not go from one block to a later one"
+                raise UsageError(f"{self.name}: {wrong}.")
         if len({(each.source, each.target) for each in self.edges}) < len(self.edges):
             raise UsageError(f"{self.name}: two edges join the same blocks; add their bytes.")
 
@@ -203,7 +203,7 @@ def decompose(graph: BlockGraph) -> Decomposition:
             arcs[first, at] = [()]
         if not graph.successors[at]:
             arcs[at, last] = [()]
-    cores = []
+    cores: list[tuple[int, ...]] = []
     while True:
         _reduce(arcs, names)
         if len(arcs) == 1:

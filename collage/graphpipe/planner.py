@@ -23,7 +23,18 @@ from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
 _EPSILON = 1e-3  # of the time per sample, at which the binary search ends
-_SLACK = (1.02, 1.04, 1.07, 1.1, 1.15, 1.2, 1.3, 1.45, 1.7, 2.0)  # times per sample over the least one, whose plans may be less deep
+_SLACK = (
+    1.02,
+    1.04,
+    1.07,
+    1.1,
+    1.15,
+    1.2,
+    1.3,
+    1.45,
+    1.7,
+    2.0,
+)  # times per sample over the least one, whose plans may be less deep
 _LEAST_SIMULATED, _PASSES_SIMULATED = 8, 20_000  # plans, and forward and backward passes of all of them
 _MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
@@ -39,6 +50,9 @@ class Options:
     ks: tuple[int, ...] = (1,)
     micro_batches: tuple[int, ...] | None = None
     seconds: float = float("inf")
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ class Finder:
         return max(self.costs.tps(each.blocks, each.b, each.degree) for each in choices)
 
     def find(self, configs: Configs, t_max: float) -> Sequence[Choice] | None:
-        """The stages of a plan of at most ``t_max`` seconds a sample, with pairs of micro-batch and k. Raises TimeOver."""
+        """Stages of a plan of at most ``t_max`` seconds a sample, from pairs of micro-batch and k. Raises TimeOver."""
         costs, cluster = self.costs, self.costs.cluster
         links = [cluster.among(each) for each in degrees(cluster.devices)]
         numbers = PipeCosts(
@@ -145,7 +159,7 @@ class Finder:
         return max(float(work.min(axis=1).sum()) / self.costs.cluster.devices, 1e-15)
 
 
-def plan(costs: Costs, options: Options = Options()) -> Found:  # noqa: B008
+def plan(costs: Costs, options: Options = DEFAULTS) -> Found:
     """GraphPipe's plan: Algorithm 2 on the series-parallel tree, and on all convex stages if the graph is small.
 
     Raises NoPlanError.

@@ -1,4 +1,4 @@
-"""The order of the passes of each stage: kFkB, and the greedy schedule of Algorithm 4. A runtime follows these lists."""
+"""The order of the passes of each stage, which a runtime follows: kFkB, and the greedy schedule of Algorithm 4."""
 
 from __future__ import annotations
 

@@ -149,7 +149,9 @@ def simulate(
             break
     for at in active:
         if len(spans[at]) < len(actions[at] or ()):
-            raise CollageError(f"the schedule never ends: stage {at} waits for ever before {(actions[at] or ())[len(spans[at])]}.")
+            raise CollageError(
+                f"the schedule never ends: stage {at} waits for ever before {(actions[at] or ())[len(spans[at])]}."
+            )
     ends = [free[at] + times[at].sync_s if at in active else 0.0 for at in range(count)]
     return Timeline(tuple(map(tuple, spans)), tuple(ends), tuple(most))
 
@@ -169,6 +171,9 @@ def greedy_actions(plan: Plan, costs: Costs) -> tuple[Actions, ...]:
             if below & {*plan.predecessors[each]}:
                 below.add(each)
         alone = [each if number in below else None for number, each in enumerate(actions)]
-        return simulate(plan, times, messages, alone).spans[at][-1].end_s
+        try:
+            return simulate(plan, times, messages, alone).spans[at][-1].end_s
+        except CollageError:  # it never ends
+            return float("inf")
 
     return greedy(plan, finish)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ class TreeSpace:
 
     def blocks(self, stage: Any) -> frozenset[int]:
         """The blocks of a stage that was found."""
-        return self.sets[stage["row"]]
+        return self.sets[int(stage["row"])]
 
 
 def tree_space(costs: Costs, root: Series, *, chain: bool = False, mixed: bool = False) -> TreeSpace:
@@ -54,7 +55,7 @@ def tree_space(costs: Costs, root: Series, *, chain: bool = False, mixed: bool =
 
 @dataclass(eq=False)
 class _Builder:
-    """The arrays of a tree (see search/pipeline.h): numbers its parts, the root last, and finds those of equal costs."""
+    """Arrays of a tree (see search/pipeline.h). It numbers the parts, the root last, and finds those of equal costs."""
 
     costs: Costs
     mixed: bool
@@ -72,8 +73,10 @@ class _Builder:
     known: dict[Any, int] = field(default_factory=dict)
 
     def series(self, series: Series) -> int:
+        """Number a series, after all that is in it."""
         count = len(series.units)
-        units, variants = [], []
+        units: list[int] = []
+        variants: list[list[tuple[int, int, int]]] = []
         seen: list[bytes] = []
         for at, unit in enumerate(series.units):
             if isinstance(unit, Atom):
@@ -126,7 +129,12 @@ class _Builder:
             for child, _ in children[at + 1 :]:
                 blocks |= frozenset(child.blocks)
                 self.row.append(self.numbered(blocks, seen) if children[at][0].units else -1)
-            key = (self.s_same[children[at][1]], len(children[at][0].units), self.p_same[start + at + 1], b"".join(seen))
+            key = (
+                self.s_same[children[at][1]],
+                len(children[at][0].units),
+                self.p_same[start + at + 1],
+                b"".join(seen),
+            )
             self.p_same[start + at] = self.known.setdefault(key, start + at)
         return start
 
@@ -171,23 +179,27 @@ class _Builder:
         return at
 
     def problem(self) -> PipeTree:
+        """The arrays of all that was numbered."""
         variants = [each for series in self.variants for each in series]
         flat = [each for of_unit in variants for each in of_unit] or [(0, 0, 0)]
-        lists = (
-            np.cumsum([0, *map(len, self.units)]),
-            [at for units in self.units for at in units],
-            self.s_rows,
-            self.s_same,
-            np.cumsum([0, *map(len, variants)]),
-            *zip(*flat, strict=True),
-            self.child or [-1],
-            self.child_end or [0],
-            self.p_runs or [0],
-            self.p_same or [0],
-            self.row,
-        )
-        arrays = [np.array(each, np.int32) for each in lists]
-        return PipeTree(*arrays, np.array([self.costs.sums(blocks) for blocks in self.sets]))
+        places, afters, rows = zip(*flat, strict=True)
+        lists: dict[str, Sequence[int]] = {
+            "s_first": [0, *accumulate(map(len, self.units))],
+            "unit": [at for units in self.units for at in units],
+            "s_rows": self.s_rows,
+            "s_same": self.s_same,
+            "v_first": [0, *accumulate(map(len, variants))],
+            "v_place": places,
+            "v_after": afters,
+            "v_rows": rows,
+            "child": self.child or [-1],
+            "child_end": self.child_end or [0],
+            "p_runs": self.p_runs or [0],
+            "p_same": self.p_same or [0],
+            "row": self.row,
+        }
+        arrays = {name: np.array(each, np.int32) for name, each in lists.items()}
+        return PipeTree(arrays, np.array([self.costs.sums(blocks) for blocks in self.sets]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -36,10 +37,8 @@ _Costs = _structure(
     "_Costs",
     "p:b,k,ring_latency,ring_bandwidth d:memory,latency,bandwidth i:mini_batch,devices,configs,degrees,tables,unused",
 )
-_Tree = _structure(
-    "_Tree",
-    "p:s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,child_end,p_runs,p_same,row,sums i:series,places,root,rows",
-)
+_TREE = "s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,child_end,p_runs,p_same,row"
+_Tree = _structure("_Tree", f"p:{_TREE},sums i:series,places,root,rows")
 _Ideals = _structure("_Ideals", "p:sets,sums,source,target,bytes i:count,edges,blocks,chain")
 
 
@@ -69,29 +68,18 @@ class PipeCosts:
 
 @dataclass(frozen=True, eq=False)
 class PipeTree:
-    """The arrays of ``collage_pipe_tree``; the root is the last series."""
+    """The arrays of ``collage_pipe_tree`` by their names; the root is the last series."""
 
-    s_first: Ints
-    unit: Ints
-    s_rows: Ints
-    s_same: Ints
-    v_first: Ints
-    v_place: Ints
-    v_after: Ints
-    v_rows: Ints
-    child: Ints
-    child_end: Ints
-    p_runs: Ints
-    p_same: Ints
-    row: Ints
+    arrays: Mapping[str, Ints]
     sums: Floats
 
     @cached_property
     def structure(self) -> Any:
         """The structure, which holds no references to the arrays."""
-        arrays = [getattr(self, name).ctypes.data for name, kind in _Tree._fields_ if kind is ctypes.c_void_p]
-        series = len(self.s_first) - 1
-        return _Tree(*arrays, series, len(self.child), series - 1, len(self.sums))
+        pointers = [self.arrays[name].ctypes.data for name in _TREE.split(",")]
+        series = len(self.arrays["s_rows"])
+        counts = (series, len(self.arrays["child"]), series - 1, len(self.sums))
+        return _Tree(*pointers, self.sums.ctypes.data, *counts)
 
     function = "collage_pipe_plan_tree"
 
@@ -112,7 +100,9 @@ class PipeIdeals:
     def structure(self) -> Any:
         """The structure, which holds no references to the arrays."""
         arrays = (self.sets, self.sums, self.source, self.target, self.nbytes)
-        return _Ideals(*(each.ctypes.data for each in arrays), len(self.sets), len(self.source), self.blocks, self.chain)
+        return _Ideals(
+            *(each.ctypes.data for each in arrays), len(self.sets), len(self.source), self.blocks, self.chain
+        )
 
     function = "collage_pipe_plan_ideals"
 

@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, str] = {
     "parallel": "Compare data, tensor, pipeline and Cache Parallelism at decoding with many cached tokens.",
     "gpu": "Check all parts on an NVIDIA GPU, and measure networks there against PyTorch.",
     "trees": "Compare Collage with the fastest of its peers on ensembles of trees.",
+    "graphpipe": "Compare GraphPipe's planner with enumeration, and with PipeDream's and Piper's.",
     "tables": "Write docs/benchmarks.md and the README's table of figures from docs/figures.",
     "versions": "Compile seven models, and read the files of an old version.",
 }

@@ -1,23 +1,24 @@
 """The networks of chapter 3 as block graphs with analytic costs of V100s, and its cluster (§3.7, §3.10.3).
 
 Assumptions that the chapter leaves open: float32; momentum (three numbers for each weight); a backward pass is twice a
-forward pass; V100s of 16 GB with 14 TFLOPS in large matrix products and 720 GB/s of memory; matrix products are cut into
-tiles of 128 x 128, and tiles cost 1 + 12 / their number, with which a layer of the case study is 10 % faster for each
-sample at a micro-batch of 4 than of 2, as the chapter says; 10 µs a kernel; NVLink with 45 GB/s and 10 µs, 100 Gb/s
-between nodes with 20 µs. MMT's blocks are layers. DLRM concatenates its branches before four layers of 4096; CANDLE ends
-with one number.
+forward pass; V100s of 16 GB with 14 TFLOPS in large matrix products and 720 GB/s of memory; matrix products are cut
+into tiles of 128 x 128, and tiles cost 1 + 12 / their number, with which a layer of the case study is 10 % faster for
+each sample at a micro-batch of 4 than of 2, as the chapter says; 10 µs a kernel; NVLink with 45 GB/s and 10 µs,
+100 Gb/s between nodes with 20 µs. MMT's blocks are layers. DLRM concatenates its branches before four layers of 4096;
+CANDLE ends with one number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collage.graphpipe.cluster import Cluster, Link
 from collage.graphpipe.costs import Costs
 from collage.graphpipe.graph import Block, BlockGraph, Edge
 
 _FLOAT, _KERNEL_S, _TILE = 4, 10e-6, 128
+_NVLINK, _NETWORK = Link(10e-6, 45e9), Link(20e-6, 12.5e9)
 _STATE = 3.0  # weights, gradients and momentum
 
 
@@ -29,8 +30,8 @@ class Device:
     memory_bandwidth: float = 720e9
     memory_bytes: float = 16e9
     half_tiles: float = 12.0
-    inner: Link = Link(10e-6, 45e9)
-    outer: Link = Link(20e-6, 12.5e9)
+    inner: Link = _NVLINK
+    outer: Link = _NETWORK
 
     def scaled(self, compute: float = 1.0, links: float = 1.0, memory: float = 1.0) -> Device:
         """The device with other speeds, bandwidths of links, and memory, as ratios."""
@@ -121,6 +122,20 @@ def candle(device: Device, largest: int, branches: int = 7) -> BlockGraph:
     """CANDLE-Uno: branches of four layers, and one number from all of them."""
     dense = [[_dense(device, f"{n}.{at}", 4096, 4096, largest) for at in range(4)] for n in range(branches)]
     return _graph("candle", dense, [_dense(device, "output", 4096 * branches, 1, largest)], [4096] * branches)
+
+
+def case_study(batch: int, device: Device | None = None) -> Costs:
+    """The case study of §3.7.4 on eight devices: two branches of four blocks of attention and two linear layers.
+
+    The chapter does not say what limits its memory: here a device has what 16 samples of a block need, so that a chain
+    of depth 8 has room for micro-batches of 2, and a graph of depth 4 for those of 4, as in the chapter.
+    """
+    device = device or Device()
+    graph = mmt(device, batch, branches=2, layers=4)
+    block = graph.blocks[0]
+    memory = block.weight_bytes * _STATE + block.activation_bytes * 16.5
+    one_node = replace(device, memory_bytes=memory).cluster(8)
+    return Costs(graph, one_node, batch)
 
 
 BATCHES: Mapping[str, Mapping[int, int]] = {
