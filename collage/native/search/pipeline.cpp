@@ -15,6 +15,8 @@ using Row = std::unique_ptr<int32_t[]>;
 
 using Degrees = uint32_t;
 
+constexpr Degrees kUnknown = ~0u;
+
 constexpr int32_t kNever = INT32_MAX;  // no plan
 constexpr int32_t kMostBatches = 4;    // more in-flight samples are not told apart
 enum Extra { kWeights, kState, kActivations, kCutBytes, kCuts, kUpdate, kExtras };
@@ -74,14 +76,12 @@ class Search {
            extra[kState] + extra[kActivations] * (c.b[x] * c.k[x]) / devices <= c.memory;
   }
 
-  // For each configuration the usable degrees, a bit each.
-  void add_usable(const double *sums, std::vector<Degrees> *to) const {
-    for (int32_t x = 0; x < c.configs; ++x) {
-      Degrees found = 0;
-      for (int32_t g = 0; g < c.degrees; ++g)
-        if (usable(sums, x, g)) found |= 1u << g;
-      to->push_back(found);
-    }
+  // The usable degrees, a bit each.
+  Degrees usable_degrees(const double *sums, int32_t x) const {
+    Degrees found = 0;
+    for (int32_t g = 0; g < c.degrees; ++g)
+      if (usable(sums, x, g)) found |= 1u << g;
+    return found;
   }
 
   // Those of the degrees with memory for so many in-flight samples.
@@ -119,9 +119,7 @@ class Search {
 class Tree : Search {
  public:
   Tree(const collage_pipe_costs &costs, const collage_pipe_tree &tree, double t_max, double seconds)
-      : Search(costs, t_max, seconds), t(tree), all_(costs.configs) {
-    for (int32_t row = 0; row < t.rows; ++row) add_usable(sums(row), &usable_);
-  }
+      : Search(costs, t_max, seconds), t(tree), all_(costs.configs), usable_(size_t(tree.rows) * all_, kUnknown) {}
 
   int32_t plan(collage_pipe_stage *stages, int32_t most, int64_t *states) {
     const int32_t least = series(t.root, units(t.root), -1, all_, 0)[c.devices];
@@ -145,15 +143,16 @@ class Tree : Search {
     return where * (kMostBatches * int64_t(c.mini_batch) + 1) + i;
   }
 
-  Degrees fitting_row(int32_t row, int32_t x, int32_t in_flight) const {
-    const Degrees degrees = usable_[size_t(row) * c.configs + x];
+  Degrees fitting_row(int32_t row, int32_t x, int32_t in_flight) {
+    Degrees &degrees = usable_[size_t(row) * all_ + x];
+    if (degrees == kUnknown) degrees = usable_degrees(sums(row), x);
     const double *extra = sums(row) + c.tables;
     return degrees ? fitting(degrees, extra[kState], extra[kActivations], in_flight) : 0;
   }
 
   // The ways to make the row one stage before the stage (y, i): visit(x, degrees, in-flight).
   template <typename Visit>
-  void each_stage(int32_t row, int32_t y, int32_t i, Visit visit) const {
+  void each_stage(int32_t row, int32_t y, int32_t i, Visit visit) {
     if (row < 0) return;
     for (int32_t x = 0; x < c.configs; ++x) {
       const int32_t in_flight = needed(x, y, i);
@@ -164,7 +163,7 @@ class Tree : Search {
   // The last stages of the units before p of a series, each with what is left: visit(row, in the actual series its row,
   // start, variant that is left at the start or -1, x, degrees, in-flight).
   template <typename Visit>
-  void each_last(int32_t s, int32_t actual, int32_t p, int32_t y, int32_t i, Visit visit) const {
+  void each_last(int32_t s, int32_t actual, int32_t p, int32_t y, int32_t i, Visit visit) {
     for (int32_t r = p - 1; r >= 0; --r) {
       each_stage(stage(s, r, p), y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
         visit(stage(actual, r, p), r, -1, x, degrees, in_flight);
@@ -255,29 +254,37 @@ class Tree : Search {
       std::fill_n(to, (c.devices + 1) * all_, 0);
     } else {
       const int32_t *alone = series(child, t.child_end[place], -1, y, i), *rest = parallel(place + 1, y, i);
-      for (int32_t d = 0; d <= c.devices; ++d) {
-        const int32_t *its = alone + d * all_;
-        if (d && std::equal(its, its + all_, its - all_)) continue;
-        for (int32_t e = 0; d + e <= c.devices; ++e) {
-          int32_t *sum = to + (d + e) * all_;
-          const int32_t *other = rest + e * all_;
-          for (int32_t x = 0; x < all_; ++x) sum[x] = std::min(sum[x], std::max(its[x], other[x]));
-        }
-      }
+      const std::vector<int32_t> steps = better(rest);
+      for (int32_t d : better(alone))
+        for (int32_t e : steps)
+          if (d + e <= c.devices) join(to + (d + e) * all_, alone + d * all_, rest + e * all_);
       std::vector<int32_t> head(all_);
       for (int32_t n = 2; t.child[place + n - 1] >= 0; ++n)
         each_stage(t.row[t.p_runs[place] + n], y, i, [&](int32_t x, Degrees degrees, int32_t in_flight) {
           const int32_t *after = parallel(place + n, y, i);
           for (int32_t f = 0; f < all_; ++f) head[f] = needed(f, x, in_flight);
-          for (int32_t g = 0; degrees >> g; ++g)
-            for (int32_t e = 0; (degrees >> g & 1) && (1 << g) + e <= c.devices; ++e) {
-              int32_t *sum = to + ((1 << g) + e) * all_;
-              const int32_t *other = after + e * all_;
-              for (int32_t f = 0; f < all_; ++f) sum[f] = std::min(sum[f], std::max(head[f], other[f]));
-            }
+          for (int32_t e : better(after))
+            for (int32_t g = 0; degrees >> g && (1 << g) + e <= c.devices; ++g)
+              if (degrees >> g & 1) join(to + ((1 << g) + e) * all_, head.data(), after + e * all_);
         });
+      for (int32_t at = all_; at < (c.devices + 1) * all_; ++at) to[at] = std::min(to[at], to[at - all_]);
     }
     return (memo_[mine] = std::move(best)).get();
+  }
+
+  // The numbers of devices with which a row of a parallel's state has smaller values than with fewer.
+  std::vector<int32_t> better(const int32_t *row) const {
+    std::vector<int32_t> found;
+    for (int32_t d = 0; d <= c.devices; ++d, row += all_)
+      if (d == 0 ? std::any_of(row, row + all_, [](int32_t each) { return each != kNever; })
+                 : !std::equal(row, row + all_, row - all_))
+        found.push_back(d);
+    return found;
+  }
+
+  // Take the larger values of two parts side by side.
+  void join(int32_t *to, const int32_t *one, const int32_t *other) const {
+    for (int32_t x = 0; x < all_; ++x) to[x] = std::min(to[x], std::max(one[x], other[x]));
   }
 
   void emit(int32_t row, int32_t x, int32_t g, int32_t in_flight) {
@@ -411,7 +418,7 @@ class Ideals : Search {
       clock.tick();
       stage_sums(m, n, sums.data());
       below_[n].push_back(m);
-      add_usable(sums.data(), &usable_[n]);
+      for (int32_t x = 0; x < c.configs; ++x) usable_[n].push_back(usable_degrees(sums.data(), x));
     }
   }
 
