@@ -18,7 +18,7 @@ from collage.graphpipe.costs import Costs, degrees
 from collage.graphpipe.graph import decompose
 from collage.graphpipe.plan import Choice, Plan, assemble
 from collage.graphpipe.simulate import simulated, stage_times
-from collage.graphpipe.spaces import Space, closed_sets, set_space, tree_space
+from collage.graphpipe.spaces import SetSpace, Space, closed_sets, set_space, tree_space
 from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
@@ -35,7 +35,7 @@ _SLACK = (
     1.7,
     2.0,
 )  # times per sample over the least one, whose plans may be less deep
-_LEAST_SIMULATED, _PASSES_SIMULATED = 8, 20_000  # plans, and forward and backward passes of all of them
+_LEAST_SIMULATED, _PASSES_SIMULATED = 8, 12_000  # plans, and forward and backward passes of all of them
 _MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
 _FINE_SETS, _FINE_DEVICES = 256, 4
@@ -207,8 +207,9 @@ def _candidates(
     for number, finder in enumerate(finders):
         known = set()
         for chosen in windows:
-            if number and len(chosen) > 1 and chosen != micro_batches:
-                continue
+            whole = isinstance(finder.space, SetSpace) and chosen == micro_batches
+            if number and len(chosen) > 1 and not whole:
+                continue  # further spaces are worth less time
             configs = [(b, k) for b in chosen for k in ks if b * k <= costs.mini_batch]
             best = finder.least(configs)
             if best is None:
