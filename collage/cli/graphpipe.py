@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,7 @@ def _planned(plan_file: Path, graph: Path, cluster: Path, greedy: bool) -> tuple
     from collage.graphpipe.check import check
     from collage.graphpipe.graph import read_json
     from collage.graphpipe.plan import Plan
-    from collage.graphpipe.schedule import static_actions
+    from collage.graphpipe.schedule import peak, static_actions
     from collage.graphpipe.simulate import greedy_actions
 
     plan = Plan.from_json(read_json(plan_file))
@@ -203,6 +204,9 @@ def _planned(plan_file: Path, graph: Path, cluster: Path, greedy: bool) -> tuple
     if not greedy:
         return plan, costs, static_actions(plan)
     actions = greedy_actions(plan, costs)
+    stages = zip(plan.stages, actions, strict=True)
+    plan = replace(plan, stages=tuple(replace(stage, in_flight=peak(mine) * stage.b) for stage, mine in stages))
+    check(plan, costs.graph, costs.cluster, actions)
     return plan, costs, actions
 
 
