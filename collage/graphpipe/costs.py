@@ -69,15 +69,16 @@ class Costs:
     def tps(self, blocks: Iterable[int], b: int, devices: int) -> float:
         """The seconds per sample of a stage; infinite if its devices cannot share a micro-batch of ``b`` equally.
 
-        (forward + backward + messages, at b / devices samples) / b + (all-reduce + update) / mini-batch. Each edge to
-        another stage is a message in both passes.
+        (forward + backward + messages, at b / devices samples) / b + (all-reduce + update) / mini-batch. Of each edge
+        to another stage a stage waits for one message: the later one in the forward pass, the earlier one in the
+        backward pass.
         """
         share = b // devices
         if share * devices != b or share & (share - 1) or share >= 1 << self.tables:
             return float("inf")
         row = self.sums(blocks)
         weights, _, _, cut_bytes, cuts, update_s = row[self.tables :]
-        messages = 2 * (cuts * self.link.latency_s + cut_bytes * share / self.link.bandwidth)
+        messages = cuts * self.link.latency_s + cut_bytes * share / self.link.bandwidth
         once = self.cluster.among(devices).ring_s(weights, devices) + update_s
         return float((row[share.bit_length() - 1] + messages) / b + once / self.mini_batch)
 

@@ -69,7 +69,7 @@ class Search {
     if (share < 0 || share >= c.tables) return false;
     const double *extra = sums + c.tables;
     const double b = c.b[x], devices = 1 << g, steps = 2 * (devices - 1);
-    const double messages = 2 * (extra[kCuts] * c.latency + extra[kCutBytes] * (1 << share) / c.bandwidth);
+    const double messages = extra[kCuts] * c.latency + extra[kCutBytes] * (1 << share) / c.bandwidth;
     const double once =
         steps * (c.ring_latency[g] + extra[kWeights] / devices / c.ring_bandwidth[g]) + extra[kUpdate];
     return (sums[share] + messages) / b + once / c.mini_batch <= t_max_ &&
