@@ -184,7 +184,7 @@ def _compared(costs: Costs, piper_seconds: float) -> _Found:
 def _case() -> _Found:
     """The case study: a chain at b = 2, the graph at b = 2, and at b = 4, with the same stages."""
     found = {}
-    for batch, half_tiles in ((32, 12), (64, 12), (128, 12), (64, 24)):
+    for batch, half_tiles in ((32, 12), (64, 12), (128, 12), (32, 24), (64, 24), (128, 24)):
         costs = case_study(batch, Device(half_tiles=half_tiles))
         iterations: dict[str, _Found] = {}
         for name, search, b in (("chain, b=2", pipedream, 2), ("graph, b=2", planner.plan, 2),
