@@ -23,18 +23,7 @@ from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
 _EPSILON = 1e-3  # of the time per sample, at which the binary search ends
-_SLACK = (
-    1.02,
-    1.04,
-    1.07,
-    1.1,
-    1.15,
-    1.2,
-    1.3,
-    1.45,
-    1.7,
-    2.0,
-)  # times per sample over the least one, whose plans may be less deep
+_SLOWEST, _STEP = 2.5, 1.02  # times per sample over the least one, up to which less deep plans are looked for
 _LEAST_SIMULATED, _PASSES_SIMULATED = 8, 12_000  # plans, and forward and backward passes of all of them
 _MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
@@ -95,8 +84,19 @@ class Finder:
         self.states = 0
 
     def plan(self, choices: Sequence[Choice]) -> Plan:
-        """The plan of stages that ``find`` has found."""
-        return assemble(self.costs, choices, self.name, chain=self.space.chain)
+        """The plan of stages that ``find`` has found; stages that gain by it, the slowest first, get idle devices."""
+        found = [*choices]
+        idle = self.costs.cluster.devices - sum(each.degree for each in found)
+        while wider := [
+            (seconds, at, more)
+            for at, each in enumerate(found)
+            if each.degree <= idle
+            and self.tps([more := replace(each, degree=2 * each.degree)]) < (seconds := self.tps([each]))
+        ]:
+            _, at, more = max(wider, key=lambda each: each[:2])
+            idle -= found[at].degree
+            found[at] = more
+        return assemble(self.costs, found, self.name, chain=self.space.chain)
 
     def tps(self, choices: Sequence[Choice]) -> float:
         """The most seconds per sample of a stage."""
@@ -214,11 +214,34 @@ def _candidates(
             best = finder.least(configs)
             if best is None:
                 continue
-            for slack in (1.0, *_SLACK):
-                found = best if slack == 1 else finder.find(configs, finder.tps(best) * slack)
-                if found is not None and (key := frozenset(found)) not in known:
+            for plan in _front(finder, configs, best):
+                if (key := frozenset(plan.stages)) not in known:
                     known.add(key)
-                    yield finder.plan(found)
+                    yield plan
+
+
+def _front(finder: Finder, configs: Configs, best: Sequence[Choice]) -> Iterator[Plan]:
+    """The plan of the least time per sample, and for each smaller depth one that is as fast as can be, roughly."""
+    start = finder.tps(best)
+    first = finder.plan(best)
+    yield first
+    last = finder.find(configs, start * _SLOWEST)
+    if last is None:
+        return
+    slow = finder.plan(last)
+    yield slow
+    todo = [(start, first, start * _SLOWEST, slow)]
+    while todo:
+        low, fast, high, slow = todo.pop()
+        high = min(high, slow.tps(finder.costs))
+        if fast.depth <= slow.depth or high < low * _STEP:
+            continue
+        middle = (low * high) ** 0.5
+        found = finder.find(configs, middle)
+        if found is not None:
+            plan = finder.plan(found)
+            yield plan
+            todo += [(low, fast, middle, plan), (middle, plan, high, slow)]
 
 
 def estimate_s(plan: Plan, costs: Costs) -> float:

@@ -128,8 +128,8 @@ def case_study(batch: int, device: Device | None = None) -> Costs:
     """The case study of §3.7.4 on eight devices: two branches of four blocks of attention and two linear layers.
 
     The chapter does not say what limits its memory: here a device has what 21 samples of a block need. So a chain of
-    depth 8 has room for micro-batches of 2, and a graph for those of 4, as in the chapter. Its depth is 5: the last stage
-    of one branch has the concatenation, and follows the last stage of the other one.
+    depth 8 has room for micro-batches of 2, and a graph for those of 4, as in the chapter. Its depth is 5: the last
+    stage of one branch has the concatenation, and follows the last stage of the other one.
     """
     device = device or Device()
     graph = mmt(device, batch, branches=2, layers=4)
