@@ -48,9 +48,9 @@ setup(
         ),
         Extension(
             "collage.native._search",
-            ["collage/native/search/cover.cpp"],
-            depends=["collage/native/search/cover.h"],
-            extra_compile_args=["-std=c++17", "-O2", *WARNINGS],
+            ["collage/native/search/cover.cpp", "collage/native/search/pipeline.cpp"],
+            depends=["collage/native/search/cover.h", "collage/native/search/pipeline.h"],
+            extra_compile_args=["-std=c++17", "-O3", *WARNINGS],
             optional=True,
         ),
         Extension(

@@ -12,6 +12,7 @@ from collage.cli.compile_decoder import compile_decoder
 from collage.cli.db import db
 from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
+from collage.cli.graphpipe import graphpipe
 from collage.cli.run import run
 from collage.cli.serve import serve
 from collage.cli.show import show, verify
@@ -35,10 +36,11 @@ def main() -> None:
     collage serve decoder.collage                  serve it to clients
     collage bench model.onnx                       compare it with each engine alone
     collage windtunnel fit pipeline.joblib ...     fine-tune a pipeline of scikit-learn as one network
+    collage graphpipe plan graph.json ...          plan a training pipeline
 
     Exit status: 0, 1 (the work failed), 2 (usage), or 128 and the number of the signal that ended the command.
     """
 
 
-for _command in (compile, compile_decoder, run, serve, show, bench, verify, backends, db, doctor, windtunnel):
+for _command in (compile, compile_decoder, run, serve, show, bench, verify, backends, db, graphpipe, doctor, windtunnel):
     main.add_command(_command)

@@ -1,0 +1,1 @@
+"""GraphPipe (chapter 3): training pipelines whose stages form a graph; planner, schedules and simulator."""
