@@ -42,5 +42,18 @@ def main() -> None:
     """
 
 
-for _command in (compile, compile_decoder, run, serve, show, bench, verify, backends, db, graphpipe, doctor, windtunnel):
+for _command in (
+    compile,
+    compile_decoder,
+    run,
+    serve,
+    show,
+    bench,
+    verify,
+    backends,
+    db,
+    graphpipe,
+    doctor,
+    windtunnel,
+):
     main.add_command(_command)
