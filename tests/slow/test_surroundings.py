@@ -46,6 +46,8 @@ COMMANDS = (
     ("backends",),
     ("db", "stats"),
     ("doctor",),
+    ("graphpipe", "--help"),
+    ("windtunnel", "--help"),
 )
 SERVICE = """
 import sys

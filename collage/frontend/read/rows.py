@@ -39,14 +39,16 @@ class _NoRowsError(Exception):
 
 @dataclass(frozen=True)
 class _Rows:
-    """A value whose first axis counts the rows. ``tail`` has its other extents, with None for an unknown one.
+    """A value with an axis that counts the rows, the first one unless there is a ``lead``.
 
-    A value may ``lie``: then it is 1 x rows. A ``shape_of`` is the shape of such a value, and no value of rows.
+    ``lead`` and ``tail`` have the extents before and behind that axis, with None for an unknown one. A value that is
+    ``transposed`` is 1 x rows. A ``shape_of`` is the shape of such a value, and no value of rows.
     """
 
     tail: _Extents
     transposed: bool = False
     shape_of: bool = False
+    lead: _Extents = ()
 
     def axis(self, number: int) -> int:
         """The position in ``tail`` of an axis of the value. Raises _NoRowsError for that of the rows."""
@@ -73,10 +75,11 @@ class _Graph:
     rows: dict[str, _Rows] = field(default_factory=dict)
     maps: set[str] = field(default_factory=set)
 
-    def of(self, name: str, least_rank: int = 1) -> _Rows:
-        """The value of rows, upright. Raises _NoRowsError."""
+    def of(self, name: str, least_rank: int = 1, *, led: bool = False) -> _Rows:
+        """The value of rows, upright; with axes before them only if it may be ``led``. Raises _NoRowsError."""
         found = self.rows.get(name)
-        if found is None or found.transposed or found.shape_of or len(found.tail) + 1 < least_rank:
+        lies = found is None or found.transposed or found.shape_of or (bool(found.lead) and not led)
+        if found is None or lies or len(found.tail) + 1 < least_rank:
             raise _NoRowsError(f"{name or 'an input'} has no rows on its first axis")
         return found
 
@@ -102,13 +105,14 @@ def take_rows(model: onnx.ModelProto) -> bool:
     """Whether all operators of a model map rows to rows. Its outputs get shapes with an open first axis then, in place.
 
     Its inputs are columns or matrices with an open first axis and no other, and there is an operator for tables among
-    its nodes. What is declared of inner values is dropped, since it may be wrong. A model of which that is not sure
-    stays as it is.
+    its nodes, or Collage has written it of a model of tables. What is declared of inner values is dropped, since it may
+    be wrong. A model of which that is not sure stays as it is.
     """
     graph = model.graph
     inputs = model_inputs(model)
     ports = {info.name: _extents(info) for info in inputs}
-    if not any(node.domain == TABLES for node in graph.node) or model.functions or not ports:
+    ours = any(each.key.startswith("collage.") for each in model.metadata_props)
+    if not (ours or any(node.domain == TABLES for node in graph.node)) or model.functions or not ports:
         return False
     if any(extents is None or extents[:1] != (None,) or None in extents[1:] for extents in ports.values()):
         return False
@@ -220,23 +224,26 @@ def _one(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     if any(name and known.constant(name).size != 1 for name in node.input[1:]):
         raise _NoRowsError("it has constants of several elements")
     found = known.rows.get(node.input[0])
-    return [found] if found is not None and found.transposed else [known.of(node.input[0])]
+    return [found] if found is not None and found.transposed else [known.of(node.input[0], led=True)]
 
 
 def _each(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     """Elements of several values, which are broadcast within a row."""
     rows = [known.rows[name] for name in node.input if name in known.rows]
-    tails: list[_Extents] = [known.of(name).tail for name in node.input if name in known.rows]
-    if not rows or len({*map(len, tails)}) > 1:
+    tails: list[_Extents] = [known.of(name, led=True).tail for name in node.input if name in known.rows]
+    leads: list[_Extents] = [each.lead for each in rows]
+    if not rows or len({*map(len, tails)}) > 1 or len({*map(len, leads)}) > 1:
         raise _NoRowsError("its inputs have different ranks")
+    behind, before = len(tails[0]), len(leads[0])
     for name in node.input:
         if name in known.rows:
             continue
         shape = known.constant(name).shape
-        if len(shape) > len(tails[0]) + 1 or (len(shape) == len(tails[0]) + 1 and shape[0] != 1):
+        if len(shape) > before + 1 + behind or (len(shape) > behind and shape[-behind - 1] != 1):
             raise _NoRowsError(f"{name} has rows of its own")
-        tails.append(shape[-len(tails[0]) :] if tails[0] else ())
-    return [_Rows(_broadcast(tails, len(tails[0])))]
+        tails.append(shape[-behind:] if behind else ())
+        leads.append(shape[: max(0, len(shape) - behind - 1)])
+    return [_Rows(_broadcast(tails, behind), lead=_broadcast(leads, before))]
 
 
 def _broadcast(tails: Sequence[_Extents], rank: int) -> _Extents:
@@ -346,16 +353,20 @@ def _flatten(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
 
 
 def _transpose(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
-    found, order = known.of(node.input[0]), _attributes(node).get("perm")
-    if not order or order[0] != 0:
-        raise _NoRowsError("it moves the axis of the rows")
-    return [_Rows(tuple(found.tail[each - 1] for each in order[1:]))]
+    found, order = known.of(node.input[0], led=True), _attributes(node).get("perm")
+    rows, extents = len(found.lead), (*found.lead, None, *found.tail)
+    if not order or sorted(order) != [*range(len(extents))]:
+        raise _NoRowsError("it names no order of its axes")
+    at = order.index(rows)
+    return [_Rows(tuple(extents[each] for each in order[at + 1 :]), lead=tuple(extents[each] for each in order[:at]))]
 
 
 def _product(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
-    """MatMul and Gemm with a constant on the right."""
-    found, right, about = known.of(node.input[0], 2), known.constant(node.input[1]), _attributes(node)
-    if right.ndim != 2 or about.get("transA"):
+    """MatMul and Gemm with a constant on the right, which may have a matrix for each place before the rows."""
+    found, right, about = known.of(node.input[0], 2, led=True), known.constant(node.input[1]), _attributes(node)
+    if found.lead and right.ndim == 1 + len(found.lead) + 1 and len(found.tail) == 1:
+        return [_Rows(right.shape[-1:], lead=_broadcast([found.lead, right.shape[:-2]], len(found.lead)))]
+    if right.ndim != 2 or about.get("transA") or found.lead:
         raise _NoRowsError("it is no product of rows with a matrix")
     if len(node.input) > 2 and node.input[2]:
         added = known.constant(node.input[2]).shape
@@ -366,13 +377,19 @@ def _product(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
 
 def _reduce(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
     """Reductions along named axes; those of ArgMax and ArgMin are one."""
-    found, about = known.of(node.input[0]), _attributes(node)
+    found, about = known.of(node.input[0], led=True), _attributes(node)
     axes = [about.get("axis", 0)] if node.op_type in ("ArgMax", "ArgMin") else known.numbers(node, "axes", 1)
     if not axes:
         raise _NoRowsError("it reduces all axes")
-    gone, kept = {found.axis(each) for each in axes}, about.get("keepdims", 1)
-    ends = (1 if at in gone else extent for at, extent in enumerate(found.tail) if kept or at not in gone)
-    return [_Rows(tuple(ends))]
+    rows, extents, kept = len(found.lead), (*found.lead, None, *found.tail), about.get("keepdims", 1)
+    gone = {each + len(extents) if each < 0 else each for each in axes}
+    if rows in gone or not gone <= {*range(len(extents))}:
+        raise _NoRowsError(f"it works along axis {axes[0]}")
+    ends = [1 if at in gone else extent for at, extent in enumerate(extents)]
+    lead, tail = (
+        [at for at in span if kept or at not in gone] for span in (range(rows), range(rows + 1, len(extents)))
+    )
+    return [_Rows(tuple(ends[at] for at in tail), lead=tuple(ends[at] for at in lead))]
 
 
 def _top(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:

@@ -111,6 +111,54 @@ def test_what_may_mix_rows(nodes: Sequence[onnx.NodeProto], constants: Any) -> N
     assert model.SerializeToString() == before
 
 
+WIDE = np.ones((2, 2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "shape"),
+    [
+        ([node("Transpose", "t", perm=[1, 0, 2])], {}, (None, 2, 2)),
+        ([node("Transpose", "t", perm=[1, 2, 0])], {}, (None, 2, 2)),
+        ([node("ReduceSum", "t a", keepdims=0)], {"a": [0]}, (None, 2)),
+        ([node("ReduceSum", "t a", keepdims=0)], {"a": [-3, 2]}, (None,)),
+        (
+            [helper.make_node("MatMul", ["t", "w"], ["p"]), node("Transpose", "p", perm=[1, 0, 2])],
+            {"w": WIDE},
+            (None, 2, 3),
+        ),
+        ([helper.make_node("Tanh", ["t"], ["p"]), node("Transpose", "p", perm=[1, 0, 2])], {}, (None, 2, 2)),
+        (
+            [helper.make_node("Add", ["t", "c"], ["p"]), node("ReduceMax", "p", axes=[0], keepdims=0)],
+            {"c": np.ones((2, 1, 2), np.float32)},
+            (None, 2),
+        ),
+        # These do not put the axis of the rows first again, or mix rows.
+        ([node("Tanh", "t")], {}, None),
+        ([node("ReduceSum", "t a")], {"a": [0]}, None),
+        ([node("ReduceSum", "t a", keepdims=0)], {"a": [1]}, None),
+        ([node("ReduceSum", "t a", keepdims=0)], {"a": [-2]}, None),
+        ([helper.make_node("Softmax", ["t"], ["p"], axis=1), node("Transpose", "p", perm=[1, 0, 2])], {}, None),
+        (
+            [helper.make_node("Add", ["t", "c"], ["p"]), node("Transpose", "p", perm=[1, 0, 2])],
+            {"c": np.ones((2, 3, 2), np.float32)},
+            None,
+        ),
+        ([helper.make_node("Add", ["t", "u"], ["p"]), node("Transpose", "p", perm=[1, 0, 2])], {}, None),
+        ([helper.make_node("MatMul", ["u", "w"], ["p"]), node("Transpose", "p", perm=[0, 1, 2])], {"w": WIDE}, None),
+        ([helper.make_node("MatMul", ["t", "u"], ["p"]), node("Transpose", "p", perm=[1, 0, 2])], {}, None),
+        ([node("Reshape", "t r")], {"r": [-1, 4]}, None),
+        ([node("Transpose", "t", perm=[1, 0])], {}, None),
+    ],
+)
+def test_an_axis_before_the_rows(nodes: Sequence[onnx.NodeProto], constants: Any, shape: Any) -> None:
+    """u is rows x 2 x 2, t is 2 x rows x 2: how batches of products take the rows."""
+    first = [
+        helper.make_node("Reshape", ["s", "r3"], ["u"]),
+        helper.make_node("Transpose", ["u"], ["t"], perm=[1, 0, 2]),
+    ]
+    assert shapes(after(*first, *nodes, r3=[0, 2, 2], **constants)) == ([] if shape is None else [shape])
+
+
 def test_labels_that_an_index_picks() -> None:
     """As skl2onnx writes them: the index of the largest score picks an element of a row of classes."""
     nodes = [
@@ -126,6 +174,9 @@ def test_labels_that_an_index_picks() -> None:
 def test_models_with_fixed_or_other_inputs_and_without_tables() -> None:
     assert not take_rows(trees(8))
     assert not take_rows(model_of([node("Relu", "x")], [floats("x", None, 4)], [floats("y", None, 4)]))
+    plain = model_of([node("Relu", "x")], [floats("x", None, 4)], [floats("y", None, 4)])
+    helper.set_model_props(plain, {"collage.kind": "regressor"})
+    assert take_rows(plain)
     for open_shape in ((None, None), ()):
         model = trees()
         model.graph.input[0].CopyFrom(floats("X", *open_shape))
