@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
+pytest.importorskip("torch")
 pytest.importorskip("pandas")
 
 import pandas as pd
