@@ -235,7 +235,8 @@ def _onnxruntime(setup: Setup, *, in_8_bits: bool = False) -> tuple[Call, Output
         options.add_free_dimension_override_by_name(name, extent)
     model = _quantised(setup.path) if in_8_bits else setup.path
     session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    if setup.pool and None in setup.outputs.values():  # texts and maps cannot be bound
+    texts = any(array.dtype.kind in "OU" for array in setup.inputs.values())
+    if texts or (setup.pool and None in setup.outputs.values()):  # texts and maps cannot be bound
         last: list[Any] = []
 
         def run_unbound() -> None:
