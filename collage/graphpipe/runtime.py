@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from collage.core.library_text import library_text
+from collage.core.threads import in_thread
 from collage.errors import CollageError, UsageError
 from collage.graphpipe.checkpoint import Checkpoints
 from collage.graphpipe.graph import BlockGraph
@@ -25,6 +30,8 @@ from collage.graphpipe.wiring import Message, Wiring, check_fit
 
 Progress = Callable[[int, float, float], None]
 
+_GLOO_SOURCE = re.compile(r"\[/\S+?:\d+\] ")
+_PATIENCE_S, _WATCH_S = 2.0, 0.2
 AHEAD = 3
 """The passes whose messages are waited for in advance, besides the next one."""
 
@@ -61,25 +68,42 @@ class Peers:
         if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         limit = timedelta(seconds=limit_s)
-        try:
+
+        def meet() -> list[Any]:
             dist.init_process_group("gloo", timeout=limit)
-            self._groups = [dist.new_group([*each], timeout=limit) if len(each) > 1 else None for each in ranks]
-        except (RuntimeError, ValueError) as error:
+            return [dist.new_group([*each], timeout=limit) if len(each) > 1 else None for each in ranks]
+
+        try:
+            with _without_stderr():  # gloo writes to it
+                self._groups = in_thread(meet).result(limit_s)  # some of gloo's waits have no limit
+        except (RuntimeError, ValueError, TimeoutError, LateError) as error:
             raise CollageError(
                 f"rank {self.rank}: the {self.size} processes have not met within {limit_s:g} s; one has never "
-                f"started, or has ended ({library_text(error, 100)})."
+                f"started, or has ended."
             ) from error
+        self._wait_ends = float("inf")
+        threading.Thread(target=self._watch, name="collage-graphpipe-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End the process if it waits for others for longer than gloo should let it."""
+        while time.monotonic() < self._wait_ends + _PATIENCE_S:
+            time.sleep(_WATCH_S)
+        print(f"rank {self.rank}: another rank has not answered for {self.limit_s:g} s.", file=sys.stderr, flush=True)
+        os._exit(1)
 
     @contextmanager
     def waiting(self, who: str) -> Iterator[None]:
         """Raise CollageError for errors of a transfer with others."""
+        self._wait_ends = time.monotonic() + self.limit_s
         try:
             yield
         except RuntimeError as error:
-            text = library_text(error, 120)
+            text = library_text(_GLOO_SOURCE.sub("", str(error)), 120)
             late = "timed out" in text.lower() or "timeout" in text.lower()
             how = f"{who} has not answered for {self.limit_s:g} s" if late else f"{who} is gone"
             raise CollageError(f"rank {self.rank}: {how} ({text}).") from error
+        finally:
+            self._wait_ends = float("inf")
 
     def send(self, tensor: Any, to: int, tag: int) -> Any:
         """Begin to send a contiguous tensor, which must stay until the work is waited for."""
@@ -111,6 +135,20 @@ class Peers:
                     each.copy_(part.view_as(each))
 
 
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Without what libraries write to the descriptor of stderr."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
 def rank_and_size() -> tuple[int, int]:
     """The rank of this process, and the number of processes, by torchrun's environment. Raises UsageError."""
     try:
@@ -137,12 +175,11 @@ class Engine:
         self._sends: dict[Action, list[tuple[Message, Any, Any]]] = {}
         self._iteration = 0
 
-    def iteration(self, step: int) -> float:
-        """Run an iteration. Returns the loss of the mini-batch. Raises CollageError if another process is gone."""
+    def iteration(self) -> float:
+        """Run an iteration, whose inputs are ready, and return its loss. Raises CollageError if a process is gone."""
         import torch
 
         self._iteration += 1
-        self._work.begin(step)
         posted: list[_Posted] = []
         for at, action in enumerate(self._actions):
             posted += map(self._post, self._actions[len(posted) : at + AHEAD + 1])
@@ -283,8 +320,9 @@ def run(
     losses, seconds = [], []
     for step in range(first, steps):
         torch.manual_seed(hash((seed, step, peers.rank)) & (1 << 62) - 1)
+        work.begin(step)
         start = time.perf_counter()
-        losses.append(engine.iteration(step))
+        losses.append(engine.iteration())
         seconds.append(time.perf_counter() - start)
         progress(step, losses[-1], seconds[-1])
         if checkpoints is not None and isinstance(work, TorchStage) and checkpoints.due(step + 1, steps):

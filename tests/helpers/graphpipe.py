@@ -15,7 +15,6 @@ from collage.errors import CollageError
 from collage.graphpipe.plan import Plan, Stage, scheduled
 
 WIDTH, CLASSES = 16, 5
-LIMIT_S = 10.0
 
 
 def diamond(dtype: str = "float64", momentum: bool = True) -> Any:
@@ -63,7 +62,9 @@ def plan_of(names: Sequence[str], stages: Sequence[tuple[Sequence[str], int, int
     Others, such as an addition, are of the last part.
     """
     part = [next((each for each in PARTS if name.startswith(each)), PARTS[-1]) for name in names]
-    part = ["right" if name.startswith(("words", "mean", "mul")) else found for name, found in zip(names, part, strict=True)]
+    part = [
+        "right" if name.startswith(("words", "mean", "mul")) else found for name, found in zip(names, part, strict=True)
+    ]
     found = []
     device = 0
     for parts, b, degree in stages:
@@ -75,7 +76,7 @@ def plan_of(names: Sequence[str], stages: Sequence[tuple[Sequence[str], int, int
 
 def together(work: Callable[..., None], size: int, folder: Path, *arguments: Any) -> list[Any]:
     """Start ``size`` processes of ``work(folder, *arguments)`` as torchrun would, from a server that has torch."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "torch.utils.flop_counter", "networkx"])
     with socket.socket() as free:
