@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import click
 from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable, make_folder
 from collage.cli.options import JSON_OPTION, PATH, SEED_OPTION, Count, Seconds, flag, option
+from collage.cli.signals import Terminated
 from collage.core.child_process import import_path, signal_name
 from collage.core.memory import physical_bytes
 from collage.core.new_file import new_file
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from collage.graphpipe.runtime import Ended
 
 _MODEL = "MODEL.py:function"
+_LAUNCHER = "COLLAGE_GRAPHPIPE_LAUNCHER"
+"""The variable with the id of the process that has started a rank."""
 _THREADS = option("--threads", default=1, type=Count(min=1), metavar="N", help="Threads of torch in a process.")
 _LIMIT = option(
     "--limit",
@@ -163,10 +167,13 @@ def run(
     plan = Plan.from_json(read_json(plan_file))
     graph = None if graph_file is None else BlockGraph.from_json(read_json(graph_file))
     factor = 1.0
-    if asleep and graph is not None:
+    if graph is not None:
         from collage.graphpipe.stages import slowed
+        from collage.graphpipe.wiring import check_fit
 
-        graph, factor = slowed(graph, plan)
+        check_fit(plan, len(graph.blocks), [(each.source, each.target) for each in graph.edges])
+        slow, slower = slowed(graph, plan)
+        graph, factor = (slow, slower) if asleep else (graph, 1.0)
     predicted_s = _predicted(plan, graph, cluster_file)
     if folder is not None:
         make_folder(folder)
@@ -197,9 +204,7 @@ def _predicted(plan: Plan, graph: BlockGraph | None, cluster_file: Path | None) 
     from collage.graphpipe.cluster import Cluster
     from collage.graphpipe.costs import Costs
     from collage.graphpipe.simulate import simulated
-    from collage.graphpipe.wiring import check_fit
 
-    check_fit(plan, len(graph.blocks), [(each.source, each.target) for each in graph.edges])
     return simulated(plan, Costs(graph, Cluster.read(cluster_file), plan.mini_batch)).iteration_s
 
 
@@ -259,8 +264,12 @@ def _is_rank() -> bool:
 def _as_rank() -> Iterator[None]:
     """End the process after the block, with one line if it fails. Gloo's threads may never end by themselves."""
     status = 0
+    if (launcher := os.environ.get(_LAUNCHER)) is not None:
+        threading.Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
     try:
         yield
+    except (KeyboardInterrupt, Terminated) as end:
+        status = getattr(end, "exit_code", 130)
     except CollageError as error:
         say(f"collage: error: {error}", err=True)
         status = error.exit_code
@@ -274,6 +283,13 @@ def _as_rank() -> Iterator[None]:
     os._exit(status)
 
 
+def _end_with(launcher: int) -> None:
+    """End this process when the one that has started it is gone."""
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def _launch(size: int, limit_s: float) -> None:
     """Run this command line once for each rank, and wait for all. Raises CollageError if one fails."""
     with socket.socket() as free:
@@ -284,11 +300,13 @@ def _launch(size: int, limit_s: float) -> None:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(size):
-            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port, _LAUNCHER: os.getpid()}
             env = os.environ | {name: str(each) for name, each in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
             out = None if rank == 0 else subprocess.DEVNULL
+            command = [sys.executable, "-c", code]
+            # Ctrl-C goes to this process only.
             started.append(
-                subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.DEVNULL, stdout=out)
+                subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
             )
         _watch(started, limit_s)
     finally:

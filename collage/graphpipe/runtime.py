@@ -98,7 +98,7 @@ class Peers:
         try:
             yield
         except RuntimeError as error:
-            text = library_text(_GLOO_SOURCE.sub("", str(error)), 120)
+            text = library_text(_GLOO_SOURCE.sub("", str(error)).split(". ")[0].rstrip("."), 120)
             late = "timed out" in text.lower() or "timeout" in text.lower()
             how = f"{who} has not answered for {self.limit_s:g} s" if late else f"{who} is gone"
             raise CollageError(f"rank {self.rank}: {how} ({text}).") from error

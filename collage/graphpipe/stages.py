@@ -190,8 +190,11 @@ def sleep_bytes(wire: Wire) -> int:
 
 
 def pass_seconds(graph: BlockGraph, stage: Stage) -> tuple[float, float]:
-    """The seconds of a forward and of a backward pass of a stage on each of its devices."""
-    table = (stage.b // len(stage.devices)).bit_length() - 1
+    """The seconds of a forward and of a backward pass of a stage on each of its devices. Raises UsageError."""
+    share = stage.b // len(stage.devices)
+    table = share.bit_length() - 1
+    if share & (share - 1) or share > graph.largest_micro_batch:
+        raise UsageError(f"the graph has no times for {share} samples; profile it with a larger --most.")
     blocks = [graph.blocks[at] for at in stage.blocks]
     return sum(each.forward_s[table] for each in blocks), sum(each.backward_s[table] for each in blocks)
 

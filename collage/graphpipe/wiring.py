@@ -9,7 +9,8 @@ from functools import cached_property
 
 from collage.errors import UsageError
 from collage.graphpipe.plan import Plan
-from collage.graphpipe.schedule import Pass
+from collage.graphpipe.schedule import Pass, static_actions
+from collage.graphpipe.simulate import StageTimes, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,20 @@ class Wiring:
 
 
 def check_fit(plan: Plan, blocks: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Raise UsageError if a plan is not one for a graph of so many blocks with these edges."""
+    """Raise CollageError if a plan is not one for a graph of so many blocks with these edges, or cannot run."""
     home = {block: at for at, stage in enumerate(plan.stages) for block in stage.blocks}
     if sorted(home) != [*range(blocks)] or sum(len(each.blocks) for each in plan.stages) != blocks:
         raise UsageError(f"the plan is for another network: it has {len(home)} blocks, and the network has {blocks}.")
     for one, other in edges:
-        if home[one] > home[other]:
-            raise UsageError(f"the plan is for another network: block {other} reads from block {one} of a later stage.")
+        if home[one] != home[other] and (home[one], home[other]) not in plan.edges:
+            raise UsageError(
+                f"the plan is for another network: it has no edge from stage {home[one]}, which has block {one}, to "
+                f"stage {home[other]}, which has block {other}."
+            )
+    devices = [device for stage in plan.stages for device in stage.devices]
+    if len({*devices}) < len(devices):
+        raise UsageError("the plan has a device in two stages.")
+    for at, stage in enumerate(plan.stages):
+        if not stage.devices or plan.mini_batch % stage.b or stage.b % len(stage.devices):
+            raise UsageError(f"stage {at}: its micro-batch divides no mini-batch, or its devices cannot share it.")
+    simulate(plan, [StageTimes(1.0, 1.0, 0.0)] * len(plan.stages), {}, static_actions(plan))
