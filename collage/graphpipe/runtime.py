@@ -285,11 +285,11 @@ def train(
 def sleep(slow: BlockGraph, plan: Plan, steps: int, limit_s: float) -> Ended:
     """Run a plan as one of its processes, with sleeps by the times of a graph. Raises CollageError."""
     check_fit(plan, len(slow.blocks), [(each.source, each.target) for each in slow.edges])
-    wires = sleep_wires(slow, plan)
+    wires, values = sleep_wires(slow, plan), sleep_values(slow)
     wiring = Wiring(plan, wires)
     peers = Peers(wiring.ranks, limit_s)
-    stage = SleepStage(slow, plan, wires, wiring.place(peers.rank)[0])
-    return run(peers, wiring, stage, sleep_values(wires), steps)
+    stage = SleepStage(slow, plan, wires, values, wiring.place(peers.rank)[0])
+    return run(peers, wiring, stage, values, steps)
 
 
 def run(

@@ -146,13 +146,15 @@ class TorchStage:
 class SleepStage:
     """A stage whose passes sleep for given seconds. Messages and gradients have the sizes of the real ones."""
 
-    def __init__(self, graph: BlockGraph, plan: Plan, wires: Sequence[Wire], at: int) -> None:
+    def __init__(
+        self, graph: BlockGraph, plan: Plan, wires: Sequence[Wire], values: Mapping[str, Value], at: int
+    ) -> None:
         import torch
 
         blocks = [graph.blocks[each] for each in plan.stages[at].blocks]
         self._forward_s, self._backward_s = pass_seconds(graph, plan.stages[at])
         self._update_s = sum(each.update_s for each in blocks)
-        self._at, self._wires = at, wires
+        self._at, self._wires, self._values = at, wires, values
         self._gradients = torch.zeros(max(1, int(sum(each.weight_bytes for each in blocks)) // 4))
 
     def begin(self, step: int) -> None:
@@ -172,7 +174,7 @@ class SleepStage:
         self._samples = samples
         for each in wires:
             if each.value not in self._given:
-                shape = (samples, sleep_bytes(each))
+                shape = (samples, *self._values[each.value].shape)
                 self._given[each.value] = torch.zeros(shape, dtype=torch.uint8)
         return {each.value: self._given[each.value] for each in wires}
 
@@ -182,11 +184,6 @@ class SleepStage:
     def update(self) -> float:
         time.sleep(self._update_s)
         return 0.0
-
-
-def sleep_bytes(wire: Wire) -> int:
-    """The bytes a sample of a wire in sleep mode, whose value is named ``number:bytes``."""
-    return int(wire.value.rpartition(":")[2])
 
 
 def pass_seconds(graph: BlockGraph, stage: Stage) -> tuple[float, float]:
@@ -234,14 +231,14 @@ def sleep_wires(graph: BlockGraph, plan: Plan) -> tuple[Wire, ...]:
     """The edges of a graph between the stages of a plan, each with a value of its own."""
     home = {block: at for at, stage in enumerate(plan.stages) for block in stage.blocks}
     return tuple(
-        Wire(f"{at}:{int(each.nbytes)}", home[each.source], home[each.target], True)
+        Wire(str(at), home[each.source], home[each.target], True)
         for at, each in enumerate(graph.edges)
         if home[each.source] != home[each.target]
     )
 
 
-def sleep_values(wires: Sequence[Wire]) -> dict[str, Value]:
-    """The tensors of the wires in sleep mode."""
+def sleep_values(graph: BlockGraph) -> dict[str, Value]:
+    """The tensors of the edges in sleep mode."""
     import torch
 
-    return {each.value: Value(each.value, (sleep_bytes(each),), torch.uint8, True) for each in wires}
+    return {str(at): Value(str(at), (int(each.nbytes),), torch.uint8, True) for at, each in enumerate(graph.edges)}

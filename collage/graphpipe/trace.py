@@ -285,6 +285,7 @@ def _observed(whole: Any, inputs: Sequence[Any], tensors: set[Any]) -> dict[str,
     weights |= {each.untyped_storage().data_ptr() for each in inputs}
     found: dict[str, _Seen] = {}
     alive: list[Any] = []
+    batch = _batch_symbols(whole.graph)
 
     class Observer(torch.fx.Interpreter):  # type: ignore[misc]
         def run_node(self, node: Any) -> Any:
@@ -302,7 +303,7 @@ def _observed(whole: Any, inputs: Sequence[Any], tensors: set[Any]) -> dict[str,
                     return super().run_node(node)
                 with FlopCounterMode(display=False) as counter:
                     result = super().run_node(node)
-            found[node.name] = _seen(node, result, float(counter.get_total_flops()), kept)
+            found[node.name] = _seen(node, result, float(counter.get_total_flops()), kept, batch)
             return result
 
     try:
@@ -321,7 +322,7 @@ def _observed(whole: Any, inputs: Sequence[Any], tensors: set[Any]) -> dict[str,
     return found
 
 
-def _seen(node: Any, result: Any, flops: float, kept: dict[int, int]) -> _Seen:
+def _seen(node: Any, result: Any, flops: float, kept: dict[int, int], batch: set[str]) -> _Seen:
     """A tensor can be sent if its first axis, and no other one, is the number of samples."""
     import torch
 
@@ -330,14 +331,14 @@ def _seen(node: Any, result: Any, flops: float, kept: dict[int, int]) -> _Seen:
     shape = tuple(result.shape)
     symbols = node.meta["val"].shape
     fixed = all(isinstance(each, int) for each in symbols[1:])
-    cuttable = bool(shape) and fixed and not isinstance(symbols[0], int) and str(symbols[0]) in _batch_symbols(node)
+    cuttable = bool(shape) and fixed and not isinstance(symbols[0], int) and str(symbols[0]) in batch
     value = Value(node.name, shape[1:], result.dtype, bool(result.requires_grad))
     return _Seen(value, cuttable, flops + 10.0 * result.nbytes, kept)  # 10 operations in the time of a byte
 
 
-def _batch_symbols(node: Any) -> set[str]:
+def _batch_symbols(graph: Any) -> set[str]:
     """The number of samples, as the shapes of the graph spell it."""
-    return {str(each.meta["val"].shape[0]) for each in node.graph.nodes if each.op == "placeholder"}
+    return {str(each.meta["val"].shape[0]) for each in graph.nodes if each.op == "placeholder"}
 
 
 def _bound_by_weights(whole: Any, tensors: set[Any]) -> list[tuple[str, str]]:
@@ -378,7 +379,7 @@ def _cut(traced: Traced, inside: set[int], reads: tuple[str, ...], gives: tuple[
     data = tuple(at for at, each in enumerate(inputs) if each in needed)
     new: dict[Any, Any] = {inputs[at]: graph.placeholder(inputs[at].name) for at in data}
     new |= {traced.nodes[name]: graph.placeholder(name) for name in reads}
-    batch = _batch_symbols(inputs[0]) if inputs else set()
+    batch = _batch_symbols(whole.graph)
     for node in whole.graph.nodes:
         if node in new or not (node in needed or traced.home.get(node.name) in inside):
             continue
