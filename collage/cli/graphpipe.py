@@ -11,6 +11,7 @@ import click
 
 from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable
+from collage.cli.graphpipe_train import cluster, profile, run
 from collage.cli.options import JSON_OPTION, PATH, Count, Seconds, flag, option
 
 if TYPE_CHECKING:
@@ -34,13 +35,20 @@ _GREEDY = flag("--greedy", help="Schedule by Algorithm 4, a backward pass whenev
 
 @click.group("graphpipe")
 def graphpipe() -> None:
-    """Plan training pipelines whose stages form a graph.
+    """Plan training pipelines whose stages form a graph, and run them.
 
     \b
+    collage graphpipe profile model.py:build -o graph.json
+    collage graphpipe cluster --devices 2 -o cluster.toml
     collage graphpipe plan graph.json --cluster cluster.toml --batch 64 -o plan.json
     collage graphpipe simulate plan.json graph.json --cluster cluster.toml
     collage graphpipe show plan.json graph.json --cluster cluster.toml --svg pictures
+    collage graphpipe run plan.json model.py:build --steps 100
     """
+
+
+for _command in (profile, cluster, run):
+    graphpipe.add_command(_command)
 
 
 @graphpipe.command()

@@ -1,1 +1,1 @@
-"""GraphPipe (chapter 3): training pipelines whose stages form a graph; planner, schedules and simulator."""
+"""GraphPipe (chapter 3): training pipelines whose stages form a graph; profiles, planner, simulator and runtime."""

@@ -258,19 +258,19 @@ def _smallest_core(arcs: _Arcs) -> tuple[int, frozenset[int], int]:
     for source, target in arcs:
         afters.setdefault(source, []).append(target)
         befores.setdefault(target, []).append(source)
-    order = _topological(befores, afters)
-    down = _nearest(order, befores)
-    up = _nearest([*reversed(order)], afters)
+    order = topological_order(befores, afters)
+    down = nearest_dominators(order, befores)
+    up = nearest_dominators([*reversed(order)], afters)
     cores = []
     for before, after in down.items():
         if after is not None and up[after] == before:
-            inner = _reached(before, after, afters) & _reached(after, before, befores)
+            inner = reached(before, after, afters) & reached(after, before, befores)
             if inner:
                 cores.append((before, frozenset(inner), after))
     return min(cores, key=lambda core: (len(core[1]), min(core[1])))
 
 
-def _topological(befores: Mapping[int, Sequence[int]], afters: Mapping[int, Sequence[int]]) -> list[int]:
+def topological_order(befores: Mapping[int, Sequence[int]], afters: Mapping[int, Sequence[int]]) -> list[int]:
     waiting = {at: len(before) for at, before in befores.items()}
     order = [at for at in afters if at not in befores]
     for at in order:  # which grows
@@ -281,7 +281,7 @@ def _topological(befores: Mapping[int, Sequence[int]], afters: Mapping[int, Sequ
     return order
 
 
-def _nearest(order: Sequence[int], befores: Mapping[int, Sequence[int]]) -> dict[int, int | None]:
+def nearest_dominators(order: Sequence[int], befores: Mapping[int, Sequence[int]]) -> dict[int, int | None]:
     """The immediate post-dominator of each, in a topological order; of dominators, with all turned around."""
     number = {at: position for position, at in enumerate(order)}
     kind = dataflow.TensorType((1,), "float32")
@@ -298,7 +298,7 @@ def _nearest(order: Sequence[int], befores: Mapping[int, Sequence[int]]) -> dict
     return {at: None if (to := found[number[at]]) is None else order[to] for at in order}
 
 
-def _reached(start: int, stop: int, steps: Mapping[int, Sequence[int]]) -> set[int]:
+def reached(start: int, stop: int, steps: Mapping[int, Sequence[int]]) -> set[int]:
     """All that steps lead to from ``start``, without it, ``stop`` and what is beyond that."""
     found: set[int] = set()
     todo = [start]

@@ -1,0 +1,104 @@
+"""From a file with a network to processes that train it, by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from collage.cli.graphpipe import graphpipe
+from collage.errors import UsageError
+
+pytest.importorskip("torch")
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.head = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x, z):
+        return (self.head(self.left(x) + self.right(z)) - x).square().mean()
+
+def build():
+    def batch(step, samples):
+        random = torch.Generator().manual_seed(step)
+        return torch.randn(samples, 32, generator=random), torch.randn(samples, 32, generator=random)
+    return Net(), batch
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "collage", "graphpipe", *words]
+    root = Path(__file__).resolve().parents[3]
+    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def here(*words: str) -> str:
+    result = CliRunner().invoke(graphpipe, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def run(folder: Path, *words: str) -> str:
+    process = start(folder, *words)
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_a_network_is_profiled_planned_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    assert "wrote graph.json" in here("profile", "model.py:build", "-o", "graph.json", "--most", "4")
+    assert "bandwidth_gb_s" in run(tmp_path, "cluster", "--devices", "2", "-o", "cluster.toml")
+    given = ("--cluster", "cluster.toml")
+    here("plan", "graph.json", *given, "--batch", "8", "-o", "plan.json")
+    _two_stages(tmp_path / "plan.json", tmp_path / "graph.json")
+    words = ("--steps", "5", "--graph", "graph.json", *given, "--checkpoint", "kept", "--json")
+    found = json.loads(run(tmp_path, "run", "plan.json", "model.py:build", *words))
+    assert (tmp_path / "kept" / "last.json").exists()
+    assert len(found["losses"]) == 5
+    assert found["iteration_s"] > 0 < found["predicted_s"]
+    process = start(tmp_path, "run", "plan.json", "--sleep", "--graph", "graph.json", "--steps", "1000", "--limit", "5")
+    end = time.monotonic() + 60
+    while len(_children(process.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    os.kill(_children(process.pid)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 1
+    lines = err.splitlines()
+    assert lines[-1] == "collage: error: rank 1 was ended by SIGKILL, and the run with it."
+    assert len(lines) <= 2
+    for words in (("plan.json",), ("plan.json", "m.py:build", "--resume"), ("plan.json", "--sleep")):
+        with pytest.raises(UsageError, match="--"):
+            here("run", *words)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _two_stages(plan_file: Path, graph_file: Path) -> None:
+    """Whatever was planned, the processes shall have something to send."""
+    graph: Any = json.loads(graph_file.read_text())
+    plan = json.loads(plan_file.read_text())
+    count = len(graph["blocks"])
+    plan["stages"] = [
+        {"blocks": [0], "micro_batch": 2, "devices": [0], "k": 1, "in_flight": 4},
+        {"blocks": [*range(1, count)], "micro_batch": 4, "devices": [1], "k": 1, "in_flight": 4},
+    ]
+    plan["edges"] = [[0, 1]]
+    plan_file.write_text(json.dumps(plan))

@@ -1,0 +1,146 @@
+"""Blocks of exported networks: they compute what the network does, and what cannot be divided is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from collage.errors import CollageError
+from collage.graphpipe.coarsen import coarsened
+from collage.graphpipe.profile import edges, profiled
+from collage.graphpipe.trace import Traced, TraceError, trace
+from collage.graphpipe.training import Training, load_training
+from tests.helpers.graphpipe import diamond
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def mean_of(layer: Any) -> Any:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x).square().mean()
+
+    return Mean()
+
+
+def run_blocks(traced: Traced, inputs: Any) -> Any:
+    """The sum of all losses of the blocks, each run by itself on detached inputs."""
+    known: dict[str, Any] = {}
+    total = 0.0
+    for at in range(len(traced.blocks)):
+        piece = traced.piece([at])
+        reads = [known[name].detach() for name in piece.reads]
+        found = piece.module(len(inputs[0]), *(inputs[each] for each in piece.data), *reads)
+        known |= dict(zip(piece.gives, found, strict=False))
+        total += sum(float(each.detach()) for each in found[len(piece.gives) :])
+    return total
+
+
+def test_blocks_compute_what_the_network_does() -> None:
+    training = diamond()
+    traced = training.trace()
+    for samples in (1, 7):
+        inputs = training.inputs(0, samples)
+        assert run_blocks(traced, inputs) == pytest.approx(float(training.module(*inputs).detach()), rel=1e-12)
+    assert traced.blocks == diamond().trace().blocks
+    weights = [{name for name, _ in traced.piece([at]).module.named_parameters()} for at in range(len(traced.blocks))]
+    assert sum(map(len, weights)) == len(set.union(*weights)) == len([*training.module.parameters()])
+
+
+def test_attention_is_cut_only_where_samples_are_on_the_first_axis() -> None:
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)]
+    module = mean_of(nn.Sequential(nn.Linear(8, 8), *layers))
+    inputs = (torch.randn(4, 5, 8),)
+    traced = trace(module, inputs)
+    assert len(traced.blocks) > 4
+    assert run_blocks(traced, inputs) == pytest.approx(float(module(*inputs).detach()), rel=1e-5)
+    assert all(value.shape[0] in (2, 5) for value in traced.values.values())
+
+
+def test_a_shared_weight_is_in_one_block() -> None:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    traced = trace(mean_of(nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), first)), (torch.randn(4, 6),))
+    homes = [at for at in range(len(traced.blocks)) for _ in traced.piece([at]).module.parameters()]
+    assert len({*homes}) == 1
+
+
+class Asks(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.mean() if x.sum() > 0 else (2 * x).mean()
+
+
+class Across(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return (x - x.mean(0)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (mean_of(nn.BatchNorm1d(6)), r"layer is a BatchNorm .*depend on the micro-batch"),
+        (Asks(), r"does not export: line \d+ of .*test_trace.py, `return x.mean\(\) if x.sum\(\) > 0"),
+        (Across(), "has to give the mean over its samples"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(module: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message) as error:
+        trace(module, (torch.randn(4, 6),))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_batch_norm_in_evaluation_mode_is_taken() -> None:
+    assert trace(mean_of(nn.BatchNorm1d(6)).eval(), (torch.randn(4, 6),)).blocks
+
+
+def test_a_profile_has_all_edges_and_weights() -> None:
+    training = diamond("float32")
+    traced = training.trace()
+    nbytes = sum(each.nbytes for each in training.module.parameters())
+    graph = profiled(training, traced, "diamond", largest=4, runs=1)
+    assert graph.edges == edges(traced)
+    assert len(graph.blocks[0].forward_s) == 3
+    assert sum(each.weight_bytes for each in graph.blocks) == nbytes
+    assert graph.state_factor == pytest.approx(4.0)  # weights, gradients, and two moments of AdamW
+    assert all(each.activation_bytes > 0 for each in graph.blocks if each.name.startswith(("left", "right")))
+
+
+def test_many_nodes_become_few_blocks_without_circles() -> None:
+    count = 300
+    order = [f"n{at}" for at in range(count)]
+    arcs = [(f"n{at}", f"n{at + 1}") for at in range(count - 1)]
+    arcs += [(f"n{at}", f"n{at + 3}") for at in range(0, count - 3, 3)]
+    blocks = coarsened(order, arcs, [("n10", "n20")], dict.fromkeys(order, 1.0), most=16)
+    home = {name: at for at, block in enumerate(blocks) for name in block}
+    assert len(blocks) <= 16
+    assert all(home[one] <= home[other] for one, other in arcs)
+    assert len({home[f"n{at}"] for at in range(10, 21)}) == 1
+    assert max(map(len, blocks)) < count / 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model.txt:build", "write it as MODEL.py:function"),
+        ("none.py:build", "there is no file none.py"),
+        ("model.py:none", "has no function none"),
+        ("model.py:wrong", r"has to return \(module, batch\)"),
+        ("model.py:fails", "ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_function_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    (tmp_path / "model.py").write_text("def wrong(): return 1\ndef fails(): return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CollageError, match=message):
+        load_training(text)
+
+
+def test_a_batch_of_another_size_is_refused() -> None:
+    training = Training(mean_of(nn.Linear(6, 6)), lambda step, samples: (torch.randn(samples + 1, 6),))
+    with pytest.raises(CollageError, match="has to be tensors with 4 samples"):
+        training.trace()
