@@ -9,10 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 MODULES = """
-import importlib, os, pkgutil, threading
+import importlib, importlib.util, os, pkgutil, threading
 import collage
+left_out = () if importlib.util.find_spec("torch") else ("collage.windtunnel",)  # which needs its extra
 for each in pkgutil.walk_packages(collage.__path__, "collage."):
-    if not each.name.rpartition(".")[2].startswith("_"):
+    if not each.name.rpartition(".")[2].startswith("_") and not each.name.startswith(left_out):
         importlib.import_module(each.name)
 import sys
 kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
