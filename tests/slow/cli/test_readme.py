@@ -30,6 +30,7 @@ DYNAMIC = ("docs/serving.md",)
 """Documents that compile the model for several sets of shapes."""
 TREES = "docs/tables.md"
 WINDTUNNEL = "docs/windtunnel.md"
+GRAPHPIPE = "docs/graphpipe.md"
 """The documents whose examples train models of their own."""
 DECODERS = ("docs/serving.md",)
 """Documents that compile a decoder, too."""
@@ -86,6 +87,12 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
             'import collage\nmodule = collage.compile("late.onnx", budget_s=60)\n'
             "found = module.predict_proba({name: other[name][:50] for name in other})\n"
             "np.testing.assert_allclose(found, tunnel.predict_proba(other[:50]), atol=1e-4)"
+        )
+    elif name == GRAPHPIPE:
+        pytest.importorskip("torch")
+        parts.append(
+            "network, batch, optimizer = build()\nnetwork(*batch(0, 8)).backward()\n"
+            "optimizer(network.parameters()).step()"
         )
     else:
         parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
