@@ -48,7 +48,7 @@ DEFAULTS = Options()
 class Found:
     """Plans of a search, the fastest iteration first, with its seconds; and the plan of the least time per sample.
 
-    ``late`` tells that the time was over before the search had ended.
+    ``late``: whether the time was over before the search had ended.
     """
 
     plans: tuple[tuple[Plan, float], ...]

@@ -38,7 +38,7 @@ AHEAD = 3
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run has given: the loss of each step, and the seconds of each iteration on this rank."""
+    """The results of a run: the loss of each step, and the seconds of each iteration on this rank."""
 
     first_step: int
     losses: tuple[float, ...]
@@ -159,7 +159,7 @@ def rank_and_size() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Posted:
-    """What a pass waits for: tensors by value and sender's stage, which messages are filling."""
+    """Tensors that a pass waits for, by value and sender's stage; messages fill them."""
 
     tensors: Mapping[tuple[str, int], Any]
     works: Sequence[tuple[Message, Any]]

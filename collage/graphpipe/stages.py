@@ -21,7 +21,7 @@ Tensors = Mapping[str, Any]
 
 
 class StageWork(Protocol):
-    """What a device computes. Tensors are by value, [samples of a micro-batch's share, ...]."""
+    """The computation of a device. Tensors are by value, [samples of a micro-batch's share, ...]."""
 
     def begin(self, step: int) -> None:
         """Prepare an iteration."""

@@ -398,7 +398,7 @@ def _is_loss(node: Any) -> bool:
 
 
 def _needed(own: Sequence[Any], home: Mapping[str, int], reads: set[str]) -> set[Any]:
-    """What nodes need that is in no block: inputs, weights, numbers and constants."""
+    """The inputs of nodes outside of all blocks: inputs of the network, weights, numbers and constants."""
     found: set[Any] = set()
     todo = [*own]
     while todo:

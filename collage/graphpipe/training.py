@@ -1,4 +1,4 @@
-"""What is trained: a network with its loss, the inputs of each step, and an optimizer, from a user's file."""
+"""A training from a user's file: a network with its loss, the inputs of each step, and an optimizer."""
 
 from __future__ import annotations
 

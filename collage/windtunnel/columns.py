@@ -47,7 +47,7 @@ class Recoded:
     kind: Literal["category", "bucket"]
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
-    """What becomes of each code, the last one of them included."""
+    """The new code of each code, the last one included."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Ref:
     column: Column
     recoded: Recoded | None = None
     fill: Any = None
-    """What an imputer puts for missing values, before they are recoded."""
+    """An imputer's value for missing ones, before they are recoded."""
 
 
 def category_column(ref: Ref, categories: Sequence[Any], table: Array, strict: bool) -> tuple[Column, Array]:

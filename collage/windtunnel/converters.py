@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from collage.errors import ModelError
+from collage.frontend.trees.described import ESTIMATORS as BOOSTERS
 from collage.frontend.trees.described import describe
-from collage.frontend.trees.forest import FORESTS
 from collage.windtunnel.modules.bayes import Binarise, Distances, Quadratic
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.machine import Machine
@@ -117,18 +117,11 @@ TRANSFORMERS: Mapping[str, Converter] = {
 _LINEAR = """LogisticRegression LogisticRegressionCV LinearDiscriminantAnalysis LinearSVC SGDClassifier RidgeClassifier
 RidgeClassifierCV Perceptron PassiveAggressiveClassifier LinearRegression Ridge RidgeCV Lasso LassoCV ElasticNet
 ElasticNetCV HuberRegressor BayesianRidge SGDRegressor LinearSVR"""
-_BOOSTERS = """LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor CatBoostClassifier
-CatBoostRegressor HistGradientBoostingClassifier HistGradientBoostingRegressor"""
-
-
-def _all(names: str, converter: Callable[[Any, int], Part]) -> dict[str, Converter]:
-    return dict.fromkeys(names.split(), converter)
 
 
 ESTIMATORS: Mapping[str, Converter] = {
-    **_all(_LINEAR, _regression),
-    **dict.fromkeys(FORESTS, _booster),
-    **_all(_BOOSTERS, _booster),
+    **dict.fromkeys(_LINEAR.split(), _regression),
+    **{name: _booster for names in BOOSTERS.values() for name in names if name.endswith(("Classifier", "Regressor"))},
     "GaussianNB": _gaussian,
     "BernoulliNB": _bernoulli,
     "MultinomialNB": _multinomial,

@@ -75,7 +75,7 @@ def as_frame(rows: Any) -> Any:
 
 
 def targets_of(y: Any, head: Head, what: str) -> Tensor:
-    """What to predict: the number of the class of each row, int64, or numbers. Raises InputError for other classes."""
+    """The targets: the number of the class of each row, int64, or numbers. Raises InputError for other classes."""
     values = np.asarray(y)
     if head.kind != "classifier":
         try:
@@ -116,7 +116,7 @@ class Table:
         )
 
     def readers(self) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
-        """What reads each part of the rows as a frame and what to predict, and the number of rows."""
+        """A reader for each part of the rows, of a frame and its targets, and the number of rows."""
         if self.is_parquet:
             return self._parquet()
         frame = as_frame(self.rows)

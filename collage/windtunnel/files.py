@@ -35,13 +35,13 @@ _PARTS: Mapping[str, type[Part]] = {
 
 
 def front_file(path: Path) -> Path:
-    """Where operators in front are written."""
+    """The file of operators in front."""
     return path.with_name(f"{path.name}.front.joblib")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds."""
+    """The content of a file."""
 
     translation: Translation
     settings: Mapping[str, Any]
@@ -87,7 +87,7 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def load(path: Path, trust: bool) -> Saved:
-    """What ``save`` has written. Raises ModelError for other files, and UsageError for a program without ``trust``."""
+    """Read a file of ``save``. Raises ModelError for other files, and UsageError for a program without ``trust``."""
     try:
         read = torch.load(path, weights_only=True)
         about = json.loads(read["about"])

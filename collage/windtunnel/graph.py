@@ -117,7 +117,7 @@ class _Walk:
         self._front, self._named = front, named
 
     def apply(self, op: Any, path: str, value: Value, last: Any) -> Value:
-        """What an operator at a place of the pipeline makes of a value. ``last`` is the estimator at the end."""
+        """The value behind an operator at a place of the pipeline. ``last`` is the estimator at the end."""
         from sklearn.compose import ColumnTransformer
         from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -225,7 +225,7 @@ class _Walk:
         return Dense((self._add(Scale.of(factor, np.zeros(len(factor))), path, (self.one(value),)),))
 
     def _single(self, op: Any, path: str, value: Value, is_last: bool) -> Value:
-        """What an operator that is no container makes of a value."""
+        """The value behind an operator that is no container."""
         kind = type(op).__name__
         count = getattr(op, "n_features_in_", None)
         if count is not None and int(count) != self.width(value):
@@ -354,7 +354,7 @@ def _filled(op: Any, value: Value) -> Raw | Fill | None:
 
 
 def _recoder(op: Any) -> Any:
-    """What RareCategories or Buckets makes of a column."""
+    """The column behind RareCategories or Buckets."""
 
     def of(ref: Ref, index: int) -> Ref:
         if hasattr(op, "edges_"):

@@ -1,4 +1,4 @@
-"""What becomes of the scores of a network: probabilities, labels, predictions; and which loss trains them."""
+"""From the scores of a network to probabilities, labels and predictions, and the loss that trains them."""
 
 from __future__ import annotations
 

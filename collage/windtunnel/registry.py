@@ -42,5 +42,5 @@ def converter_of(operator: Any, built_in: Mapping[str, Converter]) -> Converter 
 
 
 def registered() -> Mapping[str, Converter]:
-    """What users have registered."""
+    """The converters of users."""
     return MappingProxyType(_own)

@@ -31,7 +31,7 @@ class Settings:
     """How to fine-tune."""
 
     level: Level = "L3"
-    """What is learnt of trees."""
+    """The parameters of trees to learn."""
     scope: Literal["whole", "trees"] = "whole"
     """``trees``: the encoders and scalers before the trees stay as they are (GBDT2NN)."""
     start: Literal["warm", "cold", "current"] = "warm"
@@ -53,7 +53,7 @@ class Settings:
     patience: int = 3
     """Training stops after so many epochs without a better validation."""
     metric: Literal["auc", "loss"] | None = None
-    """What validation compares. None: the area under the curve for two classes, else the loss."""
+    """The validation score. None: the area under the curve for two classes, else the loss."""
     seed: int = 0
     memory: int = 2 << 30
     """Bytes up to which rows are kept as tensors; beyond, each epoch reads them again."""
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch gave. Epoch 0 is the start, without a loss on training rows."""
+    """The result of an epoch. Epoch 0 is the start, without a loss on training rows."""
 
     number: int
     loss: float

@@ -24,8 +24,7 @@ def cut(e: Ensemble, leaves: int, most: int) -> Ensemble:
     nodes_by_tree = np.argsort(order.tree, kind="stable")
     begin = np.searchsorted(order.tree[nodes_by_tree], np.arange(len(e.roots) + 1))
     more_left, more_right = _turns(e)
-    taken: list[Array] = []
-    """For each part the nodes of the ensemble that it has copies of, and -1 for its leaves without a weight."""
+    taken: list[Array] = []  # for each part the nodes that it copies, and -1 for its leaves without a weight
     left, right, roots = [e.left], [e.right], []
     size, place = len(e.kind), np.full(len(e.kind), -1, np.int64)
     for tree, root in enumerate(e.roots.tolist()):
@@ -56,7 +55,8 @@ def cut(e: Ensemble, leaves: int, most: int) -> Ensemble:
     kind = np.where(source < 0, LEAF, e.kind[source])
     # The weights of a leaf are its copy's, which is in one part; the cut trees have none.
     copy = np.arange(len(e.kind))
-    copy[source[len(e.kind) :][source[len(e.kind) :] >= 0]] = len(e.kind) + np.flatnonzero(source[len(e.kind) :] >= 0)
+    copies = len(e.kind) + np.flatnonzero(source[len(e.kind) :] >= 0)
+    copy[source[copies]] = copies
     return replace(
         e,
         kind=kind,

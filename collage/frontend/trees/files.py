@@ -135,7 +135,7 @@ def _of_program(path: Path, data: bytes, trust: bool) -> onnx.ModelProto:
 
 
 def read_object(path: str | Path, trust: bool = False) -> Any:
-    """What a joblib or pickle file holds. It is a program, which only runs with ``trust``; errors as above."""
+    """The object of a joblib or pickle file, a program, which only runs with ``trust``. Raises as above."""
     path = Path(path)
     data = _bytes(path)
     if recognise(data) != "joblib or pickle":

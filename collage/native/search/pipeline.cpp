@@ -44,7 +44,7 @@ class Search {
     for (int32_t x = 0; x < c.configs; ++x) log_b_.push_back(__builtin_ctz(c.b[x]));
   }
 
-  // A stage never has more than a mini-batch in flight. Larger numbers are kept here, since they tell depths apart.
+  // A stage never has more than a mini-batch in flight. Larger numbers are kept here, since depths differ by them.
   // In-flight samples of configuration x before a stage of configuration y with i of them, by Table 3.2; y may be none.
   int32_t needed(int32_t x, int32_t y, int32_t i) const {
     const int32_t b = c.b[x], mine = b * c.k[x];

@@ -1,4 +1,4 @@
-// The dynamic programs over pipelines (collage/graphpipe/planner.py, which tells what they do), as a library.
+// The dynamic programs over pipelines (collage/graphpipe/planner.py, which describes them), as a library.
 //
 // Everything has C linkage and plain types, so that Python calls it through ctypes. A stage's sums are a row of doubles:
 // seconds of its work at micro-batches of 1, 2, 4, ... samples (`tables` of them), then bytes of weights, bytes of state,
@@ -25,7 +25,7 @@ typedef struct {
 // place of a parallel. The stage of its units r to p - 1 has the row of sums row[s_rows[s] + r * units + p - 1]. At each
 // place is a child (the first child_end units of a series) or -1 after the last one; row[p_runs[place] + n] is for the stage of n children from there.
 // A unit that is a parallel has variants v_first[unit] to v_first[unit + 1], in which a stage beside it has a part of one
-// child: v_place is the parallel without that, v_after tells whether that stage is after it, and the stage that ends
+// child: v_place is the parallel without that, v_after says if that stage is after it, and the stage that ends
 // before unit p (after it) or begins at unit r (before it) has the row row[v_rows + p] or row[v_rows + r].
 // s_same and p_same are the first series and place with equal costs; -1 is no row.
 typedef struct {

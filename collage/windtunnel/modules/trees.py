@@ -30,13 +30,13 @@ from collage.windtunnel.modules.part import Part, Tensor, array
 from collage.windtunnel.writer import Value, Writer
 
 Level = Literal["L1", "L2", "L3", "L4"]
-"""What is learnt: the values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
+"""The parameters to learn: values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
 
 MOST_CATEGORIES = 1 << 20
 _FAR = 1e3
 """Soft trees take numbers as at most this many standard deviations from the mean, so that infinities stay finite."""
 _SURE = 1e4
-"""What a missing value adds before tanh."""
+"""The number before tanh of a missing value."""
 
 
 class Forest(Part):
@@ -421,7 +421,7 @@ _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 class _Places:
-    """Where the nodes and leaves of trees stand if each tree has the same number of them."""
+    """The places of nodes and leaves if each tree has the same number of them."""
 
     def __init__(self, trees: Trees) -> None:
         self.trees = trees
