@@ -6,10 +6,11 @@ Both have the tables, the compiled search, the micro-batches by stage, and the r
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 
 from collage.graphpipe.costs import Costs
 from collage.graphpipe.graph import Atom, Series
-from collage.graphpipe.planner import DEFAULTS, Found, NoPlanError, Options, search
+from collage.graphpipe.planner import DEFAULTS, Found, NoPlanError, Options, plan, search
 from collage.graphpipe.spaces import closed_sets, set_space, tree_space
 
 MOST_SETS = 10_000
@@ -30,3 +31,6 @@ def piper(costs: Costs, options: Options = DEFAULTS) -> Found:
     if sets is None:
         raise NoPlanError(f"piper was not begun: the graph has more than {MOST_SETS:,} sets closed under predecessors.")
     return search(costs, [set_space(costs, sets, chain=True)], "piper", options, started)
+
+
+PLANNERS: Mapping[str, Callable[[Costs, Options], Found]] = {"graphpipe": plan, "pipedream": pipedream, "piper": piper}

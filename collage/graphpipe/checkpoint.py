@@ -28,6 +28,11 @@ class Checkpoints:
     folder: Path
     every: int
 
+    @property
+    def there(self) -> bool:
+        """Whether there is a whole checkpoint."""
+        return (self.folder / _LAST).exists()
+
     def due(self, step: int, steps: int) -> bool:
         """Whether there is a checkpoint after so many steps of ``steps``."""
         return step % self.every == 0 or step == steps
@@ -49,14 +54,11 @@ class Checkpoints:
                 shutil.rmtree(each, ignore_errors=True)
 
     def read(self) -> tuple[int, dict[str, Any]]:
-        """The steps that are done, and the state of all stages together. Raises UsageError if there is none."""
+        """The steps that are done, and the state of all stages together. Raises UsageError for a damaged one."""
         import torch
 
-        path = self.folder / _LAST
-        if not path.exists():
-            raise UsageError(f"there is no checkpoint in {self.folder}.")
-        last = read_json(path)
         found: dict[str, Any] = {"weights": {}, "state": {}, "groups": []}
+        last: Any = read_json(self.folder / _LAST)
         for stage in range(last["stages"]):
             try:
                 part = torch.load(self._place(last["step"]) / f"stage-{stage}.pt", weights_only=True)

@@ -47,6 +47,9 @@ class Cluster:
     node_devices: int
 
     def __post_init__(self) -> None:
+        for each in (self.devices, self.node_devices):
+            if not isinstance(each, int) or isinstance(each, bool):
+                raise UsageError(f"a cluster's devices are a whole number, and not {each!r}.")
         numbers = (self.devices, self.memory_bytes, self.node_devices, self.inner.bandwidth, self.outer.bandwidth)
         if not all(each > 0 for each in numbers) or min(self.inner.latency_s, self.outer.latency_s) < 0:
             raise UsageError("a cluster's devices, memory and bandwidths are above 0, and no latency is below 0.")
@@ -89,6 +92,8 @@ class Cluster:
         """
         try:
             found = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
         except ValueError as error:
             raise UsageError(f"{path} is no TOML file: {error}.") from error
         try:
@@ -106,10 +111,10 @@ class Cluster:
             raise UsageError(f"a cluster needs {', '.join(missing)}.")
         try:
             inner = _link(found["inner"])
-            devices = int(found["devices"])
+            devices = found["devices"]
             outer = _link(found["outer"]) if "outer" in found else inner
-            return Cluster(devices, found["memory_gb"] * 1e9, inner, outer, int(found.get("node_devices", devices)))
-        except (KeyError, TypeError, ValueError) as error:
+            return Cluster(devices, found["memory_gb"] * 1e9, inner, outer, found.get("node_devices", devices))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"malformed: {type(error).__name__}: {error}.") from error
 
     def to_json(self) -> dict[str, Any]:
@@ -123,4 +128,7 @@ class Cluster:
 
 
 def _link(found: Mapping[str, Any]) -> Link:
+    known = ("latency_us", "bandwidth_gb_s")
+    if unknown := [key for key in found if key not in known]:
+        raise unknown_names("key of a link", unknown, known)
     return Link(float(found["latency_us"]) / 1e6, float(found["bandwidth_gb_s"]) * 1e9)

@@ -6,17 +6,18 @@ Blocks are in a topological order, and ids are positions. Times are tables by mi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from collage.core.new_file import new_file
 from collage.errors import CollageError, UsageError
 from collage.graph import dataflow
 from collage.graph.dominators import post_dominators
 
+Read = TypeVar("Read")
 _FORMAT = "collage block graph 1"
 
 
@@ -67,6 +68,8 @@ class BlockGraph:
             numbers = (*block.forward_s, *block.backward_s, block.update_s, block.weight_bytes, block.activation_bytes)
             if not all(0 <= each < float("inf") for each in numbers):
                 raise UsageError(f"{self.name}: {block.name} has a cost that is negative or not finite.")
+        if not 0 < self.state_factor < float("inf") or not all(0 <= each.nbytes < float("inf") for each in self.edges):
+            raise UsageError(f"{self.name}: the state factor or the bytes of an edge are negative or not finite.")
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.blocks):
                 wrong = f"the edge {edge.source} to {edge.target} does not go from one block to a later one"
@@ -130,12 +133,16 @@ class BlockGraph:
             raise UsageError(f"the block graph is malformed: {type(error).__name__}: {error}.") from error
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises CollageError."""
+def read_json(path: Path, made: Callable[[Any], Read] = lambda value: value) -> Read:
+    """The value of a JSON file, or the object that ``made`` gives for it. Raises CollageError, which names the file."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as error:
         raise CollageError(f"{path} is no JSON file: {error}.") from error
+    try:
+        return made(found)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -45,6 +45,12 @@ class Plan:
     edges: tuple[tuple[int, int], ...]
     planner: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises UsageError unless there are stages, and their numbers are positive."""
+        numbers = [self.mini_batch, *(each for stage in self.stages for each in (stage.b, stage.k))]
+        if not self.stages or min(numbers) < 1:
+            raise UsageError("a plan has stages, and its mini-batch, and their micro-batches and k, are above 0.")
+
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, those that follow it, ascending."""

@@ -28,6 +28,7 @@ _LEAST_SIMULATED, _PASSES_SIMULATED = 8, 12_000  # plans, and forward and backwa
 _MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
 _FINE_SETS, _FINE_DEVICES = 256, 4
+_MOST_SIMULATED = 1 << 16  # micro-batches of a plan
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,11 @@ def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, s
     found: list[Plan] = []
     late = False
     all_of_them = options.micro_batches or costs.micro_batches
+    if costs.mini_batch > _MOST_SIMULATED * max(all_of_them):
+        raise NoPlanError(
+            f"a mini-batch of {costs.mini_batch} samples can only be cut into micro-batches of {max(all_of_them)}: "
+            "take one that a larger power of 2 divides."
+        )
     large = tuple(b for b in all_of_them if costs.mini_batch // b <= _MOST_MICRO_BATCHES)
     try:
         for micro_batches in dict.fromkeys((large, all_of_them)):

@@ -119,7 +119,7 @@ def _updates(training: Training, pieces: Iterable[Piece], runs: int) -> tuple[li
         if not parameters:
             seconds.append(0.0)
             continue
-        optimizer = training.optimizer(parameters)
+        optimizer = training.optimizer_of(parameters)
         taken = []
         for _ in range(runs + 1):
             start = time.perf_counter()

@@ -313,7 +313,7 @@ def run(
     stage, number = wiring.place(peers.rank)
     engine = Engine(peers, wiring, work, values)
     first = 0
-    if resume and checkpoints is not None and isinstance(work, TorchStage):
+    if resume and checkpoints is not None and checkpoints.there and isinstance(work, TorchStage):
         first, found = checkpoints.read()
         work.load(found)
     peers.add_up([torch.zeros(1)])

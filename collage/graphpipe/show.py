@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -13,7 +14,8 @@ from collage.graphpipe.simulate import Timeline
 TITLES = ("stage", "blocks", "micro-batch", "devices", "kFkB", "in flight", "ms a sample", "GB a device", "after")
 _FONT = 'font-family="sans-serif" font-size="11"'
 _COLOURS = {Pass.FORWARD: "#7aa6d8", Pass.BACKWARD: "#e0a458"}
-_WIDTH, _LEFT, _BAR, _MEMORY = 1100, 60, 20, 26
+_UPDATE, _KEPT = "#8fbf8f", "#d9c7e8"
+_WIDTH, _LEFT, _BAR, _MEMORY, _TOP, _FOOT, _BOX = 1100, 60, 20, 26, 18, 18, 200
 
 
 def stage_rows(plan: Plan, costs: Costs) -> Iterator[tuple[str, ...]]:
@@ -54,34 +56,35 @@ def stages_svg(plan: Plan, costs: Costs) -> str:
     place = {}
     for at in range(len(plan.stages)):
         rows[column[at]] = rows.get(column[at], 0) + 1
-        place[at] = (20 + 190 * column[at], 20 + 70 * (rows[column[at]] - 1))
+        place[at] = (20 + (_BOX + 40) * column[at], 20 + 70 * (rows[column[at]] - 1))
     parts = []
     for one, other in plan.edges:
         (x1, y1), (x2, y2) = place[one], place[other]
-        bend = (x1 + 150 + x2) / 2
+        bend = (x1 + _BOX + x2) / 2
         parts.append(
-            f'<path d="M{x1 + 150},{y1 + 25} C{bend:.0f},{y1 + 25} {bend:.0f},{y2 + 25} {x2},{y2 + 25}" '
+            f'<path d="M{x1 + _BOX},{y1 + 25} C{bend:.0f},{y1 + 25} {bend:.0f},{y2 + 25} {x2},{y2 + 25}" '
             'fill="none" stroke="#888"/>'
         )
     for (at, (x, y)), row in zip(place.items(), stage_rows(plan, costs), strict=True):
         title = f"{at}: {row[1]}"
-        parts.append(f'<rect x="{x}" y="{y}" width="150" height="50" rx="5" fill="#eef3f9" stroke="#456"/>')
+        parts.append(f'<rect x="{x}" y="{y}" width="{_BOX}" height="50" rx="5" fill="#eef3f9" stroke="#456"/>')
         parts.append(_text(x + 6, y + 20, title if len(title) < 25 else title[:23] + "…"))
         parts.append(_text(x + 6, y + 38, f"b={row[2]}, {row[4]}, devices {row[3]}"))
-    return _svg(40 + 190 * (max(column) + 1), 20 + 70 * max(rows.values()), parts)
+    return _svg(40 + (_BOX + 40) * (max(column) + 1), 20 + 70 * max(rows.values()), parts)
 
 
 def timeline_svg(plan: Plan, costs: Costs, timeline: Timeline) -> str:
     """The passes of each stage over time, with all-reduce and update at the end, and below the memory of its devices.
 
-    A line above the memory is what a device has.
+    The largest memory of a device is as high as its row.
     """
     whole = timeline.iteration_s
     scale = (_WIDTH - _LEFT - 10) / whole
     height = _BAR + _MEMORY + 14
-    parts = []
+    parts = [*_legend(), *_axis(whole, scale, 10 + _TOP + height * len(plan.stages))]
+    most = max(costs.memory(each.blocks, each.in_flight, len(each.devices)) for each in plan.stages)
     for at, (stage, spans) in enumerate(zip(plan.stages, timeline.spans, strict=True)):
-        top = 10 + at * height
+        top = 10 + _TOP + at * height
         parts.append(_text(4, top + 14, f"stage {at}"))
         for span in spans:
             x, width = _LEFT + span.start_s * scale, (span.end_s - span.start_s) * scale
@@ -95,7 +98,7 @@ def timeline_svg(plan: Plan, costs: Costs, timeline: Timeline) -> str:
         last, end = spans[-1].end_s, timeline.ends_s[at]
         parts.append(
             f'<rect x="{_LEFT + last * scale:.2f}" y="{top}" width="{(end - last) * scale:.2f}" height="{_BAR}" '
-            f'fill="#8fbf8f"><title>all-reduce and update: {(end - last) * 1e3:.3f} ms</title></rect>'
+            f'fill="{_UPDATE}"><title>all-reduce and update: {(end - last) * 1e3:.3f} ms</title></rect>'
         )
         degree = len(stage.devices)
         state = costs.memory(stage.blocks, 0, degree)
@@ -106,7 +109,6 @@ def timeline_svg(plan: Plan, costs: Costs, timeline: Timeline) -> str:
             forward = span.action.kind is Pass.FORWARD
             in_flight += stage.b if forward else -stage.b
             steps.append((span.start_s if forward else span.end_s, state + sample * in_flight / degree))
-        most = costs.cluster.memory_bytes
         bottom = top + _BAR + 4 + _MEMORY
         points = [f"{_LEFT:.2f},{bottom}"]
         before = state
@@ -117,12 +119,30 @@ def timeline_svg(plan: Plan, costs: Costs, timeline: Timeline) -> str:
         points.append(f"{_LEFT + whole * scale:.2f},{bottom}")
         peak = max(size for _, size in steps)
         parts.append(
-            f'<polygon points="{" ".join(points)}" fill="#d9c7e8"><title>{peak / 1e9:.3f} of {most / 1e9:.3f} GB'
-            "</title></polygon>"
+            f'<polygon points="{" ".join(points)}" fill="{_KEPT}"><title>{peak / 1e9:.3g} of '
+            f"{costs.cluster.memory_bytes / 1e9:.3g} GB</title></polygon>"
         )
-        parts.append(f'<path d="M{_LEFT},{bottom - _MEMORY} H{_LEFT + whole * scale:.2f}" stroke="#999"/>')
         parts.append(_text(4, bottom - 8, f"{peak / 1e9:.3g} GB"))
-    return _svg(_WIDTH, 10 + height * len(plan.stages), parts)
+    return _svg(_WIDTH, 10 + _TOP + height * len(plan.stages) + _FOOT, parts)
+
+
+def _legend() -> Iterator[str]:
+    colours = {"forward": _COLOURS[Pass.FORWARD], "backward": _COLOURS[Pass.BACKWARD], "all-reduce, update": _UPDATE}
+    x = float(_LEFT)
+    for text, colour in (colours | {"memory of a device": _KEPT}).items():
+        yield f'<rect x="{x:.1f}" y="6" width="12" height="12" fill="{colour}"/>'
+        yield _text(x + 16, 16, text)
+        x += 40 + 6.2 * len(text)
+
+
+def _axis(whole: float, scale: float, y: float) -> Iterator[str]:
+    """About eight round moments, in milliseconds."""
+    step = 10.0 ** math.floor(math.log10(whole / 8))
+    step *= next(each for each in (1, 2, 5, 10) if whole / (step * each) <= 10)
+    for number in range(int(whole / step) + 1):
+        x = _LEFT + number * step * scale
+        yield f'<path d="M{x:.2f},{y} v4" stroke="#999"/>'
+        yield _text(x + 2, y + 13, f"{number * step * 1e3:.4g}{'' if number else ' ms'}")
 
 
 def _text(x: float, y: float, text: str) -> str:

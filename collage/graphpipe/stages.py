@@ -51,7 +51,7 @@ class TorchStage:
         for name, each in traced.module.named_parameters():
             if name not in self.weights and each.requires_grad:
                 each.data = each.data.new_empty(0)
-        self.optimizer = training.optimizer([*self.weights.values()]) if self.weights else None
+        self.optimizer = training.optimizer_of([*self.weights.values()]) if self.weights else None
         self._training, self._traced, self._mini_batch = training, traced, plan.mini_batch
         self._data: tuple[Any, ...] = ()
         self._kept: dict[int, tuple[Tensors, tuple[Any, ...], list[Any]]] = {}

@@ -25,7 +25,8 @@ EXAMPLES = 4
 
 _BATCH_NORMS = ("batch_norm",)
 _BY_SAMPLES = "training"
-_CLOSE = 1e-3
+_CLOSE = {2: 1e-2, 4: 2e-5, 8: 1e-9}
+"""The relative difference of losses that rounding explains, by the bytes of a number."""
 
 
 class TraceError(CollageError):
@@ -123,6 +124,7 @@ def trace(module: Any, inputs: Sequence[Any]) -> Traced:
     tensors = _tensors(whole)
     _refuse(whole)
     _check_samples(whole, inputs)
+    _check_losses(whole, inputs)
     seen = _observed(whole, inputs, tensors)
     order = [each.name for each in whole.graph.nodes if each in tensors]
     inner = {*order}
@@ -150,7 +152,10 @@ def _exported(module: Any, inputs: tuple[Any, ...]) -> Any:
                 check_guards=False
             )
     except Exception as error:
-        raise TraceError(f"the module does not export: {_where(error)}{_first_line(error)}") from error
+        text = _first_line(error)
+        if "Constraints violated" in text:
+            text = f"a size in it is that of the example, {len(inputs[0])} samples: write -1 or x.shape[0] instead"
+        raise TraceError(f"the module does not export: {_where(error)}{text}") from error
 
 
 @contextlib.contextmanager
@@ -249,10 +254,13 @@ def _check_samples(whole: Any, inputs: Sequence[Any]) -> None:
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in whole.graph.nodes):
         return
     with torch.no_grad():
-        together = _loss(whole(*inputs))
+        outputs = whole(*inputs)
+        together = _loss(outputs)
         alone = [_loss(whole(*(each[at : at + 1] for each in inputs))) for at in range(len(inputs[0]))]
     mean = sum(alone) / len(alone)
-    if abs(together - mean) > _CLOSE * max(abs(together), abs(mean), 1e-6):
+    tensors = [*_floats(outputs), *(each for each in whole.parameters() if each.is_floating_point())]
+    close = _CLOSE[min((each.element_size() for each in tensors), default=4)]
+    if abs(together - mean) > close * max(abs(together), abs(mean), 1e-6):
         raise TraceError(
             f"the loss of {len(alone)} samples is {together:.6g}, and the mean of those of each alone is {mean:.6g}: "
             "the module has to give the mean over its samples, without operations from one sample to another."
@@ -260,10 +268,28 @@ def _check_samples(whole: Any, inputs: Sequence[Any]) -> None:
 
 
 def _loss(found: Any) -> float:
+    return sum(float(each.double().mean()) for each in _floats(found))
+
+
+def _floats(found: Any) -> list[Any]:
+    """The outputs that may be losses."""
     import torch
 
     leaves = torch.utils._pytree.tree_leaves(found)
-    return sum(float(each.double().mean()) for each in leaves if isinstance(each, torch.Tensor))
+    return [each for each in leaves if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def _check_losses(whole: Any, inputs: Sequence[Any]) -> None:
+    """Raise TraceError unless there is an output with a gradient, and each is one number, or one for each sample."""
+    losses = [each for each in _floats(whole(*inputs)) if each.requires_grad]
+    if not losses:
+        raise TraceError("no output of the module has a gradient: it has to give its mean loss over the samples.")
+    for each in losses:
+        if each.ndim > 1:
+            raise TraceError(
+                f"an output of the module has the shape {list(each.shape)}, and would be a loss, as all outputs that "
+                "have a gradient: give losses only, or detach it."
+            )
 
 
 @dataclass(eq=False)

@@ -37,6 +37,19 @@ class Training:
         """The blocks of the module. Raises CollageError."""
         return trace(self.module, self.inputs(0, EXAMPLES))
 
+    def optimizer_of(self, parameters: list[Any]) -> Any:
+        """The optimizer of parameters. Raises CollageError unless it is one of torch's that needs no closure."""
+        import torch
+
+        try:
+            found = self.optimizer(parameters)
+        except Exception as error:
+            raise CollageError(f"the optimizer cannot be made: {raised(error)}.") from error
+        if not isinstance(found, torch.optim.Optimizer) or isinstance(found, torch.optim.LBFGS):
+            kind = type(found).__name__
+            raise UsageError(f"the optimizer's function gives a {kind}: return a torch optimizer, other than LBFGS.")
+        return found
+
     def inputs(self, step: int, samples: int) -> tuple[Any, ...]:
         """The inputs of a step. Raises CollageError unless they have so many samples."""
         import torch

@@ -23,16 +23,18 @@ enum Extra { kWeights, kState, kActivations, kCutBytes, kCuts, kUpdate, kExtras 
 
 struct Late {};
 
-// The processor time that a search may take.
+// The processor time that a search may take, and a flag that ends it.
 class Clock {
  public:
-  explicit Clock(double seconds) : seconds_(seconds), start_(std::clock()) {}
+  Clock(double seconds, const int32_t &stop) : seconds_(seconds), stop_(stop), start_(std::clock()) {}
   void tick() {
-    if (++ticks_ % 64 == 0 && double(std::clock() - start_) / CLOCKS_PER_SEC > seconds_) throw Late();
+    if (++ticks_ % 16 != 0) return;
+    if (__atomic_load_n(&stop_, __ATOMIC_RELAXED) || double(std::clock() - start_) / CLOCKS_PER_SEC > seconds_) throw Late();
   }
 
  private:
   double seconds_;
+  const int32_t &stop_;
   int64_t ticks_ = 0;
   std::clock_t start_;
 };
@@ -40,7 +42,8 @@ class Clock {
 // What both searches share: costs of a stage, in-flight samples, and rows of the memo tables.
 class Search {
  public:
-  Search(const collage_pipe_costs &costs, double t_max, double seconds) : clock(seconds), c(costs), t_max_(t_max) {
+  Search(const collage_pipe_costs &costs, double t_max, double seconds)
+      : clock(seconds, costs.stop), c(costs), t_max_(t_max) {
     for (int32_t x = 0; x < c.configs; ++x) log_b_.push_back(__builtin_ctz(c.b[x]));
   }
 

@@ -18,7 +18,8 @@ typedef struct {
   const int32_t *b, *k;                              // [configs]
   const double *ring_latency, *ring_bandwidth;       // [degrees]
   double memory, latency, bandwidth;
-  int32_t mini_batch, devices, configs, degrees, tables, unused;
+  int32_t mini_batch, devices, configs, degrees, tables;
+  int32_t stop;  // not 0, at any time: end the search
 } collage_pipe_costs;
 
 // A series-parallel tree. Series s has units unit[s_first[s]] to unit[s_first[s + 1]]: -1 for an atom, else the first

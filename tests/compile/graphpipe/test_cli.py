@@ -67,7 +67,7 @@ def test_a_network_is_profiled_planned_and_trained(tmp_path: Path, monkeypatch: 
     given = ("--cluster", "cluster.toml")
     here("plan", "graph.json", *given, "--batch", "8", "-o", "plan.json")
     _two_stages(tmp_path / "plan.json", tmp_path / "graph.json")
-    words = ("--steps", "5", "--graph", "graph.json", *given, "--checkpoint", "kept", "--json")
+    words = ("--steps", "5", "--graph", "graph.json", *given, "--checkpoint", "kept", "--resume", "--json")
     found = json.loads(run(tmp_path, "run", "plan.json", "model.py:build", *words))
     assert (tmp_path / "kept" / "last.json").exists()
     assert len(found["losses"]) == 5
@@ -82,9 +82,63 @@ def test_a_network_is_profiled_planned_and_trained(tmp_path: Path, monkeypatch: 
     lines = err.splitlines()
     assert lines[-1] == "collage: error: rank 1 was ended by SIGKILL, and the run with it."
     assert len(lines) <= 2
+    with pytest.raises(UsageError, match="kept has a checkpoint: --resume goes on from it"):
+        here("run", "plan.json", "model.py:build", "--checkpoint", "kept")
     for words in (("plan.json",), ("plan.json", "m.py:build", "--resume"), ("plan.json", "--sleep")):
         with pytest.raises(UsageError, match="--"):
             here("run", *words)
+
+
+CHAIN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, y):
+        for each in self.layers:
+            x = each(x).tanh()
+        return nn.functional.cross_entropy(x, y)
+
+def build():
+    def batch(step, samples):
+        random = torch.Generator().manual_seed(step)
+        return torch.randn(samples, 8, generator=random), torch.randint(0, 8, (samples,), generator=random)
+    return Net(), batch, lambda parameters: torch.optim.Adam(parameters, 1e-2)
+"""
+
+
+def test_a_chain_has_the_same_losses_on_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chain.py").write_text(CHAIN)
+    monkeypatch.chdir(tmp_path)
+    here("profile", "chain.py:build", "-o", "graph.json", "--most", "4", "--runs", "1")
+    count = len(json.loads((tmp_path / "graph.json").read_text())["blocks"])
+    plan: Any = {"format": "collage pipeline plan 1", "planner": "none", "mini_batch": 8, "edges": [[0, 1]]}
+    halves = (range(count // 2), range(count // 2, count))
+    plan["stages"] = [
+        {"blocks": [*part], "micro_batch": 2, "devices": [at], "k": 1, "in_flight": 4} for at, part in enumerate(halves)
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    ours, torchs = (
+        json.loads(run(tmp_path, "run", "plan.json", "chain.py:build", "--steps", "5", "--json", *words))["losses"]
+        for words in ((), ("--torch",))
+    )
+    assert len(ours) == 5
+    assert ours == pytest.approx(torchs, abs=1e-6)
+    plan["stages"][1]["micro_batch"] = 4
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "bad.py").write_text("def build():\n    raise ValueError('unwell')\n")
+    _, err = start(tmp_path, "run", "plan.json", "bad.py:build").communicate(timeout=150)
+    assert err.splitlines() == [
+        "collage: error: bad.py:build fails: ValueError: unwell (bad.py, line 2).",
+        "collage: error: the run has ended, since rank 0, 1 failed.",
+    ]
+    _, err = start(tmp_path, "run", "plan.json", "chain.py:build", "--torch").communicate(timeout=150)
+    assert "torch.distributed.pipelining cannot run the plan: its stages have different micro-batches." in err
+    assert "Traceback" not in err
 
 
 def _children(pid: int) -> list[int]:

@@ -75,6 +75,11 @@ class Asks(nn.Module):
         return x.mean() if x.sum() > 0 else (2 * x).mean()
 
 
+class Fixed(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.view(4, 6).mean()
+
+
 class Across(nn.Module):
     def forward(self, x: Any) -> Any:
         return (x - x.mean(0)).square().mean()
@@ -85,6 +90,7 @@ class Across(nn.Module):
     [
         (mean_of(nn.BatchNorm1d(6)), r"layer is a BatchNorm .*depend on the micro-batch"),
         (Asks(), r"does not export: line \d+ of .*test_trace.py, `return x.mean\(\) if x.sum\(\) > 0"),
+        (Fixed(), r"a size in it is that of the example, 4 samples: write -1"),
         (Across(), "has to give the mean over its samples"),
     ],
 )
@@ -144,3 +150,52 @@ def test_a_batch_of_another_size_is_refused() -> None:
     training = Training(mean_of(nn.Linear(6, 6)), lambda step, samples: (torch.randn(samples + 1, 6),))
     with pytest.raises(CollageError, match="has to be tensors with 4 samples"):
         training.trace()
+
+
+class Padded(nn.Module):
+    """A language model whose loss leaves out the tokens 0, of which samples have different numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, words: Any, y: Any) -> Any:
+        scores = self.head(self.words(words)).reshape(-1, 50)
+        return nn.functional.cross_entropy(scores, y.reshape(-1), ignore_index=0)
+
+
+class Extra(nn.Module):
+    def __init__(self, detach: bool) -> None:
+        super().__init__()
+        self.line, self.detach = nn.Linear(6, 3), detach
+
+    def forward(self, x: Any) -> Any:
+        scores = self.line(x)
+        return scores.square().mean(), scores.detach() if self.detach else scores
+
+
+def test_losses_that_are_none_are_refused() -> None:
+    torch.manual_seed(0)
+    y = torch.tensor([[1, 2, 3, 4], [1, 0, 0, 0], [1, 2, 0, 0], [5, 6, 7, 0]])
+    with pytest.raises(TraceError, match="has to give the mean over its samples"):
+        trace(Padded(), (torch.randint(0, 50, (4, 4)), y))
+    rows = (torch.randn(4, 6),)
+    with pytest.raises(TraceError, match=r"has the shape \[4, 3\], and would be a loss"):
+        trace(Extra(False), rows)
+    assert trace(Extra(True), rows).blocks
+    with pytest.raises(TraceError, match="no output of the module has a gradient"):
+        trace(mean_of(nn.Linear(6, 6)).requires_grad_(False), rows)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda parameters: None, "gives a NoneType: return a torch optimizer"),
+        (lambda parameters: torch.optim.LBFGS(parameters), "gives a LBFGS"),
+        (lambda parameters: torch.optim.Adam(parameters, lr=-1), "cannot be made: ValueError"),
+    ],
+)
+def test_optimizers_that_are_none_are_refused(optimizer: Any, message: str) -> None:
+    training = Training(nn.Linear(6, 6), lambda step, samples: (torch.randn(samples, 6),), optimizer)
+    with pytest.raises(CollageError, match=message):
+        training.optimizer_of([*training.module.parameters()])

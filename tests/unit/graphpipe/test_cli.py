@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from collage.cli.graphpipe import graphpipe
-from collage.errors import CollageError
-from collage.graphpipe.graph import write_json
-from scripts.lib.graphpipe.networks import case_study
+from collage.core.threads import in_thread
+from collage.errors import CollageError, UsageError
+from collage.graphpipe import planned
+from collage.graphpipe.baselines import pipedream
+from collage.graphpipe.costs import Costs
+from collage.graphpipe.graph import BlockGraph, read_json, write_json
+from collage.graphpipe.planner import Options
+from scripts.lib.graphpipe.networks import Device, candle, case_study
 
 
 @pytest.fixture
@@ -66,3 +77,98 @@ def test_files_that_are_no_plans_are_refused(files: tuple[str, str, str], conten
     Path(plan).write_text(content)
     with pytest.raises(CollageError, match=message):
         run("show", plan, graph, "--cluster", cluster)
+
+
+def test_a_notebook_shows_a_plan(files: tuple[str, str, str]) -> None:
+    graph_file, cluster, plan_file = files
+    graph = BlockGraph.from_json(read_json(Path(graph_file)))
+    found = planned(graph, cluster, 16)
+    chain = planned(graph, cluster, 16, planner="pipedream")
+    assert 0 < found.iteration_s <= chain.iteration_s
+    found.save(plan_file)
+    assert json.loads(Path(plan_file).read_text()) == found.plan.to_json()
+    html = found._repr_html_()
+    assert html.count("<svg") == html.count("</svg>") == 2
+    assert html.count("<tr>") == len(found.plan.stages) + 1
+    assert repr(found).endswith(f"at depth {found.plan.depth}.")
+    with pytest.raises(UsageError, match="pipedream"):
+        planned(graph, cluster, 16, planner="pipedraem")
+
+
+def test_a_search_is_cut_off_and_says_so(files: tuple[str, str, str]) -> None:
+    graph, cluster, plan = files
+    text = run("plan", graph, "--cluster", cluster, "--batch", "16", "--seconds", "0.02", "-o", plan)
+    assert "the best plan within 0.02 s; --seconds gives" in " ".join(text.split())
+    with pytest.raises(CollageError, match=r"1000003 samples can only be cut into micro-batches of 1:"):
+        run("plan", graph, "--cluster", cluster, "--batch", "1000003")
+
+
+def test_ctrl_c_ends_a_search_at_once() -> None:
+    """The compiled search looks at a flag."""
+    costs = candle(Device(), 4096, 16)
+    problem = Costs(costs, Device().cluster(32), 32768)
+
+    def interrupt() -> None:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        pipedream(problem, Options())  # a minute otherwise
+    assert time.perf_counter() - started < 10
+
+
+def test_a_search_keeps_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on for a moment after Ctrl-C reads no memory that its caller has given back."""
+    going: list[Future[object]] = []
+
+    def started(work: Callable[[], object]) -> Future[object]:
+        going.append(in_thread(work))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("collage.native.pipeline_walk.in_thread", started)
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            pipedream(Costs(candle(Device(), 4096, 16), Device().cluster(32), 32768), Options())
+    assert {type(each.result(60)) for each in going} == {int}
+
+
+@pytest.mark.parametrize(
+    ("what", "changed", "message"),
+    [
+        ("plan", {"stages": []}, "plan.json: .*above 0"),
+        ("plan", {"mini_batch": 0}, "plan.json: .*above 0"),
+        ("plan", {"format": "other"}, "plan.json: this is no plan"),
+        ("graph", {"state_factor": -1}, "graph.json: .*state factor"),
+        ("graph", {"blocks": []}, "graph.json: "),
+        ("cluster", {"devices": 2.5}, "whole number"),
+        ("cluster", {"devices": "true"}, "whole number"),
+        ("cluster", {"devices": "1e400"}, "cluster.toml"),
+        ("cluster", {"speed": 3}, "speed"),
+    ],
+)
+def test_files_with_mistakes_are_named(
+    files: tuple[str, str, str], what: str, changed: dict[str, object], message: str
+) -> None:
+    graph, cluster, plan = files
+    run("plan", graph, "--cluster", cluster, "--batch", "16", "-o", plan)
+    if what == "cluster":
+        text = Path(cluster).read_text()
+        (key, value), *_ = changed.items()
+        text = text.replace("devices = 4", f"devices = {value}") if key == "devices" else f"{key} = {value}\n{text}"
+        Path(cluster).write_text(text)
+    else:
+        file = Path({"plan": plan, "graph": graph}[what])
+        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(CollageError, match=message):
+        run("simulate", plan, graph, "--cluster", cluster)
+
+
+def test_a_schedule_of_no_passes_is_refused(files: tuple[str, str, str]) -> None:
+    graph, cluster, plan = files
+    made = json.loads(run("plan", graph, "--cluster", cluster, "--batch", "16", "-o", plan, "--json"))["plan"]
+    made["stages"][0]["k"] = 0
+    Path(plan).write_text(json.dumps(made))
+    with pytest.raises(CollageError, match="above 0"):
+        run("simulate", plan, graph, "--cluster", cluster)

@@ -173,5 +173,6 @@ def test_a_plan_is_shown_as_a_table_and_pictures() -> None:
     assert len(boxes.findall(f"{space}path")) == len(plan.edges)
     lines = ET.fromstring(timeline_svg(plan, costs, simulated(plan, costs)))
     passes = sum(2 * plan.mini_batch // stage.b for stage in plan.stages)
-    assert len(lines.findall(f"{space}rect")) == 1 + passes + len(plan.stages)
+    legend = 4
+    assert len(lines.findall(f"{space}rect")) == 1 + legend + passes + len(plan.stages)
     assert len(lines.findall(f"{space}polygon")) == len(plan.stages)
