@@ -121,6 +121,9 @@ def codes(values: Any, categories: Sequence[Any]) -> NDArray[np.int64]:
         return np.where(at < 0, missing, np.append(of_each, 0)[at])
     known = [each for each in categories if each is not None]
     numeric = bool(known) and not any(isinstance(each, str) for each in known)
+    if numeric:  # True is 1, as for scikit-learn
+        known = [int(each) if isinstance(each, bool) else each for each in known]
+        column = column.astype(np.int8) if column.dtype == np.bool_ else column
     if numeric and column.dtype.kind not in "biuf":
         column = column.where(column.notna(), None).infer_objects()
     places = np.flatnonzero([each is not None for each in categories])
@@ -158,8 +161,12 @@ def read_columns(frames: Sequence[Any], columns: Sequence[Column]) -> tuple[NDAr
 def column_of(frame: Any, column: Column) -> Any:
     """The values of a column. Raises InputError if the frame lacks it."""
     if hasattr(frame, "iloc"):
-        if column.source == 0 and column.name in frame.columns:
-            found = frame[column.name]
+        name = column.name
+        if column.source == 0 and name not in frame.columns:  # LightGBM writes underscores for spaces
+            alike = [each for each in frame.columns if str(each).replace(" ", "_") == name]
+            name = alike[0] if len(alike) == 1 else name
+        if column.source == 0 and name in frame.columns:
+            found = frame[name]
             if found.ndim > 1:
                 raise InputError(f"the frame has several columns {shown(column.name)}.")
             return found
@@ -182,7 +189,10 @@ def _number(frame: Any, column: Column) -> NDArray[np.float64]:
     try:
         found: NDArray[np.float64] = pd.to_numeric(pd.Series(values)).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
-        raise InputError(f"the column {shown(column.name)} has to hold numbers: it is {values.dtype}.") from error
+        text = f"the column {shown(column.name)} has to hold numbers: it is {values.dtype}."
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            text += " Trees that were trained on pandas' categories take an OrdinalEncoder before them instead."
+        raise InputError(text) from error
     if column.kind == "number":
         if column.strict and np.isnan(found).any():
             raise InputError(f"the column {shown(column.name)} has NaN, which the pipeline does not take.")

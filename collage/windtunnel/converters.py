@@ -20,8 +20,8 @@ from collage.windtunnel.registry import Converter
 
 
 def _standard(op: Any, width: int) -> Part:
-    factor = np.ones(width) if op.scale_ is None else 1 / op.scale_
-    return Scale.of(factor, np.zeros(width) if op.mean_ is None or not op.with_mean else -op.mean_ * factor)
+    divisor = np.ones(width) if op.scale_ is None else op.scale_
+    return Scale.of(divisor, np.zeros(width) if op.mean_ is None or not op.with_mean else op.mean_, divides=True)
 
 
 def _min_max(op: Any, width: int) -> Part:
@@ -31,12 +31,12 @@ def _min_max(op: Any, width: int) -> Part:
 
 def _max_abs(op: Any, width: int) -> Part:
     clips = getattr(op, "clip", False)
-    return Scale.of(1 / op.scale_, np.zeros(width), (-1.0, 1.0) if clips else None)
+    return Scale.of(op.scale_, np.zeros(width), (-1.0, 1.0) if clips else None, divides=True)
 
 
 def _robust(op: Any, width: int) -> Part:
-    factor = np.ones(width) if op.scale_ is None else 1 / op.scale_
-    return Scale.of(factor, np.zeros(width) if op.center_ is None else -op.center_ * factor)
+    divisor = np.ones(width) if op.scale_ is None else op.scale_
+    return Scale.of(divisor, np.zeros(width) if op.center_ is None else op.center_, divides=True)
 
 
 def _pca(op: Any, width: int) -> Part:

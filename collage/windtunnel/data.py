@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -68,22 +69,32 @@ def as_frame(rows: Any) -> Any:
         raise InputError("rows are a frame or [rows, columns], and this is a Series.")
     if hasattr(rows, "to_pandas"):
         return rows.to_pandas()
-    found = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
+    try:
+        found = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
+    except ValueError as error:  # of lists of other lengths
+        raise InputError(f"rows are a frame or [rows, columns]: {library_text(error)}") from error
     if found.ndim != 2:
-        raise InputError(f"rows are a frame or [rows, columns], and these have the shape {list(found.shape)}.")
+        kind = type(rows).__name__
+        raise InputError(f"rows are a frame or [rows, columns], and this {kind} has the shape {list(found.shape)}.")
     return found
 
 
 def targets_of(y: Any, head: Head, what: str) -> Tensor:
     """The targets: the number of the class of each row, int64, or numbers. Raises InputError for other classes."""
     values = np.asarray(y)
+    if values.ndim > 1 and head.kind == "classifier" and values.size != len(values):
+        raise InputError(f"{what} has {values.shape[1]} columns to predict, and the pipeline predicts one.")
+    if (values.dtype.kind == "O" or head.kind == "classifier") and (absent := int(pd.isna(values.ravel()).sum())):
+        raise InputError(f"{what} has {absent} rows without a value to predict: leave them out.")
     if head.kind != "classifier":
         try:
             numbers = values.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise InputError(f"{what} has to hold numbers: {library_text(error)}") from error
         if not np.isfinite(numbers).all():
-            raise InputError(f"{what} has NaN or an infinite number.")
+            raise InputError(f"{what} has NaN or an infinite number among the values to predict.")
+        if head.link == "exp" and numbers.min(initial=0) < 0:
+            raise InputError(f"{what} has a negative value to predict, and the pipeline predicts counts.")
         return torch.from_numpy(numbers)
     classes = {each: number for number, each in enumerate(head.classes)}
     found, inverse = np.unique(values.ravel(), return_inverse=True)
@@ -120,6 +131,10 @@ class Table:
         if self.is_parquet:
             return self._parquet()
         frame = as_frame(self.rows)
+        if self.y is None or isinstance(self.y, str):
+            raise InputError(
+                f"{self.what}: give the values to predict, one for each row; the name of a column is for parquet files."
+            )
         y = np.asarray(self.y)
         if len(y) != len(frame):
             raise InputError(f"{self.what} has {len(frame)} rows, and {len(y)} values to predict.")

@@ -104,6 +104,9 @@ def _code(to: Writer, column: Column, x: str, kind: int) -> str:
     }
     if kind == TensorProto.STRING:
         texts = [str(each) for each in keys]
+        if "" not in texts:  # ONNX has no missing texts
+            texts.append("")
+            values["values_int64s"].append(column.keys.index(None) if None in column.keys else len(column.keys))
         return to.op("LabelEncoder", x, keys_strings=texts, **values)
     if kind == TensorProto.INT64:
         return to.op("LabelEncoder", x, keys_int64s=[int(each) for each in keys], **values)
@@ -156,4 +159,6 @@ def _probabilities(to: Writer, head: Head, scores: str, width: int) -> str:
         found = to.op("Clip", found, to.number(0), to.number(1))
     if width == 1:
         return to.op("Concat", to.op("Sub", to.number(1), found), found, axis=1)
+    if head.link == "each class":
+        return found
     return to.op("Div", found, to.op("ReduceSum", found, to.constant([1], np.int64)))

@@ -26,11 +26,16 @@ class Front:
     columns: tuple[Column, ...]
     named: bool
     """Whether it was fitted on a frame with names."""
+    flat: bool = False
+    """Whether it takes one column as [rows]."""
 
     def run(self, frames: Sequence[Any]) -> Any:
         """Its output, a dense array or a frame, for the rows and the outputs of the operators before it."""
         given: Any
-        if len({each.source for each in self.columns}) == 1 and not hasattr(frames[self.columns[0].source], "iloc"):
+        if self.flat:
+            (only,) = self.columns
+            given = np.asarray(column_of(frames[only.source], only))
+        elif len({each.source for each in self.columns}) == 1 and not hasattr(frames[self.columns[0].source], "iloc"):
             given = frames[self.columns[0].source][:, [each.index for each in self.columns]]
         else:
             parts = {each.name: np.asarray(column_of(frames[each.source], each)) for each in self.columns}

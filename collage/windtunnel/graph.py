@@ -38,6 +38,8 @@ class Raw:
     """Columns of the frame, or of an operator in front, which no part has read yet."""
 
     refs: tuple[Ref, ...]
+    flat: bool = False
+    """Whether it is one column that a ColumnTransformer hands on as [rows], to a tokeniser."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,14 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
     named = getattr(first, "feature_names_in_", getattr(pipeline, "feature_names_in_", None))
     count = getattr(first, "n_features_in_", getattr(pipeline, "n_features_in_", None))
     if count is None:
-        raise ModelError(f"{what} does not say how many columns it takes (n_features_in_).")
+        raise ModelError(
+            f"{what} does not say how many columns it takes (n_features_in_). A tokeniser takes a column by its name "
+            "in a ColumnTransformer: make_column_transformer((TfidfVectorizer(), 'text'))."
+        )
     if named is None and type(first).__module__.startswith("lightgbm"):
         count = first.n_features_
     names = tuple(map(str, named)) if named is not None else ()
+    _check_categories(first, what)
     walk = _Walk(frozenset(front), bool(names))
     refs = tuple(Ref(Column(0, index, names[index] if names else f"column {index}")) for index in range(int(count)))
     value = walk.apply(pipeline, "", Raw(refs), last)
@@ -133,8 +139,10 @@ class _Walk:
             return value
         if isinstance(op, ColumnTransformer):
             found = []
-            for name, step, _ in op.transformers_:
+            for name, step, asked in op.transformers_:
                 chosen = self._select(value, [int(each) for each in op._transformer_to_input_indices[name]], path)
+                if isinstance(chosen, Raw) and isinstance(asked, (str, int)):
+                    chosen = replace(chosen, flat=True)
                 if (isinstance(step, str) and step == "drop") or self.width(chosen) == 0:
                     continue
                 if not (isinstance(step, str) and step == "passthrough"):
@@ -317,9 +325,20 @@ class _Walk:
             raise ModelError(_no_converter(op, path))
         columns = tuple(each.column for each in value.refs)
         named = hasattr(end_of(op, 0), "feature_names_in_")
-        self.fronts.append(Front(path, op, columns, named))
+        self.fronts.append(Front(path, op, columns, named, value.flat))
         width = _width_of(op, len(columns), path)
         return Raw(tuple(Ref(Column(len(self.fronts), index, f"{path} {index}")) for index in range(width)))
+
+
+def _check_categories(first: Any, what: str) -> None:
+    """Raise ModelError for boosters that take pandas' columns of categories, whose codes a frame does not show."""
+    booster = getattr(first, "booster_", None)
+    types = getattr(first, "feature_types", None) or ()
+    if getattr(booster, "pandas_categorical", None) or (getattr(first, "enable_categorical", False) and "c" in types):
+        raise ModelError(
+            f"{what} was trained on pandas' columns of categories, which WindTunnel does not take: put an "
+            "OrdinalEncoder before it, and name the columns by categorical_feature."
+        )
 
 
 def _inside(path: str, name: str) -> str:
@@ -401,9 +420,7 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
 def _no_converter(op: Any, path: str, *, can_stay: bool = True) -> str:
     known = sorted({*TRANSFORMERS, *ESTIMATORS, *ENCODERS[:3], *registered()}, key=str.lower)
     names = ", ".join(each.rpartition(".")[2] for each in known)
-    text = (
-        f"{shown(path)} ({type(op).__name__}) has no converter. Converters: {names}. Write one with register_converter"
-    )
+    text = f"{shown(path)} ({type(op).__name__}) has no converter: write one with register_converter"
     if can_stay:
         text += f", or let it and all operators before it stay in front, untrained: front=(..., {path!r})"
-    return f"{text}."
+    return f"{text}. Converters: {names}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +13,11 @@ from collage.errors import ModelError
 from collage.frontend.trees.described import describe
 from collage.windtunnel.modules.part import Tensor
 
-Link = Literal["sigmoid", "softmax", "one against rest", "probabilities", "margin", "exp", "identity"]
-"""``probabilities``: the scores are probabilities themselves. ``margin``: of a classifier that gives none."""
+Link = Literal["sigmoid", "softmax", "one against rest", "each class", "probabilities", "margin", "exp", "identity"]
+"""``one against rest``: sigmoids of each class, divided by their sum; ``each class``: as they are. ``probabilities``:
+the scores are probabilities themselves. ``margin``: of a classifier that gives none."""
+
+_SIGMOIDS = ("one against rest", "each class")
 
 _LEAST = 1e-6
 """Probabilities are at least this when a loss takes their logarithm."""
@@ -27,12 +30,22 @@ class Head:
     kind: Literal["classifier", "regressor", "transformer"]
     link: Link
     classes: tuple[Any, ...] = ()
+    quantile: float | None = None
+    """Of a regressor for a quantile, or for the median, which has the least absolute error."""
+    weights: tuple[float, ...] | Literal["balanced"] | None = None
+    """Of rows in the loss, by class. ``balanced``: the same for each class in all."""
+
+    def weighted(self, counts: Tensor) -> Head:
+        """The head for training on so many rows of each class."""
+        if self.weights != "balanced":
+            return self
+        return replace(self, weights=tuple((counts.sum() / len(counts) / counts.clamp_min(1)).tolist()))
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
         """[rows, classes]. Scores of two classes are [rows, 1] or [rows, 2]."""
         if self.link in ("sigmoid", "margin") and scores.shape[1] == 1:
             return functional.logsigmoid(torch.cat((-scores, scores), 1))
-        if self.link == "one against rest":
+        if self.link in _SIGMOIDS:
             return functional.logsigmoid(scores)
         if self.link == "probabilities":
             if scores.shape[1] == 1:
@@ -64,23 +77,29 @@ class Head:
         return found[:, 0] if found.shape[1] == 1 and self.kind == "regressor" else found
 
     def loss(self, scores: Tensor, y: Tensor, of_each: bool = False) -> Tensor:
-        """The mean loss of rows: the negative log likelihood of classes, Poisson's for exp, else a squared error."""
-        reduction = "none" if of_each else "mean"
+        """The mean loss of rows: the negative log likelihood of classes, Poisson's for exp, that of a quantile, or else
+        a squared error.
+        """
+        each = self._losses(scores, y)
+        if self.weights is not None and self.weights != "balanced":
+            each = each * torch.tensor(self.weights, dtype=each.dtype)[y]
+        return each if of_each else each.mean()
+
+    def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
         if self.kind == "classifier":
             if scores.shape[1] == 1 and self.link != "probabilities":
                 given = y.to(scores.dtype)
-                return functional.binary_cross_entropy_with_logits(scores[:, 0], given, reduction=reduction)
-            if self.link == "one against rest":
+                return functional.binary_cross_entropy_with_logits(scores[:, 0], given, reduction="none")
+            if self.link in _SIGMOIDS:
                 wanted = functional.one_hot(y, scores.shape[1]).to(scores.dtype)
-                each = functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1)
-                return each if of_each else each.mean()
-            return functional.nll_loss(self.log_probabilities(scores), y, reduction=reduction)
+                return functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1)
+            return functional.nll_loss(self.log_probabilities(scores), y, reduction="none")
         y = y.to(scores.dtype).view(len(y), -1)
         if self.link == "exp":
-            each = functional.poisson_nll_loss(scores, y, reduction="none").mean(1)
-        else:
-            each = functional.mse_loss(scores, y, reduction="none").mean(1)
-        return each if of_each else each.mean()
+            return functional.poisson_nll_loss(scores, y, reduction="none").mean(1)
+        if self.quantile is not None:
+            return torch.maximum(self.quantile * (y - scores), (self.quantile - 1) * (y - scores)).mean(1)
+        return functional.mse_loss(scores, y, reduction="none").mean(1)
 
 
 _MARGINS = frozenset("LinearSVC RidgeClassifier RidgeClassifierCV Perceptron PassiveAggressiveClassifier".split())
@@ -103,7 +122,7 @@ def head_of(op: Any, width: int) -> Head:
             link = "exp" if found.booster.link == "exp" else "identity"
             if found.booster.link == "sigmoid":
                 raise ModelError(f"the {name} predicts probabilities as a regressor: train the classifier instead.")
-        return Head("regressor", link)
+        return Head("regressor", link, quantile=_quantile(op))
     classes = tuple(np.asarray(op.classes_).tolist())
     if len(classes) < 2:
         raise ModelError(f"the {name} has seen one class only.")
@@ -113,7 +132,7 @@ def head_of(op: Any, width: int) -> Head:
             raise ModelError(f"the {name} has the link {found.booster.link}, which WindTunnel does not take.")
         link = links[found.booster.link]
         if link == "sigmoid" and width > 1:
-            link = "one against rest"
+            link = "each class"
     elif name in _MARGINS or (name == "SGDClassifier" and op.loss != "log_loss"):
         link = "margin"
     elif width == 1:
@@ -122,4 +141,37 @@ def head_of(op: Any, width: int) -> Head:
         link = "one against rest"
     else:
         link = "softmax"
-    return Head("classifier", link, classes)
+    return Head("classifier", link, classes, weights=_weights(op))
+
+
+_MEDIANS = frozenset("regression_l1 l1 mae mean_absolute_error reg:absoluteerror absolute_error MAE".split())
+_QUANTILES = frozenset("quantile reg:quantileerror Quantile".split())
+
+
+def _quantile(op: Any) -> float | None:
+    """The quantile that a fitted regressor predicts; None for a mean."""
+    given = op.get_params() if hasattr(op, "get_params") else {}
+    loss = str(next((given[key] for key in ("objective", "loss", "loss_function") if given.get(key)), ""))
+    name, _, rest = loss.partition(":alpha=")  # CatBoost's
+    if name in _MEDIANS:
+        return 0.5
+    if name not in _QUANTILES:
+        return None
+    known = [given.get(key) for key in ("quantile_alpha", "quantile", "alpha")]
+    if any(isinstance(each, (list, tuple, np.ndarray)) for each in known):
+        raise ModelError(f"the {type(op).__name__} predicts several quantiles, which WindTunnel does not take.")
+    level = rest or next((each for each in known if each is not None), 0.5 if name == "Quantile" else 0.9)
+    return float(level)
+
+
+def _weights(op: Any) -> tuple[float, ...] | Literal["balanced"] | None:
+    """The weights of classes that a fitted classifier was trained with. None: equal ones."""
+    given = op.get_params() if hasattr(op, "get_params") else {}
+    weight = given.get("class_weight")
+    if isinstance(weight, dict):
+        return tuple(float(weight.get(each, 1.0)) for each in np.asarray(op.classes_).tolist())
+    if weight == "balanced" or given.get("is_unbalance") or given.get("auto_class_weights") == "Balanced":
+        return "balanced"
+    if given.get("scale_pos_weight") not in (None, 1, 1.0):
+        return (1.0, float(given["scale_pos_weight"]))
+    return None

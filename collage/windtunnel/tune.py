@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -57,23 +58,34 @@ class Settings:
     seed: int = 0
     memory: int = 2 << 30
     """Bytes up to which rows are kept as tensors; beyond, each epoch reads them again."""
+    keep_source: bool = True
+    """Whether the result is the pipeline itself if no epoch has a better validation score."""
 
     def __post_init__(self) -> None:
         for name, valid in (("level", LEVELS), ("scope", SCOPES), ("start", STARTS), ("metric", ("auc", "loss", None))):
             if getattr(self, name) not in valid:
                 raise unknown_names(name, [str(getattr(self, name))], [str(each) for each in valid if each])
-        for name in ("batch", "patience"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is at least 1, and not {getattr(self, name)}.")
-        if not (self.rate > 0 and self.tau_leaf > 0 and min(np.ravel(self.tau)) > 0):
-            raise UsageError("rate, tau and tau_leaf are above 0.")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"dropout is at least 0 and below 1, and not {self.dropout}.")
+        for name, least in (("batch", 1), ("patience", 1), ("epochs", 0), ("seed", 0), ("memory", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
+                raise UsageError(f"{name} is a whole number from {least} on, and not {value!r}.")
+        taus = list(self.tau) if isinstance(self.tau, (tuple, list)) else [self.tau] * 2
+        if len(taus) != 2:
+            raise UsageError(f"tau is a number, or the first and the last one, and not {self.tau!r}.")
+        rates = [each for each in (self.leaf_rate, self.encoder_rate) if each is not None]
+        for each in (self.rate, self.tau_leaf, *taus, *rates):
+            if not isinstance(each, Real) or not 0 < float(each) < np.inf:
+                raise UsageError(f"rates, tau and tau_leaf are numbers above 0, and {each!r} is none.")
+        for name, most in (("dropout", 1.0), ("decay", np.inf)):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= float(value) < most:
+                raise UsageError(f"{name} is a number from 0 on{', below 1' if most == 1 else ''}, and not {value!r}.")
 
     @property
     def taus(self) -> tuple[float, float]:
         """The temperature of the first and of the last epoch."""
-        return self.tau if isinstance(self.tau, tuple) else (self.tau, self.tau)
+        first, last = self.tau if isinstance(self.tau, (tuple, list)) else (self.tau, self.tau)
+        return first, last
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,8 @@ def tune(
                 if number - max(history, key=lambda each: each.score).number >= settings.patience:
                     break
     except KeyboardInterrupt:
+        if not history:
+            raise
         log.warning("fine-tuning was stopped: the best weights so far are kept")
     finally:
         network.eval()
@@ -228,7 +242,7 @@ def evaluate(network: Network, head: Head, parts: Sequence[RowsPart], metric: st
     scores, labels = [], []
     with torch.no_grad():
         for each in batches(parts, 8192, None):
-            scores.append(network(each.numbers, each.codes))
+            scores.append(network(each.numbers.to(network.dtype), each.codes))
             labels.append(each.y)
     found, y = torch.cat(scores), torch.cat(labels)
     if (metric or ("auc" if len(head.classes) == 2 else "loss")) == "auc":

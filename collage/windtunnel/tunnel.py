@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +26,9 @@ from collage.windtunnel.graph import Translation, translate_graph
 from collage.windtunnel.heads import Head
 from collage.windtunnel.modules.part import Network, Tensor
 from collage.windtunnel.modules.trees import Forest
-from collage.windtunnel.tune import Epoch, Settings, soften, tune
+from collage.windtunnel.tune import Epoch, Settings, evaluate, soften, tune
+
+log = logging.getLogger(__name__)
 
 SAMPLE = 1 << 16
 """Training rows from which soft trees take their thresholds and spreads."""
@@ -38,6 +41,8 @@ def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path |
     tokenisers do so by themselves. Their outputs are kept in memory, or in the folder ``cache``. Raises ModelError for
     a pipeline that is not fitted, and for an operator without a converter behind ones that have one.
     """
+    if isinstance(front, str):
+        raise UsageError(f"front is a list of places, such as [{front!r}].")
     tunnel = Tunnel(pipeline, front=tuple(front), cache=cache)
     tunnel._take(translate_graph(pipeline, tunnel.front))
     return tunnel
@@ -75,6 +80,8 @@ class Tunnel(BaseEstimator):
     fronts_: tuple[Front, ...]
     head_: Head
     history_: list[Epoch]
+    source_score_: float | None
+    """The validation score of the pipeline itself, as far as it is known."""
 
     def __init__(
         self,
@@ -96,6 +103,7 @@ class Tunnel(BaseEstimator):
         metric: str | None = None,
         seed: int = 0,
         memory: int = 2 << 30,
+        keep_source: bool = True,
         validation: float = 0.1,
         front: tuple[str, ...] = (),
         cache: str | Path | None = None,
@@ -117,6 +125,7 @@ class Tunnel(BaseEstimator):
         self.metric = metric
         self.seed = seed
         self.memory = memory
+        self.keep_source = keep_source
         self.validation = validation
         self.front = front
         self.cache = cache
@@ -128,8 +137,10 @@ class Tunnel(BaseEstimator):
         """
         from sklearn.model_selection import train_test_split
 
-        if self.pipeline is None:
-            raise UsageError("a tunnel without a pipeline cannot be fitted.")
+        if not hasattr(self.pipeline, "fit"):
+            raise UsageError("a tunnel is fitted with a pipeline or an estimator of scikit-learn: Tunnel(pipeline).")
+        if y is None:
+            raise InputError("there is nothing to predict: y is None.")
         by_class = y if is_classifier(self.pipeline) else None
         try:
             rows, apart, labels, labels_apart = train_test_split(
@@ -157,7 +168,11 @@ class Tunnel(BaseEstimator):
         trained on tell little about others: hold out rows that it has not seen. An encoder of targets gives training
         rows values that hold their own target. ``changes`` are settings that differ from the tunnel's.
 
-        Ctrl-C ends it with the best weights so far. ``history_`` has what each epoch gave.
+        Ctrl-C ends it with the best weights so far, and before the start is scored it changes nothing. ``history_`` has
+        what each epoch gave, and ``source_score_`` what the pipeline itself gives on the validation rows. If no epoch
+        is better, the network is that of the pipeline again, unless ``keep_source`` is false.
+
+        Unless ``start`` is ``"current"``, training starts from the pipeline again.
         """
         self._check()
         settings = self._settings(changes)
@@ -178,18 +193,31 @@ class Tunnel(BaseEstimator):
                 raise UsageError(f"validation is a share of the rows between 0 and 1, and not {share}.")
             valid = train.hold_out(float(share), settings.seed)
         else:
+            if not isinstance(share, (tuple, list)) or len(share) != 2:
+                raise UsageError("validation is (X, y), or the share of the rows to hold out.")
             rows, labels = share
             table = Table(rows, labels, "the validation data")
             valid = Source(table, self._reader, head, dtype, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
+        drawn = sample(train.parts, SAMPLE, settings.seed)
+        check_classes(drawn.y, head, "the training data")
+        if head.kind == "classifier":
+            head = head.weighted(torch.bincount(drawn.y, minlength=len(head.classes)))
+        source_score = self.source_score_
         if settings.start != "current":
             network = self._fresh()
-            drawn = sample(train.parts, SAMPLE, settings.seed)
-            check_classes(drawn.y, head, "the training data")
+            source_score = evaluate(network, head, valid.parts, settings.metric)
             exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
             soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
-        self.network_, self._is_source = network, False
-        self.history_ = tune(network, head, train.parts, valid.parts, settings, progress)
+        history = tune(network, head, train.parts, valid.parts, settings, progress)
+        self.network_, self._is_source, self.history_, self.source_score_ = network, False, history, source_score
+        best = max(each.score for each in history)
+        if source_score is not None and best <= source_score and self._source is not None:
+            kept = "; it is kept" if settings.keep_source else ""
+            text = "no epoch is better than the pipeline itself on the validation rows: %.5f, and %.5f%s"
+            log.warning(text, best, source_score, kept)
+            if settings.keep_source:
+                self.network_, self._is_source = self._fresh(), True
         return self
 
     def soften(self, X: Any, **changes: Any) -> Tunnel:  # noqa: N803
@@ -198,6 +226,8 @@ class Tunnel(BaseEstimator):
         settings = self._settings(changes)
         network = self._fresh()
         numbers, codes = self._reader.inputs(X, torch.float64)
+        if not len(numbers):
+            raise InputError("there are no rows to start soft trees from.")
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
         rows = Rows(numbers[chosen], codes[chosen], chosen)
         soften(network, rows, settings.level, settings.taus[0], settings.tau_leaf)
@@ -235,6 +265,7 @@ class Tunnel(BaseEstimator):
             found = found[:, 1:] - found[:, :1]
         return (found[:, 0] if found.shape[1] == 1 else found).numpy()
 
+    @available_if(lambda tunnel: getattr(tunnel, "head_", Head("transformer", "identity")).kind == "transformer")
     def transform(self, X: Any) -> Any:  # noqa: N803
         """The outputs of a pipeline that ends with a transformer, [rows, columns]."""
         return self.scores(X).numpy()
@@ -252,14 +283,20 @@ class Tunnel(BaseEstimator):
         self._check()
         given = self.get_params(deep=False)
         settings = {name: each for name, each in given.items() if name not in ("pipeline", "cache")}
-        files.save(Path(path), files.Saved(self._translation, settings, self.history_, self._is_source))
+        try:
+            files.save(Path(path), files.Saved(self._translation, settings, self.history_, self._is_source))
+        except (OSError, RuntimeError) as error:  # PyTorch's of a folder that is not there
+            raise InputError(f"cannot write {path}: {library_text(error)}") from error
 
     def to_onnx(self, path: str | Path | None = None) -> Any:
         """The ONNX model, also written to ``path``. Raises ModelError if operators stay in front."""
         self._check()
         model = export(self._translation)
         if path is not None:
-            onnx.save(model, str(path))
+            try:
+                onnx.save(model, str(path))
+            except OSError as error:
+                raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
         return model
 
     @property
@@ -304,7 +341,7 @@ class Tunnel(BaseEstimator):
         self._cache = Cache(None if self.cache is None else Path(self.cache))
         self._source: Network | None = copy.deepcopy(found.network)
         self._is_source = True
-        self.history_ = []
+        self.history_, self.source_score_ = [], None
 
     def _fresh(self) -> Network:
         """A copy of the network as it was translated."""

@@ -14,7 +14,7 @@ from onnx import helper
 
 from collage.frontend.trees.graph import Graph
 
-_LARGEST_TABLE = 1 << 26
+LARGEST_TABLE = 1 << 26
 """Bytes up to which the product of a table and weights becomes a table itself."""
 _WIDE = 16
 """A gather of a product's row costs as much as a product with about so many columns."""
@@ -76,18 +76,24 @@ class Writer(Graph):
         names = [each.name if isinstance(each, Plain) else self._gather(each) for each in value]
         return names[0] if len(names) == 1 else self.op("Concat", *names, axis=1)
 
-    def affine(self, value: Value, factor: NDArray[np.float64], shift: NDArray[np.float64]) -> Value:
-        """``x * factor + shift``, column by column."""
+    def affine(
+        self, value: Value, factor: NDArray[np.float64], shift: NDArray[np.float64], *, divides: bool = False
+    ) -> Value:
+        """``x * factor + shift``, or ``(x - shift) / factor``, column by column."""
+        scale = ("Div" if divides else "Mul", factor, 1)
+        move = ("Sub" if divides else "Add", shift, 0)
         found: list[Plain | Hot] = []
         for each, columns in _spans(value):
             if isinstance(each, Hot):
-                found.append(Hot(each.code, each.table * factor[columns] + shift[columns]))
+                table = each.table * factor[columns] + shift[columns]
+                if divides:
+                    table = (each.table - shift[columns]) / factor[columns]
+                found.append(Hot(each.code, table))
                 continue
             name = each.name
-            if (factor[columns] != 1).any():
-                name = self.op("Mul", name, self.number(factor[columns]))
-            if shift[columns].any():
-                name = self.op("Add", name, self.number(shift[columns]))
+            for kind, numbers, nothing in (move, scale) if divides else (scale, move):
+                if (numbers[columns] != nothing).any():
+                    name = self.op(kind, name, self.number(numbers[columns]))
             found.append(Plain(name, each.width, each.missing))
         return tuple(found)
 
@@ -112,7 +118,7 @@ class Writer(Graph):
         rows: list[NDArray[np.float64]] = []
         outputs = weight.shape[1]
         for each, columns in _spans(value):
-            small = isinstance(each, Hot) and len(each.table) * outputs * self.dtype.itemsize <= _LARGEST_TABLE
+            small = isinstance(each, Hot) and len(each.table) * outputs * self.dtype.itemsize <= LARGEST_TABLE
             if isinstance(each, Hot) and small and each.width >= min(_WIDE, outputs):
                 terms.append(self._gather(Hot(each.code, each.table @ weight[columns])))
             else:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, shape_inference
-
 from collage.backends.base import UnsupportedError
 from collage.backends.onnxruntime import OnnxRuntime
-from collage.backends.tables_kernels.build import ONNX_TYPES, Builder, build
+from collage.backends.tables_kernels.build import Builder, build
 from collage.backends.tables_kernels.session import OPERATORS, TableSession
+from collage.backends.tables_kernels.soft import with_soft_trees
+from collage.frontend import messages
+from collage.frontend.messages import ModelProto, NodeProto, ValueInfoProto
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
 
@@ -22,8 +23,10 @@ _HEAVY = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 def session_of(model: ModelProto, options: BuildOptions, *, walk_all: bool) -> Session:
     """The model as a program, or a program beside a session of ONNX Runtime.
 
-    Raises UnsupportedError if no trees are in the program.
+    A model with soft trees is taken as a whole. Raises UnsupportedError if no trees are in the program.
     """
+    if (soft := with_soft_trees(model)) is not None:
+        return TableSession(build(soft, OPERATORS, walk_all=walk_all), options.threads)
     whole = build(model, OPERATORS, walk_all=walk_all, partly=True)
     if not whole.left:
         return TableSession(whole, options.threads)
@@ -117,22 +120,27 @@ def _before(model: ModelProto, builder: Builder, options: BuildOptions, *, walk_
 
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
-    """The types of inner values, as far as onnx infers them."""
-    found = shape_inference.infer_shapes(model)
+    """The types of inner values, as far as the model has them or onnx infers them."""
+    try:
+        from onnx import shape_inference
+    except ImportError:  # where only modules run
+        found = model
+    else:
+        found = messages.parsed(shape_inference.infer_shapes(model.SerializeToString()))
     return {
         info.name: info for info in (*found.graph.value_info, *found.graph.output) if info.type.HasField("tensor_type")
     }
 
 
 def _info(name: str, dtype: str, shape: Sequence[int]) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, ONNX_TYPES[dtype], ["rows", *shape])
+    return messages.tensor_info(name, messages.NUMBERS[dtype], ("rows", *shape))
 
 
 def _extracted(
     model: ModelProto, nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Collection[str]
 ) -> ModelProto:
     """A model of these nodes. Outputs have no types, which engines infer."""
-    found = ModelProto()
+    found = messages.ModelProto()
     found.CopyFrom(model)
     graph = found.graph
     read = {name for node in nodes for name in node.input}
@@ -142,7 +150,7 @@ def _extracted(
     graph.input.extend(each for each in inputs if each.name in read)
     graph.initializer.extend(each for each in model.graph.initializer if each.name in read)
     known = {each.name: each for each in model.graph.output}
-    graph.output.extend(known.get(name) or ValueInfoProto(name=name, type=TypeProto()) for name in outputs)
+    graph.output.extend(known.get(name) or messages.ValueInfoProto(name=name, type={}) for name in outputs)
     return found
 
 

@@ -8,23 +8,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from collage.backends.base import UnsupportedError
+from collage.frontend import messages
+from collage.frontend.messages import ModelProto, NodeProto
 from collage.native.table import MOST_COLUMNS, Column, TableProgram
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 STRING = "string"
-_TYPES: dict[int, str] = {
-    TensorProto.FLOAT: "float32",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.INT64: "int64",
-    TensorProto.INT32: "int32",
-    TensorProto.BOOL: "bool",
-    TensorProto.STRING: STRING,
-}
-ONNX_TYPES = {dtype: number for number, dtype in _TYPES.items()}
+_TYPES = {messages.NUMBERS[dtype]: dtype for dtype in ("float32", "float64", "int64", "int32", "bool", STRING)}
 _STORED = {"float32": "float32", "float64": "float64"}
 """Types of columns by types of values; all others are int64. A string is its place in the program's vocabulary."""
 
@@ -37,7 +30,7 @@ def stored(dtype: str) -> str:
 def type_named(number: int) -> str:
     """The type of that number in ONNX. Raises UnsupportedError for others than the kernels take."""
     if number not in _TYPES:
-        raise UnsupportedError(f"values of the type {TensorProto.DataType.Name(number).lower()}")
+        raise UnsupportedError(f"values of the type {messages.type_name(number)}")
     return _TYPES[number]
 
 
@@ -82,6 +75,8 @@ class Builder:
     """Outputs that are maps: the value with the numbers, and the keys."""
     shared: dict[object, Any] = field(default_factory=dict)
     """What has been made once and may be read again."""
+    chosen: dict[Column, tuple[Column, Array]] = field(default_factory=dict)
+    """Columns of float32 that a code chooses from some numbers: the column of the code, and the numbers."""
     left: set[int] = field(default_factory=set)
     """The nodes, by number, that are not in the program: those that it does not take, and what follows them."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -230,22 +225,7 @@ Operator: TypeAlias = "Callable[[Builder, NodeProto, Mapping[str, Any]], None]"
 
 def attributes(node: NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values; lists of numbers and tensors are arrays, and bytes strings."""
-    return {each.name: _attribute(each) for each in node.attribute}
-
-
-def _attribute(attribute: AttributeProto) -> Any:
-    kind = attribute.type
-    if kind == AttributeProto.FLOATS:
-        return np.array(attribute.floats, np.float32)
-    if kind == AttributeProto.INTS:
-        return np.array(attribute.ints, np.int64)
-    if kind == AttributeProto.STRINGS:
-        return [each.decode() for each in attribute.strings]
-    if kind == AttributeProto.STRING:
-        return attribute.s.decode()
-    if kind == AttributeProto.TENSOR:
-        return numpy_helper.to_array(attribute.t)
-    return helper.get_attribute_value(attribute)
+    return {each.name: messages.attribute_value(each) for each in node.attribute}
 
 
 def build(
@@ -256,7 +236,7 @@ def build(
     If it may be taken ``partly``, nodes are left out instead, and so are the outputs if any node is.
     """
     graph = model.graph
-    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    constants = {each.name: messages.to_array(each) for each in graph.initializer}
     version = max((each.version for each in model.opset_import if each.domain == "ai.onnx.ml"), default=1)
     found = Builder(constants=constants, walk_all=walk_all, version=version)
     for info in graph.input:

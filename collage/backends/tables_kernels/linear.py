@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
 from collage.backends.tables_kernels.build import Array, Builder, Operator, Value
 from collage.backends.tables_kernels.operators import largest, linear
 from collage.backends.tables_kernels.trees import labelled, labels_of, transformed
+from collage.frontend.messages import NodeProto
 
 Attributes = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
 from collage.backends.tables_kernels.build import STRING, Array, Builder, Operator, Value, shaped, stored, type_named
+from collage.frontend.messages import NodeProto
 
 Attributes = Mapping[str, Any]
 
@@ -118,6 +118,9 @@ def _transpose(b: Builder, node: NodeProto, a: Attributes, columns: Array) -> Ar
 def _gather(b: Builder, node: NodeProto, a: Attributes) -> None:
     if node.input[0] in b.constants:  # a table that rows are looked up in
         table, places = b.constants[node.input[0]], b.value(node.input[1])
+        if table.ndim == 2 and not int(a.get("axis", 0)):
+            b.values[node.output[0]] = _chosen_rows(b, table, places)
+            return
         if table.ndim != 1 or int(a.get("axis", 0)) not in (0, -1):
             raise UnsupportedError("a table of several axes")
         b.values[node.output[0]] = _looked_up(b, table, places)
@@ -162,6 +165,19 @@ def _looked_up(b: Builder, table: Array, places: Value) -> Value:
     numbers = np.array([b.code(_text(each)) for each in table]) if dtype == STRING else table
     keys = np.concatenate([np.arange(-len(numbers), 0), np.arange(len(numbers))])
     return mapped(b, places, keys, np.concatenate([numbers, numbers]), numbers[0], numbers[0], dtype)
+
+
+def _chosen_rows(b: Builder, table: Array, places: Value) -> Value:
+    """The rows of a table of numbers at the places; what is at no place of it is as the first one."""
+    dtype = table.dtype.name
+    if places.dtype != "int64" or places.columns.ndim or dtype not in ("int64", *FLOATS) or not table.size:
+        raise UnsupportedError(f"rows of a table of {dtype}")
+    (code,) = b.columns(places, "int64")
+    made, numbers = b.program.new(dtype, table.shape[1]), np.ascontiguousarray(table.T)
+    b.program.step("gather", [code] * table.shape[1], made, (dtype, ""), [numbers], [len(table)])
+    if dtype == "float32":
+        b.chosen.update({column: (code, each) for column, each in zip(made, numbers, strict=True)})
+    return b.made(made, (table.shape[1],), dtype)
 
 
 def _text(value: Any) -> str:
@@ -337,10 +353,11 @@ def _clip(b: Builder, node: NodeProto, a: Attributes) -> None:
     found = b.value(node.input[0])
     _check_floats(found)
     names = [*node.input[1:], "", ""][:2]
-    for what, name, attribute in zip(("maximum", "minimum"), names, ("min", "max"), strict=True):
-        limit = b.constant(name) if name else a.get(attribute)
-        if limit is not None:
-            found = b.each("constant", what, found, None, np.full(found.columns.size, float(limit)))
+    largest = float(np.finfo(found.dtype).max)  # an end that is left open is the largest number, not infinity
+    ends = (("maximum", "min", -largest), ("minimum", "max", largest))
+    for name, (what, attribute, otherwise) in zip(names, ends, strict=True):
+        limit = b.constant(name) if name else a.get(attribute, otherwise)
+        found = b.each("constant", what, found, None, np.full(found.columns.size, float(limit)))
     b.values[node.output[0]] = found
 
 

@@ -8,19 +8,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from collage.backends.tables_kernels.build import STRING, Builder, Port, build
 from collage.backends.tables_kernels.linear import LINEAR
 from collage.backends.tables_kernels.operators import OPERATORS as MOVES
+from collage.backends.tables_kernels.soft import SOFT
 from collage.backends.tables_kernels.trees import TREES
 from collage.errors import InputError
+from collage.frontend.messages import parsed
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Session
 from collage.native import LaunchList, Step, team_of
-from collage.native.table import BLOCK, TableCall
+from collage.native.table import TableCall
 
-OPERATORS = {**MOVES, **TREES, **LINEAR}
+OPERATORS = {**MOVES, **TREES, **LINEAR, **SOFT}
 """All operators that the kernels take, by domain and type."""
 
 _HOLD_US = 5.0
@@ -32,9 +33,9 @@ _FEW, _MANY = 16, 64
 _TYPES = {"bool": "bool", STRING: "int64"}
 
 
-def program_of(model: ModelProto, *, walk_all: bool = False) -> Builder:
+def program_of(model: Any, *, walk_all: bool = False) -> Builder:
     """The model as a program. Raises UnsupportedError for what the kernels do not take."""
-    return build(model, OPERATORS, walk_all=walk_all)
+    return build(parsed(model), OPERATORS, walk_all=walk_all)
 
 
 class TableSession(Session):
@@ -85,7 +86,7 @@ class TableSession(Session):
     def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], rows: int) -> Call:
         """A call of the program on contiguous arrays."""
         us = self._us(rows)
-        shares = max(1, min(self._threads, int(us / _SHARE_US), -(-rows // BLOCK)))
+        shares = max(1, min(self._threads, int(us / _SHARE_US), -(-rows // _MANY)))
         call = TableCall(self._program, inputs, outputs, rows, shares)
         if shares == 1:
             return call.alone(hold=us <= _HOLD_US)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
 
 from collage.backends.base import UnsupportedError
 from collage.backends.tables_kernels.build import Array, Builder, Given, Operator, Value, shaped
@@ -15,6 +14,7 @@ from collage.backends.tables_kernels.cut import cut
 from collage.backends.tables_kernels.ensemble import LEAF, Ensemble, from_branches, narrowed
 from collage.backends.tables_kernels.operators import FLOATS, largest, mapped, softmax
 from collage.backends.tables_kernels.pack import MOST_DENSE, Direct, Packed, add_bins, add_trees, choose
+from collage.frontend.messages import NodeProto
 from collage.native.table import BLOCKS, SINGLE, WALKED, Column, register_rows
 
 Attributes = Mapping[str, Any]

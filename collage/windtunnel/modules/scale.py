@@ -12,21 +12,28 @@ from collage.windtunnel.writer import Value, Writer
 
 
 class Scale(Part):
-    """``x * factor + shift``, column by column, perhaps limited to ``low`` and ``high``."""
+    """``x * factor + shift``, or ``(x - shift) / factor``, column by column, perhaps limited to ``low`` and ``high``.
+
+    Each as scikit-learn computes it: a tree behind it may have its threshold at a number of the training rows.
+    """
 
     takes_missing = True
 
     @classmethod
-    def of(cls, factor: Any, shift: Any, limits: tuple[float, float] | None = None) -> Scale:
+    def of(cls, factor: Any, shift: Any, limits: tuple[float, float] | None = None, *, divides: bool = False) -> Scale:
+        """``divides``: the second form."""
         factor, shift = np.asarray(factor, np.float64), np.asarray(shift, np.float64)
-        return cls({"factor": factor, "shift": shift}, {}, width=len(factor), limits=limits and list(limits))
+        about = {"width": len(factor), "limits": limits and list(limits), "divides": divides}
+        return cls({"factor": factor, "shift": shift}, {}, **about)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * self.factor + self.shift
+        divides = self.settings.get("divides", False)
+        x = (x - self.shift) / self.factor if divides else x * self.factor + self.shift
         return x if self.settings["limits"] is None else x.clamp(*self.settings["limits"])
 
     def export(self, to: Writer, *inputs: Value) -> Value:
-        found = to.affine(inputs[0], array(self.factor), array(self.shift))
+        divides = self.settings.get("divides", False)
+        found = to.affine(inputs[0], array(self.factor), array(self.shift), divides=divides)
         if self.settings["limits"] is None:
             return found
         missing = any(segment.missing for segment in found)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from collage.errors import ModelError
-from collage.frontend.trees.booster import ZERO, Booster, Categories, add_sums
+from collage.frontend.trees.booster import ZERO, Booster, Categories, add_cleaned, add_sums
 from collage.frontend.trees.ensemble import (
     EQ,
     GT,
@@ -27,7 +27,7 @@ from collage.frontend.trees.ensemble import (
     tree_of_nodes,
 )
 from collage.windtunnel.modules.part import Part, Tensor, array
-from collage.windtunnel.writer import Value, Writer
+from collage.windtunnel.writer import LARGEST_TABLE, Value, Writer
 
 Level = Literal["L1", "L2", "L3", "L4"]
 """The parameters to learn: values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
@@ -156,7 +156,7 @@ class Forest(Part):
         return torch.where(torch.isnan(number), self.missing_right[node], right)
 
     def _soft(self, x: Tensor) -> Tensor:
-        about, trees = self.settings, self.path.shape[0]
+        about, (trees, leaves, nodes) = self.settings, self.path.shape
         x = self._prepared(x)
         u = ((x - self.centre) / self.scale).t().contiguous()  # [features, rows]
         absent = torch.isnan(u)
@@ -178,9 +178,9 @@ class Forest(Part):
             node = functional.dropout(node, about["dropout"])
         bend = self.bend[:, :, None]
         ratio = 1 / about["tau_leaf"]
-        leaf = torch.tanh_(torch.baddbmm(bend, self.path, node.view(trees, -1, len(x)), beta=ratio, alpha=ratio))
+        leaf = torch.tanh_(torch.baddbmm(bend, self.path, node.view(trees, nodes, len(x)), beta=ratio, alpha=ratio))
         if about["output"] == "leaves":
-            return (0.5 + 0.5 * leaf.view(-1, len(x))[self.of_leaves]).t()
+            return (0.5 + 0.5 * leaf.view(trees * leaves, len(x))[self.of_leaves]).t()
         # Tree by tree, since the sum of all leaves, most of which are -1, would lose digits.
         values = (self.values * self.owned).view(len(self.values), trees, -1).transpose(0, 1)
         sums = torch.baddbmm(0.5 * values.sum(2, keepdim=True), values, leaf, alpha=0.5)
@@ -381,11 +381,9 @@ class Forest(Part):
 
     def _export_soft(self, to: Writer, value: Value) -> Value:
         about, (trees, leaves, nodes) = self.settings, self.path.shape
-        if len(self.set_nodes) or about["missing"] is not None or about["zeros"]:
-            raise ModelError(
-                "soft trees with sets of categories, or with zeros or other numbers that mean missing, cannot be "
-                "written as ONNX: encode categories before the trees, or fine-tune at L1."
-            )
+        if about["missing"] is not None or about["zeros"] or about["categories"]:
+            cleaned = add_cleaned(to, self.hard_booster(), to.dense(value), to.dtype)
+            value = to.plain(cleaned, about["features"], missing=True)
         scale = array(self.scale)
         u = to.bounded(to.affine(value, 1 / scale, -array(self.centre) / scale), _FAR)
         feature, weight, theta = array(self.feature), array(self.weight), array(self.theta) / about["tau"]
@@ -400,6 +398,8 @@ class Forest(Part):
             sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), 1e8, -1e8)
             for name, columns in u.absent:
                 z = to.op("Add", z, to.op("MatMul", name, to.number(sure[columns])))
+        if len(self.set_nodes):
+            z = to.op("Sum", z, *self._export_decided(to, to.dense(value)))
         node = to.op("Reshape", to.op("Tanh", z), to.constant([0, trees, nodes], np.int64))
         node = to.op("Transpose", node, perm=[1, 0, 2])
         path = array(self.path).transpose(0, 2, 1) / about["tau_leaf"]
@@ -415,6 +415,25 @@ class Forest(Part):
         of_trees = to.op("Add", of_trees, to.number(0.5 * values.sum(1, keepdims=True)))
         sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
         return to.plain(to.op("Add", sums, to.number(array(self.bias))), self.width)
+
+    def _export_decided(self, to: Writer, x: str) -> list[str]:
+        """+-``_SURE`` for nodes with sets, and 0 for all others: for each column of categories a table's row."""
+        nodes, right = array(self.set_nodes), array(self.goes_right)
+        last = right.shape[1] - 1  # the code of all others; that of NaN follows
+        if (last + 2) * len(self.feature) * to.dtype.itemsize > LARGEST_TABLE:
+            raise ModelError(f"soft trees that split at category {last} cannot be written as ONNX: fine-tune at L1.")
+        found = []
+        for column in np.unique(array(self.feature)[nodes]).tolist():
+            some = nodes[array(self.feature)[nodes] == column]
+            table = np.zeros((last + 2, len(self.feature)))
+            sides = right[array(self.set_of_node)[some]].T
+            table[:, some] = np.where(np.concatenate((sides, array(self.missing_right)[some][None])), _SURE, -_SURE)
+            number = to.op("Squeeze", to.op("Gather", x, to.constant([column]), axis=1), to.constant([1], np.int64))
+            known = to.op("And", to.op("GreaterOrEqual", number, to.number(0)), to.op("Less", number, to.number(last)))
+            code = to.op("Where", known, number, to.number(last))
+            code = to.op("Where", to.op("IsNaN", number), to.number(last + 1), code)
+            found.append(to.op("Gather", to.number(table), to.cast(code, np.int64), axis=0))
+        return found
 
 
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")

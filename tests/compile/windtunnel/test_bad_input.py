@@ -14,7 +14,9 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
 pytest.importorskip("lightgbm")
 
+from lightgbm import LGBMRegressor
 from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -49,7 +51,7 @@ def test_pipelines() -> None:
     rows, y = table()[["b", "d"]], labels()
     neighbours = make_pipeline(StandardScaler(), KNeighborsClassifier()).fit(rows, y)
     refused(
-        ModelError, r"kneighborsclassifier.*no converter.*LGBMClassifier.*register_converter", translate, neighbours
+        ModelError, r"kneighborsclassifier.*no converter.*register_converter.*LGBMClassifier", translate, neighbours
     )
     behind = make_pipeline(StandardScaler(), PowerTransformer(), LogisticRegression()).fit(rows, y)
     refused(ModelError, r"powertransformer.*stay in front, untrained: front=", translate, behind)
@@ -95,7 +97,7 @@ def test_tuning(tmp_path: Path) -> None:
     refused(InputError, "no rows", tune, train[:0], y[:0])
     refused(UsageError, "unknown level: L9", tune, train, y, level="L9")
     refused(UsageError, "unknown settings: speed.*rate", tune, train, y, speed=3)
-    refused(UsageError, "rate, tau and tau_leaf are above 0", tune, train, y, tau=0.0)
+    refused(UsageError, "rates, tau and tau_leaf are numbers above 0, and 0.0", tune, train, y, tau=0.0)
     refused(UsageError, "between 0 and 1", tune, train, y, validation=2.0)
     refused(UsageError, "start='current'", tune, train, y, start="current")
     pytest.importorskip("pyarrow")
@@ -104,3 +106,55 @@ def test_tuning(tmp_path: Path) -> None:
     refused(InputError, "no column y", tune, tmp_path / "rows", "y")
     refused(UsageError, "name the column", tune, tmp_path / "rows", y)
     refused(UsageError, "transformer", translate(StandardScaler().fit(train[["b"]])).fine_tune, train[["b"]], y)
+
+
+def test_what_to_predict() -> None:
+    train, y, apart, _ = halves()
+    tune = translate(fitted()).fine_tune
+    for wrong in (None, "y"):
+        refused(InputError, "training data: give the values", tune, train, wrong)
+    refused(InputError, "has 1 rows without a value to predict", tune, train, np.where(np.arange(len(y)) == 5, None, y))
+    refused(InputError, "has 2 columns to predict", tune, train, np.stack([y, y], 1))
+    for wrong in ("v.parquet", apart, (apart,)):
+        refused(UsageError, "validation is", tune, train, y, validation=wrong)
+    refused(InputError, "y is None", Tunnel(boosted()).fit, train, None)
+    refused(UsageError, "fitted with a pipeline", Tunnel(3).fit, train, y)
+    refused(InputError, "list has the shape", tune, [1, 2], y)
+    refused(InputError, "rows are a frame", tune, [[1, 2], [3]], y)
+    counts = LGBMRegressor(objective="poisson", n_estimators=2, verbose=-1).fit(train[["b", "d"]], y)
+    refused(InputError, "negative value", translate(counts).fine_tune, train[["b", "d"]], y - 1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": -5},
+        {"epochs": "3"},
+        {"epochs": 1.5},
+        {"leaf_rate": -1.0},
+        {"encoder_rate": "a"},
+        {"memory": -5},
+        {"tau": (1,)},
+        {"seed": -1},
+        {"decay": -1},
+        {"rate": "x"},
+        {"rate": float("nan")},
+    ],
+)
+def test_settings(settings: dict[str, Any]) -> None:
+    train, y, _, _ = halves()
+    refused(UsageError, next(iter(settings)).split("_")[-1], translate(fitted()).fine_tune, train, y, **settings)
+
+
+def test_columns_of_categories_and_tokenisers_by_themselves() -> None:
+    frame = table()[["b"]].assign(c=table().c.astype("category"))
+    refused(ModelError, "OrdinalEncoder before it", translate, boosted().fit(frame, labels()))
+    text = make_pipeline(CountVectorizer(), LogisticRegression()).fit(table().c + " day", labels())
+    refused(ModelError, "in a ColumnTransformer", translate, text)
+    refused(UsageError, r"such as \['pre'\]", translate, text, front="pre")
+
+
+def test_folders_that_are_not_there(tmp_path: Path) -> None:
+    tunnel = translate(fitted())
+    refused(InputError, "cannot write", tunnel.save, tmp_path / "none" / "a.tunnel")
+    refused(InputError, "cannot write", tunnel.to_onnx, tmp_path / "none" / "a.onnx")

@@ -18,8 +18,9 @@ pandas = pytest.importorskip("pandas")
 import onnxruntime  # noqa: E402
 from sklearn.compose import make_column_transformer  # noqa: E402
 from sklearn.ensemble import GradientBoostingClassifier  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import OneHotEncoder  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder  # noqa: E402
 
 from collage import windtunnel  # noqa: E402
 
@@ -49,7 +50,8 @@ def test_fit(folder: Path, level: str) -> None:
     for name in ("out.onnx", "out.tunnel"):
         status, text = fit(folder, "--trust", "--level", level, "-o", str(folder / name), "--json", "-q")
         assert status == 0, text
-        found = json.loads(text)
+        found = json.loads(text[text.index("{") :])  # behind warnings
+        assert 0.5 < found["source_score"] <= 1
         assert found["epochs"] == 2 and 0.5 < found["score_before"] <= 1 and found["score"] >= found["score_before"]
         outputs.append(found["score"])
     assert outputs[0] == outputs[1]
@@ -77,3 +79,19 @@ def test_what_is_wrong(folder: Path, more: tuple[str, ...], words: str, monkeypa
     status, text = fit(folder, *more)
     assert status in (1, 2) and words in text and "Traceback" not in text
     assert not Path("out.txt").exists()
+
+
+def test_operators_in_front_are_refused_before_training(folder: Path, tmp_path: Path) -> None:
+    frame = pandas.read_parquet(folder / "train.parquet")
+    front = make_pipeline(FunctionTransformer(np.log1p), LogisticRegression()).fit(frame[["age"]], frame.late)
+    joblib.dump(front, tmp_path / "pipeline.joblib")
+    frame[["age", "late"]].to_parquet(tmp_path / "train.parquet")
+    status, text = fit(tmp_path, "--trust", "-o", str(tmp_path / "out.onnx"))
+    assert status == 2 and "write OUT.tunnel" in text and "epoch" not in text
+    status, text = fit(
+        tmp_path, "--trust", "-o", str(tmp_path / "out.tunnel"), "--data", str(tmp_path / "none.parquet")
+    )
+    assert status in (1, 2) and "none.parquet" in text
+    frame.assign(late=np.where(np.arange(len(frame)) % 9 == 5, None, frame.late)).to_parquet(tmp_path / "train.parquet")
+    status, text = fit(tmp_path, "--trust", "-o", str(tmp_path / "out.tunnel"))
+    assert status in (1, 2) and "without a value to predict" in text

@@ -27,18 +27,20 @@ def test_saved_tunnels(tmp_path: Path, level: str) -> None:
     train, y, apart, of_apart = halves()
     tunnel = translate(fitted())
     if level != "hard":
-        tunnel.fine_tune(train, y, validation=(apart, of_apart), level=level, epochs=1, tau=(0.2, 0.1))
+        tunnel.fine_tune(
+            train, y, validation=(apart, of_apart), level=level, epochs=1, tau=(0.2, 0.1), keep_source=False
+        )
     tunnel.save(tmp_path / "t")
     found = load(tmp_path / "t")
     np.testing.assert_array_equal(found.predict_proba(strange()), tunnel.predict_proba(strange()))
     assert found.history_[-1:] == tunnel.history_[-1:]
     assert found.get_params()["tau"] == tunnel.get_params()["tau"]
     if level == "hard":
-        found.fine_tune(train, y, validation=(apart, of_apart), epochs=1)
+        found.fine_tune(train, y, validation=(apart, of_apart), epochs=1, keep_source=False)
     else:
         with pytest.raises(UsageError, match="current"):
-            found.fine_tune(train, y, epochs=1)
-        found.fine_tune(train, y, start="current", level=level, epochs=1)
+            found.fine_tune(train, y, epochs=1, keep_source=False)
+        found.fine_tune(train, y, start="current", level=level, epochs=1, keep_source=False)
         assert found.history_[0].score > 0.5
 
 
@@ -46,7 +48,7 @@ def test_soft_tunnels_do_not_pass_for_sources(tmp_path: Path) -> None:
     train, y, *_ = halves()
     translate(fitted()).soften(train).save(tmp_path / "t")
     with pytest.raises(UsageError, match="current"):
-        load(tmp_path / "t").fine_tune(train, y)
+        load(tmp_path / "t").fine_tune(train, y, keep_source=False)
 
 
 def test_operators_in_front_are_programs(tmp_path: Path) -> None:

@@ -15,8 +15,16 @@ pytest.importorskip("pandas")
 pytest.importorskip("lightgbm")
 
 from onnx import TensorProto
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from collage.backends.tables import Tables
+from collage.backends.tables_kernels.session import TableSession
 from collage.errors import ModelError
+from collage.kernel.options import BuildOptions
+from collage.native.table import table_problem
 from collage.windtunnel import graph, translate
 from tests.compile.windtunnel.test_translate import CLASSIFIERS, imputed
 from tests.helpers.windtunnel import boosted, fitted, halves, labels, pipeline, strange, table
@@ -29,11 +37,14 @@ def run(model: Any, rows: Any) -> dict[str, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    feeds = {}
-    for each in model.graph.input:
-        dtype = _DTYPES[each.type.tensor_type.elem_type]
-        feeds[each.name] = (rows if each.name == "X" else rows[[each.name]].to_numpy()).astype(dtype)
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
+    given = dict(zip([each.name for each in model.graph.input], feeds(model, rows), strict=True))
+    return dict(zip([each.name for each in session.get_outputs()], session.run(None, given), strict=True))
+
+
+def feeds(model: Any, rows: Any) -> list[Any]:
+    """An array for each input."""
+    dtypes = {each.name: _DTYPES[each.type.tensor_type.elem_type] for each in model.graph.input}
+    return [(rows if name == "X" else rows[[name]].to_numpy()).astype(dtype) for name, dtype in dtypes.items()]
 
 
 def kinds(model: Any) -> list[str]:
@@ -59,24 +70,42 @@ def test_hard_networks(name: str, classes: int) -> None:
         check(translate(source), strange())
 
 
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost", "catboost", "boosting", "logistic", "buckets", "target"])
+TREES = ["lightgbm", "xgboost", "catboost", "boosting", "target", *(name for name in CLASSIFIERS if "," in name)]
+"""Those with a comma have sets of categories, or other numbers than NaN that mean missing."""
+
+
+@pytest.mark.parametrize("name", [*TREES, "logistic", "buckets"])
 @pytest.mark.parametrize("level", ["L1", "L2", "L3", "L4"])
 def test_tuned_networks(name: str, level: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source = CLASSIFIERS[name]().fit(table(), labels())
-        found = translate(source).fine_tune(table(), labels(), validation=0.3, level=level, epochs=1, batch=128)
+        found = translate(source).fine_tune(
+            table(), labels(), validation=0.3, level=level, epochs=1, batch=128, keep_source=False
+        )
         model = check(found, strange())
-    trees = name in ("lightgbm", "xgboost", "catboost", "boosting", "target")
-    assert ("TreeEnsemble" in kinds(model)) == (trees and level == "L1")
+    assert ("TreeEnsemble" in kinds(model)) == (name in TREES and level == "L1")
+    if name in TREES:
+        runs_on_our_kernels(model, found)
+
+
+def runs_on_our_kernels(model: Any, tunnel: Any) -> None:
+    """All of the model is one program of the backend for tables, if this processor has its kernels."""
+    if table_problem():
+        return
+    session = Tables().session(model.SerializeToString(), BuildOptions(threads=2))
+    assert isinstance(session, TableSession)
+    names = [each.name for each in model.graph.output]
+    for rows in (strange(), strange()[:1]):
+        found = dict(zip(names, session.run(feeds(model, rows)), strict=True))
+        np.testing.assert_array_equal(found["label"], tunnel.predict(rows))
+        np.testing.assert_allclose(found["probabilities"], tunnel.predict_proba(rows), rtol=0, atol=1e-5)
 
 
 def test_categories_are_gathers() -> None:
     """No one-hot code is made: the tables of a linear operator have its weights in them already."""
-    from sklearn.linear_model import LogisticRegression
-
     source = pipeline(LogisticRegression(max_iter=500), numbers=imputed()).fit(table(), labels())
-    found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1)
+    found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1, keep_source=False)
     model = check(found, strange())
     assert kinds(model).count("Gather") == 2
     assert "OneHot" not in kinds(model)
@@ -89,12 +118,12 @@ def test_wide_one_hot_codes_before_trees(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(graph, "WIDEST_TABLE", 6)
     source = pipeline(boosted()).fit(table(), labels())
     check(translate(source), strange())
-    check(translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1), strange())
+    check(translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1, keep_source=False), strange())
 
 
 def test_missing_texts_and_infinite_numbers() -> None:
     train, y, apart, of_apart = halves()
-    found = translate(fitted()).fine_tune(train, y, validation=(apart, of_apart), epochs=1)
+    found = translate(fitted()).fine_tune(train, y, validation=(apart, of_apart), epochs=1, keep_source=False)
     rows = strange()
     rows.loc[:5, "a"] = np.inf
     rows.loc[5:9, "a"] = -np.inf
@@ -110,10 +139,37 @@ def test_arrays_are_one_input() -> None:
     assert [each.name for each in model.graph.input] == ["X"]
 
 
-def test_soft_sets_of_categories_are_refused() -> None:
+def test_soft_sets_of_many_categories_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collage.windtunnel.modules.trees.LARGEST_TABLE", 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source = CLASSIFIERS["lightgbm, categories"]().fit(table(), labels())
-        found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1)
+        found = translate(source).fine_tune(table(), labels(), validation=0.3, epochs=1, keep_source=False)
     with pytest.raises(ModelError, match="L1"):
         found.to_onnx()
+
+
+def test_infinite_numbers_at_l2_change_no_other_node() -> None:
+    train, y, apart, of_apart = halves()
+    model = (
+        translate(fitted())
+        .fine_tune(train, y, validation=(apart, of_apart), epochs=1, level="L2", keep_source=False)
+        .to_onnx()
+    )
+    rows = strange()
+    rows.loc[:5, "a"], rows.loc[5:9, "a"] = np.inf, -np.inf
+    expected = run(model, rows)["probabilities"]
+    assert np.isfinite(expected).all()
+    if not table_problem():
+        found = Tables().session(model.SerializeToString(), BuildOptions(threads=1)).run(feeds(model, rows))
+        np.testing.assert_allclose(found[1], expected, rtol=0, atol=1e-5)
+
+
+def test_missing_texts_are_empty_ones() -> None:
+    """ONNX has no missing texts."""
+    frame = table()[["b", "c"]].copy()
+    frame.loc[::7, "c"] = None
+    columns = make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["c"]), (StandardScaler(), ["b"]))
+    source = make_pipeline(columns, LogisticRegression()).fit(frame, labels())
+    found = run(translate(source).to_onnx(), frame.fillna({"c": ""}))
+    np.testing.assert_allclose(found["probabilities"], source.predict_proba(frame), rtol=0, atol=1e-6)

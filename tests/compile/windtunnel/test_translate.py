@@ -14,8 +14,10 @@ pytest.importorskip("pandas")
 pytest.importorskip("lightgbm")
 
 import lightgbm
+import onnxruntime
 import torch
 from sklearn.cluster import KMeans
+from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
@@ -26,6 +28,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDClassifier
 from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
@@ -64,8 +67,8 @@ def _dense(**settings: Any) -> OneHotEncoder:
     return OneHotEncoder(sparse_output=False, **settings)
 
 
-def _xgboost() -> Any:
-    return pytest.importorskip("xgboost").XGBClassifier(n_estimators=6, max_depth=4, n_jobs=1)
+def _xgboost(**settings: Any) -> Any:
+    return pytest.importorskip("xgboost").XGBClassifier(n_estimators=6, max_depth=4, n_jobs=1, **settings)
 
 
 def _catboost() -> Any:
@@ -80,6 +83,8 @@ CLASSIFIERS = {
         categories=OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1),
     ),
     "xgboost": lambda: pipeline(_xgboost()),
+    "lightgbm, zeros are missing": lambda: pipeline(boosted(zero_as_missing=True)),
+    "xgboost, zeros are missing": lambda: pipeline(_xgboost(missing=0.0)),
     "catboost": lambda: pipeline(_catboost()),
     "histograms": lambda: pipeline(HistGradientBoostingClassifier(max_iter=6)),
     "forest": lambda: pipeline(RandomForestClassifier(6, random_state=0)),
@@ -235,3 +240,59 @@ def test_converters_can_be_registered() -> None:
         np.testing.assert_allclose(translate(source).predict(rows), source.predict(rows), atol=1e-9)
     finally:
         registry._own.clear()
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler, RobustScaler, MinMaxScaler, MaxAbsScaler])
+def test_scalers_give_the_bits_that_trees_compare(scaler: Any) -> None:
+    """Thresholds are numbers of the training rows: another rounding takes another path."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 3000, (6000, 3)).astype(float)
+    y = rows[:, 0] > 1500 + 500 * rng.normal(size=6000)
+    source = make_pipeline(scaler(), HistGradientBoostingClassifier(max_iter=20)).fit(rows[:3000], y[:3000])
+    found = translate(source)
+    np.testing.assert_allclose(found.predict_proba(rows), source.predict_proba(rows), rtol=0, atol=1e-9)
+    model = found.to_onnx()
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"X": rows})[1], source.predict_proba(rows), rtol=0, atol=1e-9)
+
+
+def test_classes_apart_from_each_other() -> None:
+    rows, y = table()[["b", "d"]], labels(3)
+    source = boosted(objective="multiclassova").fit(rows, y)
+    expected = source.predict_proba(rows)
+    assert abs(expected.sum(1) - 1).max() > 0.01
+    found = translate(source)
+    np.testing.assert_allclose(found.predict_proba(rows), expected, rtol=0, atol=1e-6)
+    session = onnxruntime.InferenceSession(found.to_onnx().SerializeToString())
+    feeds = {each.name: rows[[each.name]].to_numpy(np.float64) for each in session.get_inputs()}
+    np.testing.assert_allclose(session.run(None, feeds)[1], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [(bool, int), (int, bool), (bool, bool)])
+def test_true_is_one(kinds: tuple[type, type]) -> None:
+    frame = table()[["b"]].assign(ok=np.arange(len(table())) % 3 == 0)
+    encoder = make_column_transformer((_dense(handle_unknown="ignore"), ["ok"]), remainder="passthrough")
+    source = make_pipeline(encoder, LogisticRegression()).fit(frame.astype({"ok": kinds[0]}), frame.ok)
+    given = frame.astype({"ok": kinds[1]})
+    np.testing.assert_allclose(translate(source).predict_proba(given), source.predict_proba(given), atol=1e-6)
+
+
+def test_a_tokeniser_in_front_takes_a_column_of_texts() -> None:
+    frame = table()[["b"]].assign(text=np.where(labels() > 0, "good day", "bad night"))
+    columns = make_column_transformer((CountVectorizer(), "text"), (StandardScaler(), ["b"]))
+    source = make_pipeline(columns, LogisticRegression()).fit(frame, labels())
+    np.testing.assert_allclose(translate(source).predict_proba(frame), source.predict_proba(frame), atol=1e-6)
+
+
+def test_names_with_spaces() -> None:
+    frame = table()[["b", "d"]].rename(columns={"b": "mean radius"})
+    source = boosted().fit(frame, labels())
+    found = translate(source).predict_proba(frame[["d", "mean radius"]])
+    np.testing.assert_allclose(found, source.predict_proba(frame), atol=1e-6)
+
+
+def test_only_transformers_transform() -> None:
+    rows = table()[["b", "d"]]
+    assert not hasattr(translate(KMeans(3, n_init=1).fit(rows)), "transform")
+    scaler = StandardScaler().fit(rows)
+    np.testing.assert_allclose(translate(scaler).transform(rows), scaler.transform(rows), atol=1e-12)

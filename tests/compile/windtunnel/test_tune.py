@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
 pytest.importorskip("lightgbm")
 
+import lightgbm
 import torch
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -32,7 +34,7 @@ FAST = {"epochs": 3, "batch": 128}
 
 def tuned(**settings: Any) -> Tunnel:
     train, y, apart, of_apart = halves()
-    return translate(fitted()).fine_tune(train, y, validation=(apart, of_apart), **(FAST | settings))
+    return translate(fitted()).fine_tune(train, y, validation=(apart, of_apart), **(FAST | settings), keep_source=False)
 
 
 def test_the_best_epoch_is_kept() -> None:
@@ -48,7 +50,9 @@ def test_the_best_epoch_is_kept() -> None:
 
 def test_training_lowers_the_loss_of_training_rows() -> None:
     train, y, *_ = halves()
-    found = translate(fitted()).fine_tune(train, y, validation=(train, y), epochs=12, batch=128, metric="loss")
+    found = translate(fitted()).fine_tune(
+        train, y, validation=(train, y), epochs=12, batch=128, metric="loss", keep_source=False
+    )
     assert found.history_[-1].score > found.history_[0].score + 0.005
 
 
@@ -96,9 +100,9 @@ def test_tunings_go_on_or_start_again() -> None:
     found = tuned()
     validation = {"validation": (apart, of_apart)} | FAST
     first = found.history_[0].score
-    found.fine_tune(train, y, start="current", **validation)
+    found.fine_tune(train, y, start="current", **validation, keep_source=False)
     assert found.history_[0].score != first
-    found.fine_tune(train, y, **validation)
+    found.fine_tune(train, y, **validation, keep_source=False)
     assert found.history_[0].score == first
 
 
@@ -115,10 +119,12 @@ def test_parquet_files_train_as_the_frame_does(tmp_path: Path, monkeypatch: pyte
     for name, frame, truth in (("train", train, y), ("apart", apart, of_apart)):
         frame.assign(late=truth).to_parquet(tmp_path / name, row_group_size=100)
     given = (tmp_path / "apart", "late")
-    found = translate(fitted()).fine_tune(tmp_path / "train", "late", validation=given, **FAST)
+    found = translate(fitted()).fine_tune(tmp_path / "train", "late", validation=given, **FAST, keep_source=False)
     np.testing.assert_allclose(found.predict_proba(table()), tuned().predict_proba(table()), atol=1e-6)
     monkeypatch.setattr(data, "CHUNK", 200)
-    streamed = translate(fitted()).fine_tune([tmp_path / "train"], "late", validation=given, memory=0, **FAST)
+    streamed = translate(fitted()).fine_tune(
+        [tmp_path / "train"], "late", validation=given, memory=0, **FAST, keep_source=False
+    )
     assert np.abs(streamed.predict_proba(table()) - found.predict_proba(table())).max() < 0.1
     assert len(streamed.history_) == 4
 
@@ -148,7 +154,7 @@ def test_operators_in_front_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         np.testing.assert_allclose(found.predict_proba(rows), source.predict_proba(rows), atol=1e-9)
         runs.clear()
         for _ in range(2):
-            found.fine_tune(rows, y, validation=(rows[:300], y[:300]), epochs=1)
+            found.fine_tune(rows, y, validation=(rows[:300], y[:300]), epochs=1, keep_source=False)
         assert len(runs) <= (2 if cache else 4)
 
 
@@ -156,7 +162,7 @@ def test_regression() -> None:
     rows = table()[["b", "d"]].to_numpy(float)
     y = np.sin(rows[:, 1]) + rows[:, 0] / 20
     source = make_pipeline(StandardScaler(), Ridge(1e4)).fit(rows, y)
-    found = translate(source).fine_tune(rows, y, validation=0.2, rate=1e-2, epochs=10, batch=64)
+    found = translate(source).fine_tune(rows, y, validation=0.2, rate=1e-2, epochs=10, batch=64, keep_source=False)
     assert found.score(rows, y) > source.score(rows, y) + 0.05
 
 
@@ -171,3 +177,61 @@ def test_search_over_settings() -> None:
     assert isinstance(search.predict_proba(train), np.ndarray)
     assert list(search.classes_) == [0, 1]
     assert pd.Series(search.predict(train)).isin([0, 1]).all()
+
+
+def test_the_pipeline_is_kept_if_no_epoch_is_better(caplog: pytest.LogCaptureFixture) -> None:
+    train, y, apart, of_apart = halves()
+    source = translate(fitted())
+    expected = source.predict_proba(apart)
+    found = source.fine_tune(train, y, validation=(apart, of_apart), epochs=1, rate=10.0, level="L2", tau=3.0)
+    assert max(each.score for each in found.history_) < found.source_score_
+    np.testing.assert_array_equal(found.predict_proba(apart), expected)
+    assert "it is kept" in caplog.text
+
+
+def test_an_interrupt_before_the_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, y, apart, of_apart = halves()
+    tunnel = translate(fitted())
+    expected = tunnel.predict_proba(apart)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("collage.windtunnel.tune.evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tunnel.fine_tune(train, y, validation=(apart, of_apart))
+    np.testing.assert_array_equal(tunnel.predict_proba(apart), expected)
+
+
+def test_quantiles_stay_quantiles() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, 3))
+    y = rows[:, 0] + rng.normal(size=3000)
+    source = lightgbm.LGBMRegressor(objective="quantile", alpha=0.9, n_estimators=20, verbose=-1, n_jobs=1)
+    source.fit(rows[:1500], y[:1500])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names
+        found = translate(source)
+        apart = (rows[1500:], y[1500:])
+        found.fine_tune(rows[:1500], y[:1500], validation=apart, epochs=30, rate=1e-2, batch=256, keep_source=False)
+    assert 0.8 < (y[1500:] <= found.predict(rows[1500:])).mean() < 0.97
+
+
+@pytest.mark.parametrize("weight", ["balanced", {0: 1.0, 1: 9.0}])
+def test_weights_of_classes_stay(weight: Any) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(4000, 2))
+    y = (rows[:, 0] + rng.normal(size=4000) > 1.8).astype(int)  # one in ten
+    source = LogisticRegression(class_weight=weight).fit(rows, y)
+    found = translate(source).fine_tune(rows, y, validation=(rows, y), epochs=20, batch=256, keep_source=False)
+    mean = found.predict_proba(rows)[:, 1].mean()
+    assert mean == pytest.approx(source.predict_proba(rows)[:, 1].mean(), abs=0.05)
+    assert mean > 2 * y.mean()
+
+
+def test_no_rows() -> None:
+    train, y, apart, of_apart = halves()
+    found = translate(fitted())
+    for level in ("L1", "L2", "L3"):
+        found.fine_tune(train, y, validation=(apart, of_apart), epochs=1, level=level, keep_source=False)
+        assert found.predict_proba(apart[:0]).shape == (0, 2)
