@@ -12,7 +12,7 @@ KERNELS = "collage/native/kernels"
 # Built once more for processors that have AVX2 but no AVX-512; lanes.h tells how.
 AVX2_TOO = (
     *("isa", "attention", "bf16_gemm", "direct_conv", "expert_gemm", "expert_gemm_bf16", "expert_gemm_int8"),
-    *("finish", "gemm", "int8_gemm", "lstm", "narrow_transposed", "shallow_conv", "table"),
+    *("finish", "gemm", "int8_gemm", "lstm", "narrow_transposed", "shallow_conv", "soft_trees", "table"),
     *("top_k", "winograd"),
 )
 
@@ -29,6 +29,7 @@ class BuildApart(build_ext):
 # Without a compiler Collage installs all the same; `collage doctor` says what is missing.
 setup(
     cmdclass={"build_ext": BuildApart},
+    data_files=[("share/man/man1", ["docs/man/collage.1"])],  # `scripts/docs --man` writes it
     options={"build_ext": {"parallel": True}},  # _kernels and _kernels_avx2 take a minute each
     ext_modules=[
         Extension(

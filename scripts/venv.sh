@@ -26,7 +26,7 @@ make_venv() {
     "$python" -m venv .venv || return 1
   fi
   if [ "$(cat "$mark" 2>/dev/null)" != "$wanted" ]; then
-    echo "== installing collage[$extra] into .venv (a minute or two the first time)" >&2
+    echo "== installing Collage with [$extra] into .venv (a minute or two the first time)" >&2
     PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install -qq --editable ".[$extra]" || return 1
     .venv/bin/python -m compileall -q collage # where PYTHONDONTWRITEBYTECODE is set, as in many containers
     echo "$wanted" >"$mark"

@@ -126,6 +126,7 @@ PyObject *run_table(PyObject *, PyObject *arguments) {
   call.inputs = read.addresses;
   call.outputs = written.addresses;
   call.rows = rows;
+  call.turn = COLLAGE_TABLE_BLOCK;
   const auto fn = reinterpret_cast<collage_fn>(function);
   int status;
   if (hold) {

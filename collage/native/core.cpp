@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -328,6 +329,8 @@ void run_together(collage_team &team) {
   team.looked_at = team.lost = 0;
 }
 
+int end_status = 0;
+
 }  // namespace
 
 extern "C" {
@@ -431,6 +434,11 @@ int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int ta
   leading = team;
   for (Spin spin = team->patient(); team->pending.load(std::memory_order_acquire) != 0;) spin();
   return team->body_status.load(std::memory_order_relaxed);
+}
+
+void collage_end_with(int status) {
+  end_status = status;
+  std::set_terminate([] { _exit(end_status); });
 }
 
 }  // extern "C"

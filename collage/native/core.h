@@ -89,6 +89,10 @@ int collage_await(void *a, void *b, intptr_t n, void *c);
 // are handled, so that no thread waits for ever. Returns the first status other than 0.
 int collage_stream(void *a, void *b, intptr_t n, void *c);
 
+// From now on a failure of C++ that nobody catches ends the process with this status, without a word: at its end Python
+// tears daemon threads out of C++, which takes that for such a failure.
+void collage_end_with(int status);
+
 // A task that does nothing, for measuring what a launch costs.
 int collage_nothing(void *a, void *b, intptr_t n, void *c);
 

@@ -11,9 +11,10 @@ from contextlib import suppress
 from functools import cache
 
 from collage.errors import CollageError
+from collage.kernel.target import flags
 from collage.native.library import address_of, built
 
-REVISION = 16
+REVISION = 17
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
 NOT_BUILT = (
@@ -45,6 +46,14 @@ def kernels_problem() -> str:
 def has_avx512() -> bool:
     """Whether Collage's own kernels are those for AVX-512. Without it they read and write no bfloat16."""
     return not kernels_problem() and bool(_load().collage_kernels_isa() == _AVX512)
+
+
+def leaves_out_avx512() -> bool:
+    """Whether this process runs without AVX-512 on a CPU that has it by its description.
+
+    COLLAGE_ISA=avx2 asks for that, and an emulator of another CPU does it.
+    """
+    return "avx512f" in flags() and not kernels_problem() and not has_avx512()
 
 
 def kernel_function(name: str) -> int:

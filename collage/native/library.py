@@ -55,6 +55,7 @@ def _load() -> ctypes.CDLL:
         "collage_team_run": (integer, [pointer, pointer, wide, pointer]),
         "collage_team_park": (None, [pointer]),
         "collage_team_beware": (None, [pointer, wide]),
+        "collage_end_with": (None, [integer]),
         "collage_use_openmp": (None, [pointer, pointer]),
         "collage_take_workspace": (pointer, [integer, integer, ctypes.c_uint64, integer, integer]),
         "collage_give_workspace": (integer, [integer, integer, pointer]),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.threads import in_thread
 from collage.errors import CollageError
 from collage.native.library import built
 
@@ -35,7 +36,7 @@ def _structure(name: str, text: str) -> type[ctypes.Structure]:
 
 _Costs = _structure(
     "_Costs",
-    "p:b,k,ring_latency,ring_bandwidth d:memory,latency,bandwidth i:mini_batch,devices,configs,degrees,tables,unused",
+    "p:b,k,ring_latency,ring_bandwidth d:memory,latency,bandwidth i:mini_batch,devices,configs,degrees,tables,stop",
 )
 _TREE = "s_first,unit,s_rows,s_same,v_first,v_place,v_after,v_rows,child,child_end,p_runs,p_same,row"
 _Tree = _structure("_Tree", f"p:{_TREE},sums i:series,places,root,rows")
@@ -114,15 +115,18 @@ def plan(costs: PipeCosts, problem: PipeTree | PipeIdeals, t_max: float, seconds
     """
     stages = np.zeros(costs.devices, STAGE)
     states = ctypes.c_int64()
-    count = getattr(_library(), problem.function)(
-        ctypes.byref(costs.structure),
-        ctypes.byref(problem.structure),
-        t_max,
-        seconds,
-        stages.ctypes.data,
-        len(stages),
-        ctypes.byref(states),
-    )
+    function = getattr(_library(), problem.function)
+
+    def search() -> Any:
+        """Run the search. It keeps its arrays, since it may go on for a moment after Ctrl-C has ended ``plan``."""
+        given = (ctypes.byref(costs.structure), ctypes.byref(problem.structure), t_max, seconds)
+        return function(*given, stages.ctypes.data, len(stages), ctypes.byref(states))
+
+    try:
+        count = in_thread(search).result()
+    except BaseException:  # Ctrl-C, perhaps before there is a future
+        costs.structure.stop = 1
+        raise
     if count == -1:
         raise MemoryError("there is not enough memory for the search")
     if count == -2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,6 +26,8 @@ LANES = 64
 """The trees that one row is at side by side."""
 MOST_COLUMNS = 1 << 18
 """The most columns that a step makes."""
+_TURN = 16
+"""Threads share rows by multiples of it, which bins are made of at a time."""
 BLOCKS, SINGLE = 1, 2
 """What a step is for, if not for all rows."""
 CHUNK = 16
@@ -37,7 +38,7 @@ Numbers: TypeAlias = "npt.NDArray[Any]"
 _TYPES = ("float32", "float64", "int64", "int32", "uint8")
 _OPS = (
     "load store convert bins trees member unary binary constant map normalize linear vectors reduce softmax largest "
-    "select"
+    "select gather soft"
 ).split()
 _UNARY = ("logistic probit negative absolute exp log sqrt tanh floor ceil is_nan not nan_high").split()
 _BINARY = (
@@ -54,6 +55,8 @@ _KINDS = {
     "softmax": ["all", "not zeros"],
     "largest": [""],
     "select": [""],
+    "gather": [""],
+    "soft": [""],
 }
 """What ``kind`` can be of a step, if it is no type."""
 
@@ -85,12 +88,19 @@ class _Trees(ctypes.Structure):
     _fields_ = (*((name, _I64) for name in _TREE_COUNTS), *((name, _P) for name in _TREE_ARRAYS))
 
 
+class _SoftTrees(ctypes.Structure):
+    _fields_ = (
+        *((name, _I64) for name in ("trees", "nodes", "leaves", "targets", "numbers", "tables")),
+        *((name, _P) for name in ("table", "categories", "weight", "bias", "path", "bend", "value", "shift")),
+    )
+
+
 class _Program(ctypes.Structure):
     _fields_ = (("count", _I64), ("steps", _P), *((n, _I64) for n in ("row_bytes", "scratch_bytes", "singly")))
 
 
 class _Call(ctypes.Structure):
-    _fields_ = (("inputs", _P), ("outputs", _P), *((name, _I64) for name in ("rows", "shares", "next", "done")))
+    _fields_ = (("inputs", _P), ("outputs", _P), *((name, _I64) for name in ("rows", "shares", "turn", "next", "done")))
 
 
 NODE = np.dtype([("column", "u4"), ("bin", "i1"), ("first", "u1"), ("right", "u1"), ("unused", "u1")])
@@ -107,11 +117,10 @@ DENSE, SYMMETRIC, WALKED = range(3)
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The best kernels for tables that this processor can run. COLLAGE_ISA=avx2 asks for those of AVX2."""
+    """The best kernels for tables that this processor can run."""
     if problem := kernels_problem():
         raise CollageError(problem)
-    narrow = os.environ.get("COLLAGE_ISA", "") == "avx2"
-    for library in reversed(kernel_libraries()) if narrow else kernel_libraries():
+    for library in kernel_libraries():
         if library.collage_table_rows():
             return library
     raise CollageError("this processor has no AVX2, which Collage's kernels for tables need")
@@ -141,7 +150,8 @@ class Column:
     dtype: str
 
 
-_READS = {"load": 0, "unary": 1, "convert": 1, "member": 1, "map": 1, "constant": 1, "binary": 2, "select": 3}
+_READS = dict.fromkeys(("unary", "convert", "member", "map", "constant", "gather"), 1)
+_READS |= {"load": 0, "binary": 2, "select": 3}
 """Operators that make each column by itself, and how many columns they read for it."""
 
 
@@ -162,7 +172,7 @@ class _Plan:
         count = len(self.outs)
         self.ins = [self.ins[part * count + i] for part in range(max(1, _READS[self.op])) for i in which]
         self.outs = [self.outs[i] for i in which]
-        if self.op == "constant":
+        if self.op in ("constant", "gather"):
             self.data = [self.data[0][which]]
 
     def fill(self, step: _Step) -> object:
@@ -261,6 +271,22 @@ def trees_struct(counts: dict[str, int], arrays: dict[str, Numbers | None]) -> A
     return _filled(_Trees(), counts, arrays)
 
 
+def soft_trees_struct(counts: dict[str, int], tables: Sequence[Numbers], arrays: dict[str, Numbers]) -> Any:
+    """The struct of soft trees, with numbers and arrays by field name."""
+    kept = [_aligned(each) for each in tables]
+    pointers = np.array([each.ctypes.data for each in kept], np.uint64)
+    found = _filled(_SoftTrees(), counts, {**arrays, "table": pointers})
+    found.keep |= {"tables": kept}
+    return found
+
+
+def soft_trees_work(struct: Any) -> int:
+    """The bytes that soft trees work in for a block of rows."""
+    count = _library().collage_soft_trees_work
+    count.restype, count.argtypes = _I64, (_P, _I64)
+    return 4 * int(count(ctypes.addressof(struct), BLOCK))
+
+
 def _filled(found: Any, counts: dict[str, int], arrays: dict[str, Any]) -> Any:
     for name, count in counts.items():
         setattr(found, name, count)
@@ -312,7 +338,9 @@ class TableCall:
         self, program: Program, inputs: Sequence[Numbers], outputs: Sequence[Numbers], rows: int, shares: int = 1
     ) -> None:
         pointers = [(_P * len(each))(*(array.ctypes.data for array in each)) for each in (inputs, outputs)]
-        self._call = _Call(*(ctypes.addressof(each) for each in pointers), rows, shares, 0, 0)
+        turns = shares * -(-rows // (shares * BLOCK)) if shares > 1 else 1
+        turn = min(BLOCK, -(-rows // (turns * _TURN)) * _TURN)
+        self._call = _Call(*(ctypes.addressof(each) for each in pointers), rows, shares, turn, 0, 0)
         self._program = program
         self._keep = (program, inputs, outputs, pointers, self._call)
 

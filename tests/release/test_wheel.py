@@ -23,7 +23,7 @@ def run(folder: Path, *command: str | Path) -> str:
 @pytest.mark.timeout(1200)
 def test_a_wheel_compiles_a_model(tmp_path: Path) -> None:
     run(ROOT, sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ".")
-    (wheel,) = tmp_path.glob("collage-*.whl")
+    (wheel,) = tmp_path.glob("collage_compiler-*.whl")
     run(tmp_path, sys.executable, "-m", "venv", "own")
     run(tmp_path, "own/bin/python", "-m", "pip", "install", "-q", f"{wheel}[cpu]")
     onnx.save_model(elementwise_net(), str(tmp_path / "net.onnx"))
@@ -31,3 +31,4 @@ def test_a_wheel_compiles_a_model(tmp_path: Path) -> None:
     run(tmp_path, "own/bin/collage", "compile", "net.onnx", *options)
     assert "net" in run(tmp_path, "own/bin/collage", "show", "net.collage")
     run(tmp_path, "own/bin/collage", "run", "net.collage", "--random")
+    assert (tmp_path / "own" / "share" / "man" / "man1" / "collage.1").exists()

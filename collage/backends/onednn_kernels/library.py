@@ -18,7 +18,7 @@ from collage.native.library import address_of, core, core_problem
 PATH_VARIABLE = "COLLAGE_ONEDNN"
 """The environment variable with the path of a ``libdnnl.so.3`` that is taken before all others."""
 
-_INSTALL = "pip install '.[cpu]' in Collage's checkout"
+_INSTALL = "pip install 'collage-compiler[onednn]'"
 _NAME = "libdnnl.so.3"
 _SEQUENTIAL, _OPENMP = 1, 2  # values of dnnl_version_t.cpu_runtime
 

@@ -43,6 +43,10 @@ def read(subgraph: Subgraph) -> PoolTask:
 def variants(task: PoolTask, threads: int) -> list[Variant]:
     """Every layout, with the split that it allows."""
     chain, pool = task.chain, task.pool
+    if any(isinstance(each, Combine) for each in chain.epilogue) and (
+        pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
+    ):
+        raise UnsupportedError("an operand is combined with single elements")
     found = []
     for layout in STORAGES:
         if _is_misread(task, layout, pool.dst):
@@ -63,10 +67,6 @@ def variants(task: PoolTask, threads: int) -> list[Variant]:
 def plan(task: PoolTask, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
     chain, pool = task.chain, task.pool
-    if any(isinstance(each, Combine) for each in chain.epilogue) and (
-        pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
-    ):
-        raise UnsupportedError("an operand is combined with single elements")
     builder = StepBuilder(chain, variant, pool.dst, chain.epilogue)
     data = chain.root.inputs[0]
     layout, index = builder.input_layout(data), chain.inputs.index(data)

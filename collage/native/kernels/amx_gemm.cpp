@@ -204,11 +204,6 @@ class Worker {
   const Range blocks_;
 };
 
-bool known() {
-  __builtin_cpu_init();
-  return collage_kernels_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
-}
-
 // The system keeps room for tiles only for processes that have asked for it.
 bool allowed() {
   constexpr long request_permission = 0x1023, tile_data = 18;
@@ -218,7 +213,7 @@ bool allowed() {
 }  // namespace
 
 extern "C" int collage_kernels_amx(void) {
-  static const bool found = known() && allowed();  // shares ask for it in each launch
+  static const bool found = collage::cpu().amx && allowed();  // shares ask for it in each launch
   return found ? 1 : 0;
 }
 
@@ -229,6 +224,8 @@ extern "C" int collage_amx_gemm(void *a, void *b, intptr_t n, void *) {
   collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }
+
+#include "target_end.h"
 
 #else
 

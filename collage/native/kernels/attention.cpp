@@ -224,7 +224,7 @@ using Run = void (*)(Phase, const Shape &, const Buffers &, int64_t);
 
 #if COLLAGE_X86 && !defined(COLLAGE_AVX2)
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_512(
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma" COLLAGE_WIDE))) void run_512(
     Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   run(phase, s, b, part);
 }
@@ -232,7 +232,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-widt
 #if COLLAGE_AMX
 
 // With tiles where a cache is in bfloat16.
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_tiled(
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma" COLLAGE_WIDE))) void run_tiled(
     Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   run<true>(phase, s, b, part);
 }
@@ -285,3 +285,7 @@ int collage_attention_combine(void *a, void *b, intptr_t n, void *) {
 }
 
 }  // extern "C"
+
+#if COLLAGE_X86 && defined(COLLAGE_AVX2)
+#include "target_end.h"
+#endif

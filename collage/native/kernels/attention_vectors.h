@@ -51,8 +51,10 @@ INLINE void load_pair(Vector &first, Vector &second, const uint16_t *from) {
 template <typename Cell>
 INLINE void in_order(Vector &first, Vector &second) {
   if constexpr (std::is_same_v<Cell, uint16_t>) {
-    const Integers low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    const Vector begin = __builtin_shuffle(first, second, low), end = __builtin_shuffle(first, second, low + 8);
+    const Vector begin =
+        __builtin_shufflevector(first, second, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const Vector end =
+        __builtin_shufflevector(first, second, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     first = begin;
     second = end;
   }
@@ -60,8 +62,10 @@ INLINE void in_order(Vector &first, Vector &second) {
 template <typename Cell>
 INLINE void as_pairs(Vector &first, Vector &second) {
   if constexpr (std::is_same_v<Cell, uint16_t>) {
-    const Integers even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const Vector evens = __builtin_shuffle(first, second, even), odds = __builtin_shuffle(first, second, even + 1);
+    const Vector evens =
+        __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const Vector odds =
+        __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     first = evens;
     second = odds;
   }

@@ -5,6 +5,10 @@
 
 #include <immintrin.h>
 
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma"))), apply_to = function)
+#else
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma")
+#endif
 
 #endif

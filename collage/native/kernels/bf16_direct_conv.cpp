@@ -29,6 +29,8 @@ using Item = uint16_t;
 
 extern "C" int collage_bf16_direct_conv(void *a, void *b, intptr_t n, void *) { return direct_conv(a, b, n); }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_bf16_direct_conv(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

@@ -109,8 +109,7 @@ class Worker {
 }  // namespace
 
 extern "C" int collage_kernels_bf16(void) {
-  __builtin_cpu_init();
-  return collage_kernels_isa() >= 512 && __builtin_cpu_supports("avx512bf16") ? 1 : 0;
+  return collage::cpu().bf16;
 }
 
 extern "C" int collage_bf16_gemm(void *a, void *b, intptr_t n, void *) {
@@ -120,6 +119,8 @@ extern "C" int collage_bf16_gemm(void *a, void *b, intptr_t n, void *) {
   collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }
+
+#include "target_end.h"
 
 #else
 

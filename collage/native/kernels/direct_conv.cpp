@@ -27,6 +27,8 @@ using Item = float;
 
 extern "C" int collage_direct_conv(void *a, void *b, intptr_t n, void *) { return direct_conv(a, b, n); }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_direct_conv(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

@@ -35,6 +35,8 @@ extern "C" int collage_expert_gemm_bf16(void *a, void *b, intptr_t n, void *) {
   return run(*static_cast<const Shape *>(a), *static_cast<const Buffers *>(b), n);
 }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int64_t collage_expert_gemm_bf16_scratch(const collage_expert_gemm_shape *) { return 0; }

@@ -22,6 +22,8 @@ extern "C" int collage_finish(void *a, void *b, intptr_t, void *) {
   return 0;
 }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_finish(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

@@ -38,6 +38,8 @@ extern "C" int collage_gemm(void *a, void *b, intptr_t n, void *) {
   return 0;
 }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_gemm(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

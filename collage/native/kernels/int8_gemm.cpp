@@ -233,8 +233,7 @@ class Worker {
 }  // namespace
 
 extern "C" int collage_kernels_int8(void) {
-  __builtin_cpu_init();
-  return collage_kernels_isa() >= 512 && __builtin_cpu_supports("avx512vnni") ? 1 : 0;
+  return collage::cpu().vnni;
 }
 
 extern "C" int collage_int8_gemm(void *a, void *b, intptr_t n, void *) {
@@ -244,6 +243,8 @@ extern "C" int collage_int8_gemm(void *a, void *b, intptr_t n, void *) {
   collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }
+
+#include "target_end.h"
 
 #else
 

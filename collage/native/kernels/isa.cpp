@@ -4,11 +4,8 @@ extern "C" int collage_kernels_revision(void) { return COLLAGE_KERNELS_REVISION;
 
 extern "C" int collage_kernels_isa(void) {
 #if COLLAGE_X86
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma"))
-    return 512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 256;
-#endif
+  return collage::cpu().avx512 ? 512 : collage::cpu().avx2 ? 256 : 0;
+#else
   return 0;
+#endif
 }

@@ -4,16 +4,16 @@
 // Python fills in through ctypes, and `n` is the number of the share that the calling thread computes. A header for
 // each kernel tells the structs.
 //
-// No compiler flags name a processor: a source includes lanes.h or avx512.h after everything else, and puts what needs
-// it between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE. Nothing is called before
-// collage_kernels_isa was asked. Kernels of float32 arithmetic are built once more for AVX2, into a library of their own.
+// No compiler flags name a processor: a source includes lanes.h or avx512.h after everything else, target_end.h at its
+// end, and puts what needs it between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE.
+// Nothing is called before collage_kernels_isa was asked. Kernels of float32 arithmetic are built once more for AVX2, into a library of their own.
 
 #ifndef COLLAGE_NATIVE_KERNELS_H
 #define COLLAGE_NATIVE_KERNELS_H
 
 #include <stdint.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)  // GCC 12, or Clang
 #define COLLAGE_X86 1
 #else
 #define COLLAGE_X86 0
@@ -29,6 +29,17 @@
 #define COLLAGE_AMX 0
 #endif
 
+// The compiler's own vectors in functions for AVX-512 have 512 bits. Clang's have by themselves.
+#ifdef __clang__
+#define COLLAGE_WIDE ""
+#else
+#define COLLAGE_WIDE ",prefer-vector-width=512"
+#endif
+
+#if COLLAGE_X86
+#include "cpu.h"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -39,7 +50,7 @@ enum { COLLAGE_UNAVAILABLE = -1, COLLAGE_OUT_OF_RANGE = -2 };
 
 // To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
 // a library of another revision is not used, nor are measurements and packed kernels of another one.
-#define COLLAGE_KERNELS_REVISION 16
+#define COLLAGE_KERNELS_REVISION 17
 
 int collage_kernels_revision(void);
 

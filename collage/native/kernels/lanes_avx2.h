@@ -1,7 +1,11 @@
 // Sixteen floats in two registers of AVX2. To be included by lanes.h alone, whose other form is lanes_avx512.h.
 
 // From here on the compiler may use AVX2, whatever its flags say.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
 #pragma GCC target("avx2,fma")
+#endif
 
 namespace collage {
 
@@ -113,6 +117,7 @@ COLLAGE_LANES __m256 scaled_eight(__m256 p, __m256 n) {
 COLLAGE_LANES Floats scaled(Choice where, Floats p, Floats n) {
   return both(where, {scaled_eight(p.low, n.low), scaled_eight(p.high, n.high)});
 }
+COLLAGE_LANES Floats scaled(Floats p, Floats n) { return {p.low * power_of_two(n.low), p.high * power_of_two(n.high)}; }
 
 // `found`, and NaN where x is minus infinity.
 COLLAGE_LANES Floats nan_at_minus_infinity(Floats found, Floats x) {

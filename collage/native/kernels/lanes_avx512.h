@@ -51,6 +51,9 @@ inline Floats choose(Choice where, Floats here, Floats elsewhere) { return _mm51
 // p 2^n, for integers n, where `where` holds, and 0 elsewhere.
 inline Floats scaled(Choice where, Floats p, Floats n) { return _mm512_maskz_scalef_ps(where, p, n); }
 
+// p 2^n, for integers n from -126 to 127.
+inline Floats scaled(Floats p, Floats n) { return _mm512_maskz_scalef_ps(0xffff, p, n); }
+
 // `found`, and NaN where x is minus infinity.
 inline Floats nan_at_minus_infinity(Floats found, Floats x) {
   return _mm512_fixupimm_ps(found, x, _mm512_set1_epi32(3 << 4 * 4), 0);  // class 4 of x: response 3

@@ -99,6 +99,8 @@ extern "C" int collage_lstm(void *a, void *b, intptr_t n, void *) {
   return 0;
 }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_lstm(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

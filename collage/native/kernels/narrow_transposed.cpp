@@ -184,6 +184,8 @@ int collage_narrow_transposed(void *a, void *b, intptr_t n, void *) {
 
 }  // extern "C"
 
+#include "target_end.h"
+
 #else
 
 extern "C" {

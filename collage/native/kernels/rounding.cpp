@@ -267,6 +267,8 @@ extern "C" int collage_round(void *a, void *b, intptr_t n, void *) {
   return 0;
 }
 
+#include "target_end.h"
+
 #else
 
 extern "C" int collage_find_ranges(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }

@@ -268,7 +268,7 @@ using Run = void (*)(const Batch &, int64_t);
 
 __attribute__((target("avx2,fma"))) void choose_256(const Batch &b, int64_t share) { choose_share(b, share); }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq" COLLAGE_WIDE)))
 void choose_512(const Batch &b, int64_t share) {
   choose_share(b, share);
 }

@@ -61,14 +61,14 @@ __attribute__((target("avx2"))) int scan_256(const void *first, intptr_t n, intp
   return scan(first, n, about);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
+__attribute__((target("avx512f,avx512bw,avx512vl" COLLAGE_WIDE)))
 int scan_512(const void *first, intptr_t n, intptr_t about) {
   return scan(first, n, about);
 }
 
 Scan widest() {
   if (collage_kernels_isa() == 512) return scan_512;
-  return __builtin_cpu_supports("avx2") ? scan_256 : scan_any;
+  return collage_kernels_isa() == 256 ? scan_256 : scan_any;
 }
 
 #else

@@ -226,6 +226,8 @@ int collage_shallow_conv(void *a, void *b, intptr_t n, void *) {
 
 }  // extern "C"
 
+#include "target_end.h"
+
 #else
 
 extern "C" {

@@ -75,7 +75,7 @@ void each_panel(Streamed o, size_t item, Range rows, int most, Range blocks, con
   weights += blocks.begin * kLanes * o.lines;
   for (int64_t block = blocks.begin; block < blocks.end; block += kPanel) {
     const int wide = int(std::min<int64_t>(kPanel, blocks.end - block));
-    const StreamedTiles tiles = tiles_of(wide);
+    StreamedTiles tiles = tiles_of(wide);
     const intptr_t lines = o.lines * wide;
     const float *const next = weights + lines * kLanes;
     const float *const then = next < end ? next : after;

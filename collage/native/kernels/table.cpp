@@ -74,21 +74,25 @@ void run(const collage_table_program &program, const collage_table_call &call, c
       case COLLAGE_TABLE_SELECT:
         s.kinds[0] == COLLAGE_I64 ? select_step<int64_t>(s, b) : either(select_step<float>, select_step<double>);
         break;
+      case COLLAGE_TABLE_GATHER:
+        s.kinds[0] == COLLAGE_I64 ? gather_step<int64_t>(s, b) : either(gather_step<float>, gather_step<double>);
+        break;
+      case COLLAGE_TABLE_SOFT: soft_step(s, b, scratch); break;
     }
   }
 }
 
 int run_rows(const collage_table_program &program, const collage_table_call &call, int64_t &next, bool shared) {
   const bool singly = call.rows <= program.singly;
-  const int64_t room = singly ? 1 : COLLAGE_TABLE_BLOCK;
+  const int64_t room = singly ? 1 : COLLAGE_TABLE_BLOCK, turn = singly ? 1 : call.turn;
   // The next block's rows are read beyond a column of bins, and 64 bytes beyond the bins of one row.
   if (!memory.has(program.row_bytes * room + program.scratch_bytes)) return COLLAGE_UNAVAILABLE;
   while (true) {
-    const int64_t first = shared ? __atomic_fetch_add(&next, room, __ATOMIC_RELAXED) : next;
-    if (!shared) next += room;
+    const int64_t first = shared ? __atomic_fetch_add(&next, turn, __ATOMIC_RELAXED) : next;
+    if (!shared) next += turn;
     if (first >= call.rows) return 0;
-    const int64_t ahead = room * (shared ? call.shares : 1);
-    run(program, call, {memory.bytes, room, std::min(room, call.rows - first), first, ahead, call.rows});
+    const int64_t ahead = turn * (shared ? call.shares : 1);
+    run(program, call, {memory.bytes, room, std::min(turn, call.rows - first), first, ahead, call.rows});
   }
 }
 
@@ -111,17 +115,15 @@ extern "C" int collage_table_alone(void *a, void *b, intptr_t, void *) {
 }
 
 extern "C" int collage_table_rows(void) {
-  __builtin_cpu_init();
+  const Cpu &here = cpu();
 #ifdef COLLAGE_AVX2
-  const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  return here.avx2 && here.bmi2 ? kRows : 0;
 #else
-  const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2");
+  return here.vbmi && here.bmi2 ? kRows : 0;
 #endif
-  return runs ? kRows : 0;
 }
+
+#include "target_end.h"
 
 #else
 

@@ -1,13 +1,15 @@
 // Programs of operators that map rows to rows: encoders, scalers, linear models and ensembles of trees.
 //
 // A program runs on blocks of rows. Within a block the values are columns: a column whose elements have `w` bytes is at
-// `workspace + offset * rows`, and the next column's offset is greater by `w`. A block has COLLAGE_TABLE_BLOCK rows,
-// the last of which may be missing, or one row.
+// `workspace + offset * rows`, and the next column's offset is greater by `w`. A block has room for COLLAGE_TABLE_BLOCK
+// rows, or for one row.
 
 #ifndef COLLAGE_NATIVE_KERNELS_TABLE_H
 #define COLLAGE_NATIVE_KERNELS_TABLE_H
 
 #include <stdint.h>
+
+#include "soft_trees.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,7 +42,9 @@ enum collage_table_op {
   COLLAGE_TABLE_REDUCE,     // kinds[1] of the columns
   COLLAGE_TABLE_SOFTMAX,    // of a row; kinds[1]: 1 to leave out zeros
   COLLAGE_TABLE_LARGEST,    // the place of the first largest number of a row, i64
-  COLLAGE_TABLE_SELECT      // the second column where the first is not 0, or else the third
+  COLLAGE_TABLE_SELECT,     // the second column where the first is not 0, or else the third
+  COLLAGE_TABLE_GATHER,     // for each column data[0][code], of sizes[0] numbers [column][code]; the first one for codes outside
+  COLLAGE_TABLE_SOFT        // data[0]: collage_soft_trees; the columns of its codes, and those of its numbers
 };
 
 enum collage_table_unary {
@@ -154,6 +158,7 @@ typedef struct {
   void *const *outputs;
   int64_t rows;
   int64_t shares;  // callers of collage_table
+  int64_t turn;    // the rows of a block, at most COLLAGE_TABLE_BLOCK
   int64_t next;    // the next row; 0 before a call and after it
   int64_t done;    // callers that have returned; 0 before a call and after it
 } collage_table_call;

@@ -1,6 +1,10 @@
 // Bins, positions and leaf values of 32 rows in a register of AVX2. To be included by table_lanes.h alone.
 
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi2,popcnt"))), apply_to = function)
+#else
 #pragma GCC target("avx2,fma,bmi2,popcnt")
+#endif
 
 namespace collage {
 

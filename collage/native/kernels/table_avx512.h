@@ -1,6 +1,10 @@
 // Bins, positions and leaf values of 64 rows in a register of AVX-512 (VBMI). To be included by table_lanes.h alone.
 
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx512vbmi,fma,bmi2,popcnt"))), apply_to = function)
+#else
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512vbmi,fma,bmi2,popcnt")
+#endif
 
 namespace collage {
 

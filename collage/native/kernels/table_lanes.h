@@ -7,8 +7,10 @@
 #include <stdint.h>
 
 // GCC 12 warns of the undefined values in its own header (bug 105593).
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 
 #ifdef COLLAGE_AVX2
 #include "table_avx2.h"

@@ -566,5 +566,27 @@ void select_step(const Step &s, const Block &b) {
   }
 }
 
+template <typename T>
+void gather_step(const Step &s, const Block &b) {
+  const T *numbers = static_cast<const T *>(s.data[0]);
+  for (int32_t i = 0; i < s.outs; ++i, numbers += s.sizes[0]) {
+    const int64_t *const code = b.column<int64_t>(s.in[i]);
+    T *const to = b.column<T>(s.out[i]);
+    for (int64_t row = 0; row < b.rows; ++row) to[row] = numbers[code[row] >= 0 && code[row] < s.sizes[0] ? code[row] : 0];
+  }
+}
+
+// `scratch` has room for the addresses of the columns, and for what a block of soft trees works in.
+inline void soft_step(const Step &s, const Block &b, char *scratch) {
+  const auto &t = *static_cast<const collage_soft_trees *>(s.data[0]);
+  const auto columns = reinterpret_cast<char **>(scratch);
+  for (int32_t i = 0; i < s.ins; ++i) columns[i] = b.column<char>(s.in[i]);
+  for (int32_t i = 0; i < s.outs; ++i) columns[s.ins + i] = b.column<char>(s.out[i]);
+  const int64_t room = (s.ins + s.outs + 7) / 8 * 64;
+  collage_soft_trees_sums(
+      &t, reinterpret_cast<const int64_t *const *>(columns), reinterpret_cast<const float *const *>(columns + t.tables),
+      reinterpret_cast<float *const *>(columns + s.ins), b.rows, reinterpret_cast<float *>(scratch + room));
+}
+
 }  // namespace collage
 #endif

@@ -61,7 +61,7 @@ struct Bf16Weights {
   static constexpr int kMostRows = kTileRows;  // of a tile
   template <int K>
   [[gnu::always_inline]] static Floats at(Line line) {
-    return of_both(line, [](auto x) [[gnu::always_inline]] { return K ? upper_half(x) : as_float(up<16>(x)); });
+    return of_both(line, [](auto x) __attribute__((always_inline)) { return K ? upper_half(x) : as_float(up<16>(x)); });
   }
 };
 
@@ -71,7 +71,7 @@ struct Int8Weights {
   static constexpr int kMostRows = kAvx512 ? kTileRows : 5;  // AVX2 has no registers for what widens them beside 6
   template <int K>
   [[gnu::always_inline]] static Floats at(Line line) {
-    return of_both(line, [](auto x) [[gnu::always_inline]] { return upper_byte(up<24 - 8 * K>(x)); });
+    return of_both(line, [](auto x) __attribute__((always_inline)) { return upper_byte(up<24 - 8 * K>(x)); });
   }
 };
 
@@ -104,7 +104,7 @@ template <typename Weights, int MR, int NR, int OF>
 
 template <typename Weights, int MR, int NR>
 void widened(const Streamed &o, void *c) {
-  multiply_panel<MR, NR>(Widened<Weights>{o}, [&](const auto &sum, auto block) [[gnu::always_inline]] {
+  multiply_panel<MR, NR>(Widened<Weights>{o}, [&](const auto &sum, auto block) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4

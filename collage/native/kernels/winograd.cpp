@@ -282,6 +282,8 @@ int collage_winograd(void *a, void *b, intptr_t n, void *) {
 
 }  // extern "C"
 
+#include "target_end.h"
+
 #else
 
 extern "C" {
