@@ -1,4 +1,4 @@
-"""ONNX models as artifacts, and artifacts as what libraries read."""
+"""ONNX models as artifacts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import onnx
 
 from collage.errors import ModelError
+from collage.frontend.engine_models import TOO_LARGE
 from collage.frontend.read.apart import MOST_INSIDE, has_files, inner_bytes, load_model
 from collage.frontend.read.proto_size import is_serialisable
 from collage.frontend.read.scopes import reads, set_all
-from collage.frontend.read.weights import SUFFIX, fill_with, is_apart, is_external, mapped, refer
+from collage.frontend.read.weights import SUFFIX, is_apart, mapped, refer
 from collage.kernel.frames import Framed
-from collage.kernel.model_artifact import apart, protobuf, weights_of
-
-_TOO_LARGE = "the weights exceed the 2 GiB that one ONNX protobuf can hold"
+from collage.kernel.model_artifact import apart
 
 
 def fits_an_artifact(model: onnx.ModelProto) -> bool:
@@ -29,7 +28,7 @@ def artifact_of(model: onnx.ModelProto) -> bytes | Framed:
     Raises ModelError for a model of 2 GiB or more that has none in files.
     """
     if not fits_an_artifact(model):
-        raise ModelError(_TOO_LARGE)
+        raise ModelError(TOO_LARGE)
     if not has_files(model):
         data: bytes = model.SerializeToString(deterministic=True)
         return data
@@ -61,33 +60,3 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     for field in (graph.initializer, graph.input):
         if any(each.name in unread for each in field):
             set_all(field, [each for each in field if each.name not in unread])
-
-
-def in_one_piece(model: bytes | Framed) -> bytes:
-    """The protobuf of an artifact of a model, with all weights in it. Raises ModelError beyond 2 GiB."""
-    if not isinstance(model, Framed):
-        return model
-    proto = onnx.load_model_from_string(protobuf(model))
-    if not is_serialisable(proto):
-        raise ModelError(_TOO_LARGE)
-    found = weights_of(model)
-    for tensor in proto.graph.initializer:
-        if is_external(tensor):
-            fill_with(tensor, found[tensor.name].tobytes())
-    data: bytes = proto.SerializeToString()
-    return data
-
-
-def at_addresses(model: Framed) -> bytes:
-    """The protobuf of an artifact, which tells the addresses of the weights as ONNX Runtime and OpenVINO do.
-
-    The artifact must live until the model has been read.
-    """
-    proto = onnx.load_model_from_string(protobuf(model))
-    found = weights_of(model)
-    for tensor in proto.graph.initializer:
-        if is_external(tensor):
-            array = found[tensor.name]
-            refer(tensor, "*/_ORT_MEM_ADDR_/*", array.ctypes.data, array.nbytes)
-    data: bytes = proto.SerializeToString()
-    return data

@@ -9,7 +9,6 @@ import numpy as np
 
 from collage.core.memory import physical_bytes
 from collage.errors import ModelError
-from collage.frontend.read.scopes import integer
 from collage.graph.dataflow import Array, Graph, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
@@ -167,6 +166,8 @@ def _extent(model: Model, node: Node) -> int:
     shape = model.graph.type_of(node.inputs[0]).shape
     axis = node.attrs.get("axis", 0)
     if node.op.startswith("onnx."):
+        from collage.frontend.read.scopes import integer  # with onnx, which drawing values does not need
+
         axis = integer(model.onnx.graph.node[node.source], "axis")
     if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
         return int(np.prod(shape))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import Array
+from collage.graph.torch_tensors import array_over, is_tensor
 
 
 class MismatchError(Exception):
@@ -34,6 +35,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return _array(value)[0].shape
 
 
+def cast_hint(value: Any, dtype: str) -> str:
+    """The call that converts an array, or a tensor of PyTorch, to the dtype of that name."""
+    return f".to(torch.{dtype})" if is_tensor(value) else f".astype({dtype!r})"
+
+
 def given_texts(value: Any) -> Array:
     """The value as an array of Python strings (dtype object), itself if it is one already.
 
@@ -52,7 +58,9 @@ def given_texts(value: Any) -> Array:
             except UnicodeDecodeError as error:
                 raise MismatchError(f"has bytes that are no UTF-8: {error}") from error
         elif not isinstance(each, str):
-            raise MismatchError(f"has an element that is a {type(each).__name__}, the model takes strings")
+            kind = type(each).__name__
+            hint = '; write "" for a missing one' if kind in ("NoneType", "float", "NAType") else ""
+            raise MismatchError(f"has an element that is a {kind}, the model takes strings{hint}")
     return texts
 
 
@@ -60,6 +68,11 @@ def _array(value: Any) -> tuple[Array, bool]:
     """The value as an array, and whether it came with a dtype of its own."""
     if isinstance(value, np.ndarray):
         return value, True
+    if is_tensor(value):
+        try:
+            return array_over(value), True
+        except Exception as error:  # subclasses of tensors raise anything
+            raise MismatchError(str(error) if type(error) is TypeError else f"is no array: {error}") from error
     typed = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if typed else np.asarray(value), typed

@@ -8,7 +8,7 @@ from typing import Any
 
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import TensorType, np_dtype
-from collage.graph.given_array import MismatchError, given_array, given_texts
+from collage.graph.given_array import MismatchError, cast_hint, given_array, given_texts
 
 _NUMPY = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _OTHERS = (
@@ -64,7 +64,8 @@ class ValueType:
             array = given_array(value, np_dtype(self.dtype))
             if array.dtype != np_dtype(self.dtype):
                 raise MismatchError(
-                    f"has dtype {array.dtype}, the model takes {self.dtype}: convert it with .astype({self.dtype!r})"
+                    f"has dtype {array.dtype}, the model takes {self.dtype}: convert it with "
+                    f"{cast_hint(value, self.dtype)}"
                 )
         if self.shape is not None and not (
             len(self.shape) == array.ndim

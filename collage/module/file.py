@@ -18,6 +18,7 @@ from collage.core.typed import shown, typed
 from collage.errors import CollageError, ModuleFileError, to_paste
 from collage.graph.dataflow import np_dtype
 from collage.kernel.frames import Artifact, Framed
+from collage.kernel.model_artifact import model_artifact, protobuf
 from collage.kernel.target import Target
 from collage.module.archive import MappedArchive
 from collage.report.report import Report
@@ -73,8 +74,8 @@ class Reading:
             constants[int(value)] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         check_ports(program, constants)
         target, versions = target_of(manifest), typed(dict[str, str], manifest["versions"])
-        careful = None if manifest["careful"] is None else self.model(manifest["careful"])
-        return Parts(program, artifacts, constants, target, versions, careful)
+        original = None if manifest["careful"] is None else self.model(manifest["careful"])
+        return Parts(program, artifacts, constants, target, versions, original)
 
     def artifact(self, names: Mapping[str, Any]) -> Artifact:
         """Read a kernel's artifact: its bytes, or its head and its arrays."""
@@ -152,6 +153,38 @@ def read_summary(path: Path) -> Summary:
         return Summary(modules, typed(bool, manifest["shaped"]), manifest["fallback"] is not None, size)
 
 
+def read_suffix_models(path: Path) -> list[bytes | None]:
+    """For each module of a file, the protobuf of the ONNX model that its suffix runs, or None if it has no suffix.
+
+    Raises ModuleFileError.
+    """
+    archive = open_archive(path)
+    refuse_decoder(path, archive)
+    found: list[bytes | None] = []
+    with damage(path):
+        reading = Reading(archive, verify=False)
+        for each in archive.manifest["modules"]:
+            program = read_program(each["program"])
+            if program.suffix is None:
+                found.append(None)
+            elif each["careful"] is not None and not program.launches:
+                found.append(protobuf(model_artifact(reading.model(each["careful"]))))
+            else:
+                found.append(protobuf(model_artifact(reading.artifact(each["artifacts"][-1]))))
+    return found
+
+
+def suffix_model(parts: Parts) -> bytes | None:
+    """The protobuf of the ONNX model that the suffix of a module runs, or None if it has no suffix.
+
+    It is the original model if an engine runs all of it, since engines may keep it in a form of their own.
+    """
+    if parts.program.suffix is None:
+        return None
+    whole = parts.original is not None and not parts.program.launches
+    return protobuf(model_artifact(parts.original if whole and parts.original is not None else parts.artifacts[-1]))
+
+
 def _entries(model: str | Mapping[str, Any]) -> list[str]:
     """The names of the entries of an ONNX model."""
     if isinstance(model, str):
@@ -191,10 +224,11 @@ def open_archive(path: Path, *, share: bool = True) -> MappedArchive:
             raise ModuleFileError(_no_module(path)) from error
         raise _damaged(path, _text(error)) from error
     made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
-    if found not in (FORMAT, ASSUMING_FORMAT, APART_FORMAT) or made_by != __version__:
+    if found not in (FORMAT, ASSUMING_FORMAT, APART_FORMAT):
+        newer = isinstance(found, int) and found > APART_FORMAT
         raise ModuleFileError(
-            f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), this is {__version__} "
-            f"(format {FORMAT}). Compile the model again."
+            f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), and this is {__version__} "
+            f"(format {APART_FORMAT}). {'Install that version' if newer else 'Compile the model again'}."
         )
     if not archive.has_digest:
         raise _damaged(path, "it has no digest")

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from collage.backends.base import BUILT_IN, Availability
 from collage.backends.registry import Registry
-from collage.core.typed import shown, typed
+from collage.core.typed import typed
 from collage.errors import CollageError, ModuleFileError
-from collage.kernel.target import cores, host
-from collage.module.file import Reading, damage, open_archive, refuse_decoder, target_of
+from collage.kernel.target import cores
+from collage.module.file import Reading, damage, open_archive, refuse_decoder
+from collage.module.fit import Fit, fit_of, on_original
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
-from collage.runtime.executor import Executor
+from collage.report.report import Report
 from collage.runtime.original import Fallback
 from collage.runtime.parts import Parts, load_parts
-from collage.runtime.suffix import SuffixExecutor
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +29,19 @@ def load_file(
     verify: bool = False,
     strict: bool = False,
 ) -> CompiledModule | ShapedModule:
-    """Load the module of a file, and check it against this machine and the installed libraries.
+    """Load the module of a file, or its original model if the placement does not fit this machine and its libraries.
 
     Kernels read their weights in the mapped file, or with ``share`` off in memory of this process. ``verify`` compares
-    all entries with their digests first. With ``strict`` a module of several sets of shapes has no fallback for others.
-    Raises ModuleFileError, which names the reason and the way out.
+    all entries with their digests first. With ``strict`` there is no fallback, neither that
+    nor, for a module of several sets of shapes, one for others. Raises ModuleFileError, which names the reason and the
+    way out.
     """
     archive = open_archive(path, share=share)
     refuse_decoder(path, archive)
     read = Reading(archive, verify=verify)
     manifest = archive.manifest
-    available = registry.availability()
     with damage(path):
-        for each in manifest["modules"]:
-            refuse_other_machine(path, each, available)
+        fits = [fit_of(each, registry) for each in manifest["modules"]]
         found = [read.module(each) for each in manifest["modules"]]
         if not found:
             raise ValueError("it holds no module")
@@ -63,7 +60,10 @@ def load_file(
             "slowly than a module compiled with --threads %d would",
             *(path, threads, allowed, allowed.usable),
         )
-    modules = [CompiledModule(parts, report, _loaded(path, parts, registry)) for parts, report in found]
+    modules = [
+        _loaded(path, parts, report, registry, fit, strict) for (parts, report), fit in zip(found, fits, strict=True)
+    ]
+    _tell(path, fits, modules)
     if not shaped:
         return modules[0]
     program = modules[0].program
@@ -74,51 +74,50 @@ def load_file(
         return ShapedModule(modules, fallback)
 
 
-def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | SuffixExecutor:
-    """The executor of the parts. Raises ModuleFileError, which names the file."""
-    try:
-        return load_parts(parts, registry)
-    except ModuleFileError as error:
-        raise ModuleFileError(f"{path}: {error}") from error
-    except CollageError as error:
-        if isinstance(error.__cause__, MemoryError):
-            raise ModuleFileError(f"{path} cannot be loaded: {error}") from error
-        raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
+def _loaded(path: Path, parts: Parts, report: Report, registry: Registry, fit: Fit, strict: bool) -> CompiledModule:
+    """The module, on its placement or, if that does not run here, on the original model.
 
-
-def refuse_other_machine(path: Path, manifest: Mapping[str, Any], available: Mapping[str, Availability]) -> None:
-    """Raise ModuleFileError where a module of the file was compiled for other hardware, or for other libraries.
-
-    ``available`` are the backends that are registered here, by name.
+    Raises ModuleFileError, which names the file and the reason.
     """
-    made, here = target_of(manifest), host()
-    if made.hardware != here.hardware:
+    refuse(path, fit, strict)
+    why = "; ".join(fit.problems)
+    if not why:
+        try:
+            return CompiledModule(parts, report, load_parts(parts, registry))
+        except CollageError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise ModuleFileError(f"{path} cannot be loaded: {error}") from error
+            if strict or not fit.differences:
+                raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
+            why = str(error)
+    try:
+        instead = on_original(parts)
+        return CompiledModule(instead, report, load_parts(instead, registry), stored=parts, instead=why)
+    except (CollageError, ValueError) as error:
         raise ModuleFileError(
-            f"{path} was compiled for {made.hardware}, this machine is {here.hardware}: its kernels may not run, "
-            "and its measurements do not hold. Compile the model again here."
-        )
-    wrong = [
-        f"{name} {version} (here: {_what_is_here(available.get(name))})"
-        for name, version in typed(dict[str, str], manifest["versions"]).items()
-        if name not in available or available[name] != Availability(version)
-    ]
-    if wrong:
-        raise ModuleFileError(
-            f"{path} needs {', '.join(wrong)}. Install these versions, register the backend, or compile again."
-        )
-    tail = manifest["program"]["tail"]
-    regions = [*manifest["program"]["regions"], *([] if tail is None else [tail["region"]])]
-    here_now = {name for name, found in available.items() if found}
-    unknown = {typed(str, each["backend"]) for each in regions} - {*here_now, *BUILT_IN}
-    if unknown:
-        raise ModuleFileError(
-            f"{path} needs backends that are not here: {', '.join(map(shown, sorted(unknown)))}. Install or register "
-            "them (`collage backends` lists those that are here), or compile the model again."
-        )
+            f"{path} does not run here: {why}. Nor does its original model: {error}. Install what is missing, or "
+            "compile the model again here."
+        ) from error
 
 
-def _what_is_here(found: Availability | None) -> str:
-    """The version of a backend that is here, or why it is not."""
-    if found is None:
-        return "not registered"
-    return found.version if found else f"not available, {found.reason}"
+def refuse(path: Path, fit: Fit, strict: bool) -> None:
+    """Raise ModuleFileError if the placement does not fit, and nothing may stand in for it."""
+    if strict and fit.problems:
+        raise ModuleFileError(f"{path} does not fit here: {fit}. Install these versions, or compile the model again.")
+
+
+def _tell(path: Path, fits: Sequence[Fit], modules: Sequence[CompiledModule]) -> None:
+    """Warn once of what is other than the module was made for."""
+    instead = [each.instead for each in modules if each.instead]
+    differences = [*dict.fromkeys(text for fit in fits for text in fit.differences)]
+    if instead:
+        log.warning(
+            "%s runs its original model on ONNX Runtime, since its placement does not run here: %s. Compile the model "
+            "again here for the fastest mix (collage doctor says more)",
+            *(path, "; ".join([*dict.fromkeys(instead), *differences])),
+        )
+    elif differences:
+        log.warning(
+            "%s gives the same results here, and may be slower than a module that is compiled here: %s",
+            *(path, "; ".join(differences)),
+        )

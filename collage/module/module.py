@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collage.errors import UsageError, refuse_fixed
 from collage.graph.dataflow import Array
+from collage.module.background import Background
+from collage.module.batched import Batched, joinable
+from collage.module.learned import LearnedShapes
 from collage.module.predict import as_array, table_inputs
 from collage.module.save import save_modules
+from collage.module.torch_outputs import as_tensors, holds_tensor
 from collage.report.report import Report
-from collage.report.show_html import as_html
 from collage.runtime.bound_engine import BoundEngine, BoundSuffix
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import by_name, check_rows, collect_inputs, extents
@@ -20,6 +24,7 @@ from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 
 if TYPE_CHECKING:
+    from collage.report.page_data import ShownModule
     from collage.runtime.bound import BoundCall
 
 
@@ -32,12 +37,27 @@ def summary_of(report: Report, program: Program) -> dict[str, Any]:
 class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
-    def __init__(self, parts: Parts, report: Report, executor: Executor | SuffixExecutor) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        report: Report,
+        executor: Executor | SuffixExecutor,
+        *,
+        stored: Parts | None = None,
+        instead: str = "",
+    ) -> None:
         self.parts = parts
-        """The program, the kernels' artifacts and the constants, as the module's file holds them."""
+        """The program, the kernels' artifacts and the constants, which run."""
+        self.stored = parts if stored is None else stored
+        """Those that the module's file holds."""
+        self.instead = instead
+        """The reason why the original model runs instead of the placement, or ""."""
+        self.learned: LearnedShapes | None = None
+        """Counts the shapes of calls, if ``collage.load`` was asked to."""
         self.report = report
         self.executor = executor
         """Runs the program on given inputs."""
+        self._background = Background(1)  # as one run is in turn at a time
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -66,10 +86,11 @@ class CompiledModule:
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
-        Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
+        Inputs are numpy arrays, tensors of PyTorch or anything with DLPack. If one of them is a tensor, the outputs are
+        tensors, too, on the CPU. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self.executor.run(self._collected(args, named))
+        outputs = self._run(args, named)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
@@ -77,8 +98,31 @@ class CompiledModule:
 
         Raises InputError like a call.
         """
-        outputs = self.executor.run(self._collected((), by_name(inputs, named)))
+        outputs = self._run((), by_name(inputs, named))
         return {port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)}
+
+    async def run_async(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
+        """``run`` in a thread, for event loops, which go on meanwhile.
+
+        Several may wait at once, and are served in the order in which they came. One that is cancelled before its turn
+        is not run. Inputs must not change before it returns. Raises what ``run`` raises.
+        """
+        return await self._background.run(partial(self.run, by_name(inputs, named)))
+
+    def batched(self, max_batch: int, max_wait_ms: float = 2.0) -> Batched:
+        """An object whose ``run`` and ``run_async`` join concurrent requests along their first axis to one call.
+
+        A call has at most ``max_batch`` rows, and waits for at most ``max_wait_ms`` milliseconds for more. A module of
+        any number of rows takes as many as there are. A call of any other is padded to the batch that the module was
+        compiled for. Use it as a context manager, or close it. Raises UsageError if the first axis of an input or
+        output is not the batch.
+        """
+        joint = joinable([self.program], self.run, any_rows=self.report.rows > 0, fixed=self.report.fixed)
+        return Batched(joint, max_batch, max_wait_ms)
+
+    def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        outputs = self.executor.run(self._collected(args, named))
+        return as_tensors(outputs) if holds_tensor(args, named) else outputs
 
     def predict(self, table: Any) -> Array:
         """The predictions for a table: a number or a class for each row, or several numbers.
@@ -132,6 +176,9 @@ class CompiledModule:
         found = collect_inputs(program.model_inputs, args, named, program.assumed, self.report.fixed)
         if self.report.rows and len(found) > 1:
             check_rows(program.model_inputs, found)
+        if self.learned is not None:
+            ports = zip(program.model_inputs, found, strict=True)
+            self.learned.count({port.name: each.shape for port, each in ports if hasattr(each, "shape")})
         return found
 
     def clone(self) -> CompiledModule:
@@ -140,7 +187,10 @@ class CompiledModule:
         Kernels and their weights are shared. Of all clones one at a time runs on the team of threads, and one at a time
         on an engine that runs the whole model.
         """
-        return CompiledModule(self.parts, self.report, self.executor.clone())
+        executor = self.executor.clone()
+        found = CompiledModule(self.parts, self.report, executor, stored=self.stored, instead=self.instead)
+        found.learned = self.learned
+        return found
 
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
@@ -183,14 +233,25 @@ class CompiledModule:
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process. An existing file is replaced atomically."""
-        save_modules(Path(path), [(self.parts, self.report)])
+        save_modules(Path(path), [(self.stored, self.report)])
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
         for region in self.parts.program.executed:
             counts[region.backend] = counts.get(region.backend, 0) + 1
         mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
-        return f"<collage module {self.report.model}: {mix}; {self.report.time_text}>"
+        time = "instead of its placement" if self.instead else self.report.time_text
+        return f"<collage module {self.report.model}: {mix}; {time}>"
+
+    @property
+    def shown(self) -> ShownModule:
+        """The module as its page shows it."""
+        from collage.module.file import suffix_model
+        from collage.report.page_data import ShownModule
+
+        return ShownModule(self.report, self.parts.program, suffix_model(self.parts))
 
     def _repr_html_(self) -> str:
-        return as_html(self.report, self.parts.program)
+        from collage.report.show_html import as_notebook_view
+
+        return as_notebook_view([self.shown])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 from collage._version import __version__
 from collage.backends.base import BUILT_IN
 from collage.core.new_file import new_file
+from collage.frontend.engine_models import set_apart
 from collage.kernel.buffers import as_bytes
 from collage.kernel.frames import Artifact, Framed, parts_of
+from collage.kernel.model_artifact import model_artifact
 from collage.module.archive import NewArchive
 from collage.module.file import APART_FORMAT, ASSUMING_FORMAT, FORMAT
 from collage.report.report import Report
@@ -31,6 +34,8 @@ def save_modules(
     ``shaped`` files have a module for each set of shapes, and perhaps an ONNX ``model`` for all other shapes. What the
     kernels of several modules share is stored once. Raises OSError when the file cannot be written.
     """
+    modules = [(with_weights_apart(parts), report) for parts, report in modules]
+    model = None if model is None else set_apart(model_artifact(model))
     with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
             "format": _format(modules, model),
@@ -61,13 +66,22 @@ def put_parts(archive: NewArchive, parts: Parts) -> dict[str, Any]:
             str(value): archive.put("arrays", as_bytes(np.ascontiguousarray(array)).data)
             for value, array in parts.constants.items()
         },
-        "careful": None if parts.careful is None else _put_model(archive, parts.careful),
+        "careful": None if parts.original is None else _put_model(archive, parts.original),
     }
+
+
+def with_weights_apart(parts: Parts) -> Parts:
+    """The parts with large weights of whole models as arrays of their own, so that equal ones are stored once."""
+    original = None if parts.original is None else set_apart(model_artifact(parts.original))
+    if parts.program.suffix is None:
+        return replace(parts, original=original)
+    *kernels, model = parts.artifacts
+    return replace(parts, original=original, artifacts=[*kernels, set_apart(model_artifact(model))])
 
 
 def _format(modules: Sequence[tuple[Parts, Report]], model: Artifact | None) -> int:
     """The oldest format that can hold the modules."""
-    models = [model, *(parts.careful for parts, _ in modules)]
+    models = [model, *(parts.original for parts, _ in modules)]
     models += [parts.artifacts[-1] for parts, _ in modules if parts.program.suffix is not None]
     if any(isinstance(each, Framed) for each in models):
         return APART_FORMAT

@@ -5,20 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from collage.errors import InputError, UsageError
 from collage.graph.dataflow import Array
 from collage.graph.given_array import MismatchError, shape_of
 from collage.graph.value_type import TENSOR
+from collage.module.background import Background
+from collage.module.batched import Batched, joinable
+from collage.module.learned import LearnedShapes
 from collage.module.module import CompiledModule
 from collage.module.save import save_modules
+from collage.module.torch_outputs import as_tensors, holds_tensor
+from collage.report.report import Report
+from collage.runtime.bound_engine import BoundEngine, BoundSuffix
 from collage.runtime.inputs import by_name, extents, in_order, shape_arguments, shapes_text
 from collage.runtime.original import Fallback
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
+
+if TYPE_CHECKING:
+    from collage.runtime.bound import BoundCall
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +44,10 @@ class ShapedModule:
         """``modules`` are of one model. Raises UsageError when two of them have the same shapes."""
         self.modules = tuple(modules)
         self.fallback = fallback
+        self.learned: LearnedShapes | None = None
+        """Counts the shapes of calls, if ``collage.load`` was asked to."""
         self._fixed = modules[0].report.fixed
+        self._background = Background(len(modules) + 1)  # as each module, and the fallback, runs on its own
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
             shapes = tuple(extents(port) for port in module.program.model_inputs)
@@ -47,6 +58,16 @@ class ShapedModule:
     def inputs(self) -> dict[str, str]:
         """The names of the inputs, with the dtype and each shape."""
         return self._types([module.inputs for module in self.modules])
+
+    @property
+    def report(self) -> Report:
+        """The report of the first placement."""
+        return self.modules[0].report
+
+    @property
+    def placement(self) -> list[dict[str, Any]]:
+        """The regions of the first placement (see ``CompiledModule.placement``)."""
+        return self.modules[0].placement
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -66,24 +87,40 @@ class ShapedModule:
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
-        Raises InputError for a wrong name, dtype or shape.
+        Tensors of PyTorch give tensors. Raises InputError for a wrong name, dtype or shape.
         """
         outputs = tuple(self._run(args, named).values())
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Array]:
+    def run(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
         """Run the model on inputs by name, in a mapping or as keywords, and return the outputs by name.
 
         Raises InputError like a call.
         """
         return self._run((), by_name(inputs, named))
 
-    def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
+    async def run_async(self, /, inputs: Any = None, **named: Any) -> dict[str, Any]:
+        """``run`` in a thread, for event loops, as that of a ``CompiledModule``."""
+        return await self._background.run(partial(self.run, by_name(inputs, named)))
+
+    def batched(self, max_batch: int, max_wait_ms: float = 2.0) -> Batched:
+        """An object that joins concurrent requests, as that of a ``CompiledModule``.
+
+        A call is padded to the next batch that the module was compiled for; rows of other shapes, and more rows than
+        the largest batch, go to the fallback.
+        """
+        programs = [module.program for module in self.modules]
+        joint = joinable(programs, self.run, any_rows=False, fallback=self.fallback is not None, fixed=self._fixed)
+        return Batched(joint, max_batch, max_wait_ms)
+
+    def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         ports = self.modules[0].program.model_inputs
         values = in_order(ports, args, named, self._fixed)
         shapes = _shapes(ports, values)
         ordered = dict(zip([port.name for port in ports], values, strict=True))
         module = self._by_shapes.get(shapes)
+        if self.learned is not None and (module is not None or self.fallback is not None):
+            self.learned.count({port.name: shape for port, shape in zip(ports, shapes, strict=True)})
         if module is not None:
             return module.run(ordered)
         if self.fallback is None:
@@ -98,7 +135,8 @@ class ShapedModule:
                 self._placed(),
             )
         )
-        return self.fallback.run(ordered)
+        outputs = self.fallback.run(ordered)
+        return dict(zip(outputs, as_tensors(outputs.values()), strict=True)) if holds_tensor(values, {}) else outputs
 
     def _refuse(self, shapes: Shapes) -> NoReturn:
         raise InputError(
@@ -118,9 +156,21 @@ class ShapedModule:
         shapes = _shapes(ports, in_order(ports, (), inputs, self._fixed))
         return (self._by_shapes.get(shapes) or self._refuse(shapes)).trace(inputs)
 
+    def bind(
+        self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
+    ) -> BoundCall | BoundEngine | BoundSuffix:
+        """A call on fixed arrays of the placement for the inputs' shapes, or of the first one without inputs.
+
+        See ``CompiledModule.bind``. Raises InputError for other shapes, too.
+        """
+        module = self.for_shapes({name: array.shape for name, array in inputs.items()}) if inputs else self.modules[0]
+        return module.bind(inputs, outputs)
+
     def clone(self) -> ShapedModule:
         """A module with clones of the modules and the same fallback."""
-        return ShapedModule([module.clone() for module in self.modules], self.fallback)
+        found = ShapedModule([module.clone() for module in self.modules], self.fallback)
+        found.learned = self.learned
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The JSON contract of ``show --json``: the first module's summary, with all summaries under ``shapes``."""
@@ -128,7 +178,7 @@ class ShapedModule:
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process. An existing file is replaced atomically."""
-        modules = [(each.parts, each.report) for each in self.modules]
+        modules = [(each.stored, each.report) for each in self.modules]
         save_modules(Path(path), modules, shaped=True, model=None if self.fallback is None else self.fallback.model)
 
     def __repr__(self) -> str:
@@ -136,7 +186,9 @@ class ShapedModule:
         return f"<collage module {self.modules[0].report.model} for {placed}>"
 
     def _repr_html_(self) -> str:
-        return "".join(f"<h4>{escape(shapes_text(each.program))}</h4>{each._repr_html_()}" for each in self.modules)
+        from collage.report.show_html import as_notebook_view
+
+        return as_notebook_view([each.shown for each in self.modules])
 
 
 def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:

@@ -91,10 +91,13 @@ def threads_of(model: Path) -> int:
 
 def _decoder_file(model: Path) -> Path:
     if not model.exists():
-        raise CollageError(f"there is no {model}; give a compiled decoder, or a folder that has one.")
+        raise CollageError(f"there is no {model}; give a compiled decoder, a folder that has one, or a module.")
     if not model.is_dir():
         if model.suffix == ".onnx":
-            raise CollageError(f"{model} is not compiled; {to_paste('compile-decoder', model)} does that.")
+            raise CollageError(
+                f"{model} is not compiled; {to_paste('compile-decoder', model)} does that for a decoder, and "
+                f"{to_paste('compile', model, '-o', model.with_suffix(_SUFFIX))} for any other model."
+            )
         return model
     found = sorted(model.glob(f"*{_SUFFIX}"))
     if len(found) != 1:

@@ -12,7 +12,7 @@ from collage.core.library_text import library_text
 from collage.core.typed import shown
 from collage.errors import CollageError, InputError, UsageError
 
-EXTRA = "pip install '.[serve]' in Collage's checkout"
+EXTRA = "pip install 'collage-compiler[serve]'"
 _FILE = "tokenizer.json"
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 

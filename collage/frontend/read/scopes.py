@@ -94,3 +94,8 @@ def rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
             rename(body.node, names)
             for info in body.output:  # it may be a value of the graph around
                 info.name = names.get(info.name, info.name)
+
+
+def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph that compute something: all but constants."""
+    return [node for node in graph.node if node.op_type != "Constant"]

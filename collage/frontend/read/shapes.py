@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 
@@ -59,7 +60,7 @@ def check_sets(model: onnx.ModelProto, sets: Sequence[Shapes]) -> None:
         inputs = onnx.ModelProto()  # a model that has the same inputs and nothing else
         inputs.graph.input.extend(model.graph.input)
         inputs.graph.initializer.extend(onnx.TensorProto(name=each.name) for each in model.graph.initializer)
-        fix_shapes(inputs, shapes)
+        fix_shapes(inputs, chosen_shapes(inputs, shapes, strict=True).placed)
         if inputs in seen:
             text = " ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
             raise UsageError(f"two sets of shapes are the same: {text}.")
@@ -81,13 +82,10 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     for each in inputs:
         if each.name in shapes:
             _write(each, tuple(shapes[each.name]))
-    symbolic = [each for each in inputs if not _is_static(each)]
-    if symbolic:
-        given = "; ".join(f"{each.name}: {shape_text(each)}" for each in symbolic)
-        flags = " ".join(f"--shape {shlex.quote(f'{each.name}:{_guess(each)}')}" for each in symbolic)
+    if not all(map(_is_static, inputs)):
         raise UsageError(
-            f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
-            "(sizes to be replaced by yours; shapes={name: sizes} in Python)."
+            f"these inputs have no fixed shape: {open_text(model)}. Give one for each, for example: "
+            f"{shape_flags(model)} (sizes to be replaced by yours; shapes={{name: sizes}} in Python)."
         )
     _refuse_huge(model.graph.input)
     _drop_inner_types(model)
@@ -98,17 +96,114 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
 def with_batch(model: onnx.ModelProto, shapes: Shapes, batch: int | None) -> dict[str, Sequence[int]]:
     """``shapes``, and those of other inputs whose first axis is open, which has ``batch`` elements then.
 
-    An input that leaves more than its first axis open has no shape yet: its first axis is fixed in place.
+    An input that leaves more than its first axis open has no shape yet: its first axis is fixed in place. Raises
+    UsageError if no input's first axis is open, and that of some has another number of elements.
     """
     found = {**shapes}
+    fixed: dict[str, int] = {}
     for info in model_inputs(model) if batch is not None else ():
         dims = info.type.tensor_type.shape.dim
-        if info.name in shapes or not dims or (dims[0].HasField("dim_value") and dims[0].dim_value >= 0):
+        if info.name in shapes or not dims:
+            continue
+        if dims[0].HasField("dim_value") and dims[0].dim_value >= 0:
+            fixed[info.name] = dims[0].dim_value
             continue
         dims[0].dim_value = batch or 0
+        fixed[info.name] = dims[0].dim_value
         if _is_static(info):
             found[info.name] = [each.dim_value for each in dims]
+    if fixed and batch not in fixed.values():
+        listing = ", ".join(f"{name} has {count}" for name, count in fixed.items())
+        raise UsageError(f"the batch is fixed in the model, so that it cannot be {batch}: {listing}.")
     return found
+
+
+@dataclass(frozen=True)
+class ChosenShapes:
+    """The shapes that a model is placed for, and those that it is measured on because it stays open."""
+
+    placed: dict[str, Sequence[int]]
+    """Elements per axis of the inputs, by name."""
+    sizes: dict[str, Sequence[int]]
+    """The same of inputs that stay open. There are none if all inputs are in ``placed``, or static."""
+    for_one: tuple[str, ...] = ()
+    """Inputs whose first axis, open in the model, has one element in ``placed``."""
+
+
+def chosen_shapes(model: onnx.ModelProto, shapes: Shapes, *, strict: bool = False) -> ChosenShapes:
+    """Choose shapes for the inputs that the model leaves open, beside those that are given.
+
+    A dimension that is given for one input holds for all inputs that name it. If no shape is given, a first axis that
+    is open is placed for one element. If other axes are open as well, the model stays open and is measured on sizes
+    that are usual for its inputs; with ``strict`` nothing is chosen then.
+    """
+    placed = {**shapes}
+    names: dict[str, int] = {}
+    opened = []
+    for info in model_inputs(model):
+        dims = info.type.tensor_type.shape.dim
+        if info.name in shapes:
+            for each, extent in zip(dims, shapes[info.name], strict=False):
+                if each.dim_param and names.setdefault(each.dim_param, extent) != extent:
+                    log.warning(
+                        "%s has %s = %d, and another input %d, although the model names them alike: the module may run "
+                        "on nothing",
+                        *(printable(info.name), printable(each.dim_param), extent, names[each.dim_param]),
+                    )
+        elif not _is_static(info):
+            opened.append(info)
+    left = []
+    for info in opened:
+        found = [names.get(each.dim_param, -1) if _is_open(each) else each.dim_value for each in _dims(info)]
+        if found and -1 not in found:
+            placed[info.name] = found
+        else:
+            left.append(info)
+    if not left or shapes or not all(map(_dims, left)):
+        return ChosenShapes(placed, {})
+    if not any(_is_open(each) for info in left for each in _dims(info)[1:]):
+        ones = {info.name: [1, *(each.dim_value for each in _dims(info)[1:])] for info in left}
+        return ChosenShapes(placed | ones, {}, tuple(ones))
+    if strict:
+        return ChosenShapes(placed, {})
+    return ChosenShapes(placed, _sizes(left, names))
+
+
+def _sizes(inputs: Iterable[onnx.ValueInfoProto], names: dict[str, int]) -> dict[str, Sequence[int]]:
+    """Usual sizes of inputs, in which dimensions of one name are equal. ``names`` has those that are known."""
+    return {
+        info.name: [
+            names.setdefault(each.dim_param, size) if each.dim_param and _is_open(each) else size
+            for each, size in zip(_dims(info), _usual_sizes(info), strict=True)
+        ]
+        for info in inputs
+    }
+
+
+def leave_open(model: onnx.ModelProto) -> None:
+    """Drop the declared types of inner values, and infer those of outputs, in place: they may be wrong."""
+    _drop_inner_types(model)
+    _infer_outputs(model)
+
+
+def open_text(model: onnx.ModelProto) -> str:
+    """The inputs with open dimensions and their shapes, for people: ``input_ids: batch x sequence``."""
+    return "; ".join(f"{each.name}: {shape_text(each)}" for each in model_inputs(model) if not _is_static(each))
+
+
+def shape_flags(model: onnx.ModelProto) -> str:
+    """An example of ``--shape`` for each input that the model leaves open."""
+    symbolic = [each for each in model_inputs(model) if not _is_static(each)]
+    texts = [f"{name}:{'x'.join(map(str, sizes)) or '1'}" for name, sizes in _sizes(symbolic, {}).items()]
+    return " ".join(f"--shape {shlex.quote(text)}" for text in texts)
+
+
+def _dims(info: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
+    return [*info.type.tensor_type.shape.dim]
+
+
+def _is_open(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
 def fitting(model: onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -255,19 +350,18 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
 
 
 def shape_text(info: onnx.ValueInfoProto) -> str:
-    """The tensor's shape for people: ``1x3x?x?``."""
+    """The tensor's shape for people: ``1x3x?x?``, or ``batch x 3`` if dimensions have names."""
     tensor = info.type.tensor_type
     if not tensor.HasField("shape"):
         return "unknown rank"
-    return "x".join(
-        str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or "?"
-        for d in tensor.shape.dim
-    )
+    names = [d.dim_param or "?" if _is_open(d) else str(d.dim_value) for d in tensor.shape.dim]
+    return (" x " if any(d.dim_param for d in tensor.shape.dim) else "x").join(names)
 
 
-def _guess(info: onnx.ValueInfoProto) -> str:
-    dims = list(info.type.tensor_type.shape.dim)
-    sizes = []
+def _usual_sizes(info: onnx.ValueInfoProto) -> list[int]:
+    """Sizes that inputs of this rank have in many models, where its own are open."""
+    dims = _dims(info)
+    sizes: list[int] = []
     for axis, dim in enumerate(dims):
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             sizes.append(dim.dim_value)
@@ -277,4 +371,4 @@ def _guess(info: onnx.ValueInfoProto) -> str:
             sizes.append(3 if axis == 1 else _GUESS_IMAGE)
         else:
             sizes.append(_GUESS_LENGTH)
-    return "x".join(map(str, sizes)) or "1"
+    return sizes

@@ -84,6 +84,25 @@ def add_sums(graph: Graph, booster: Booster, x: str, *, old: bool = False) -> tu
     ``ai.onnx.ml``, and the scores float32.
     """
     dtype = booster.dtype
+    x = add_cleaned(graph, booster, x, dtype)
+    precision = booster.trees.splits.dtype
+    if precision != dtype:
+        x = cast(graph, x, precision)
+    node = tree_node(booster.trees, x, graph.name("sums"), old=old)
+    sums = graph.add(node)
+    if node.op_type == "TreeEnsembleRegressor":
+        precision = np.dtype(np.float32)
+    if booster.divisor != 1:
+        sums = graph.op("Div", sums, graph.constant(booster.divisor, precision))
+    if booster.scale != 1:
+        sums = graph.op("Mul", sums, graph.constant(booster.scale, precision))
+    if any(booster.bias):
+        sums = graph.op("Add", sums, graph.constant(booster.bias, precision))
+    return sums, precision
+
+
+def add_cleaned(graph: Graph, booster: Booster, x: str, dtype: np.dtype[Any]) -> str:
+    """Add what makes numbers as the library sees them: what means missing is NaN, and categories are whole."""
     if booster.missing is not None:
         found = graph.op("Equal", x, graph.constant(booster.missing, dtype))
         x = graph.op("Where", found, graph.constant(np.nan, dtype), x)
@@ -100,20 +119,7 @@ def add_sums(graph: Graph, booster: Booster, x: str, *, old: bool = False) -> tu
         chosen = np.zeros(booster.n_features, np.bool_)
         chosen[list(booster.categories.features)] = True
         x = whole if chosen.all() else graph.op("Where", graph.constant(chosen), whole, x)
-    precision = booster.trees.splits.dtype
-    if precision != dtype:
-        x = cast(graph, x, precision)
-    node = tree_node(booster.trees, x, graph.name("sums"), old=old)
-    sums = graph.add(node)
-    if node.op_type == "TreeEnsembleRegressor":
-        precision = np.dtype(np.float32)
-    if booster.divisor != 1:
-        sums = graph.op("Div", sums, graph.constant(booster.divisor, precision))
-    if booster.scale != 1:
-        sums = graph.op("Mul", sums, graph.constant(booster.scale, precision))
-    if any(booster.bias):
-        sums = graph.op("Add", sums, graph.constant(booster.bias, precision))
-    return sums, precision
+    return x
 
 
 def cast(graph: Graph, value: str, dtype: Any) -> str:

@@ -152,7 +152,7 @@ def _object(path: Path, data: bytes, trust: bool) -> Any:
     try:
         import joblib
     except ImportError as error:
-        raise ModelError(f"{path.name} needs joblib to read: pip install 'collage[trees]'.") from error
+        raise ModelError(f"{path.name} needs joblib to read: pip install 'collage-compiler[trees]'.") from error
     try:
         return joblib.load(io.BytesIO(data))
     except Exception as error:  # it runs the file, which raises anything

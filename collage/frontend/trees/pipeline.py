@@ -57,7 +57,7 @@ def sklearn_model(obj: Any) -> onnx.ModelProto | None:
     try:
         import skl2onnx  # noqa: F401
     except ImportError as error:
-        raise ModelError(f"{what} needs skl2onnx to become ONNX: pip install 'collage[trees]'.") from error
+        raise ModelError(f"{what} needs skl2onnx to become ONNX: pip install 'collage-compiler[trees]'.") from error
     try:
         check_is_fitted(obj)
     except NotFittedError as error:

@@ -101,7 +101,7 @@ def _unguarded(parts: Parts) -> Parts:
     program = parts.program
     bare = {each: replace(each, scans=(), finite_only=False) for each in program.regions}
     launches = tuple(bare[each] for each in program.launches)
-    return replace(parts, program=replace(program, regions=tuple(bare.values()), launches=launches), careful=None)
+    return replace(parts, program=replace(program, regions=tuple(bare.values()), launches=launches), original=None)
 
 
 def _instantiated(bench: Bench, plan: Placed, parts: Parts, source: onnx.ModelProto) -> Parts:

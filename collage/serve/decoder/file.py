@@ -19,7 +19,8 @@ from collage.errors import ModuleFileError
 from collage.kernel.buffers import as_bytes
 from collage.module.archive import MappedArchive, NewArchive
 from collage.module.file import FORMAT, Reading, damage, open_archive, target_of
-from collage.module.load import refuse_other_machine
+from collage.module.fit import fit_of
+from collage.module.load import refuse
 from collage.module.save import put_parts
 from collage.runtime.parts import Parts
 from collage.schedule.read_program import read_program
@@ -91,11 +92,10 @@ def load_decoder(path: Path, registry: Registry, *, share: bool = True, rank: in
     """
     archive = _opened(path, share)
     reading = Reading(archive, verify=False)
-    available = registry.availability()
     with damage(path):
         modules = archive.manifest["modules"]
         for each in modules:
-            refuse_other_machine(path, each, available)
+            refuse(path, fit_of(each, registry), strict=True)
         about = archive.manifest["decoder"]
         if about["format"] != DECODER_FORMAT:
             raise ValueError(f"its decoder has the format {about['format']}, not {DECODER_FORMAT}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from collage.serve.http.asgi import HEADER, Receive, RequestIds, read_body, unless_gone
 from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.objects import AnswerShape, ChatShape, CompletionShape
 from collage.serve.http.service import HttpJob, Service
@@ -20,45 +19,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-
-HEADER = "x-request-id"
-_LONGEST = 256
-
-
-class RequestIds:
-    """Gives each answer of an application the id that the client has given, or a new one."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = next((value for name, value in scope["headers"] if name == HEADER.encode()), b"")
-        id = given if 0 < len(given) <= _LONGEST else uuid.uuid4().hex.encode()
-        scope[HEADER] = id.decode("latin-1")
-
-        async def named(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (HEADER.encode(), id)]}
-            await send(message)
-
-        await self._app(scope, receive, named)
-
-
 logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
-Receive = Callable[[], Awaitable[Any]]
 
 _MAX_BODY = 4 << 20
 """The most bytes of a body: more than half a million token ids.
 
 All streams wait while a body is read, and one of 16 MiB took seconds.
 """
-
-_GONE = 499  # nobody reads it
 
 
 def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
@@ -103,13 +70,13 @@ def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
         return JSONResponse(_model(service))
 
     async def completions(request: Request) -> Response | _EventStream:
-        body = parse(CompletionBody, await _body(request))
+        body = parse(CompletionBody, await read_body(request, _MAX_BODY))
         service.check_model(body.model)
         job = await service.job(body, body.prompts, body.max_tokens, body.logprobs)
         return await _answer(service, request, job, CompletionShape(service), body)
 
     async def chat(request: Request) -> Response | _EventStream:
-        body = parse(ChatBody, await _body(request))
+        body = parse(ChatBody, await read_body(request, _MAX_BODY))
         service.check_model(body.model)
         text = await service.chat_prompt(body.given_messages)
         job = await service.job(body, [text], body.most_tokens, body.most_logprobs, special=False)
@@ -153,21 +120,6 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request) -> bytes:
-    """The body of a request. Raises ApiError when it is too large or does not come."""
-    from starlette.requests import ClientDisconnect
-
-    data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > _MAX_BODY:
-                raise ApiError(413, f"the body has more than {_MAX_BODY} bytes.", "too_large")
-    except ClientDisconnect as error:
-        raise ApiError(_GONE, "the client has left.") from error
-    return bytes(data)
-
-
 async def _answer(
     service: Service, request: Request, job: HttpJob, shape: AnswerShape, body: CommonBody
 ) -> Response | _EventStream:
@@ -177,9 +129,9 @@ async def _answer(
     if body.stream:
         deltas = job.deltas()
         # The first delta comes before the head of the answer, so that what is refused has a status of its own.
-        first = await _unless_gone(request.receive, _first(deltas))
+        first = await unless_gone(request.receive, _first(deltas))
         return _EventStream(_events(service, job, shape, first, deltas, usage), deltas)
-    whole = await _unless_gone(request.receive, _collected(job))
+    whole = await unless_gone(request.receive, _collected(job))
     return JSONResponse(shape.whole(job, whole))
 
 
@@ -238,7 +190,7 @@ class _EventStream:
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         try:
-            await _unless_gone(receive, self._run(send))
+            await unless_gone(receive, self._run(send))
         except (ApiError, OSError):
             pass  # the client has left
         finally:
@@ -250,23 +202,3 @@ class _EventStream:
         async for each in self._events:
             await send({"type": "http.response.body", "body": each, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
-    """Do the work unless the client leaves before it is done; it is cancelled then, and ApiError is raised."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(_GONE, "the client has left.")
-        return task.result()
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 _LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizers", "uvicorn")
 
 
-def check_libraries() -> None:
+def check_libraries(libraries: Sequence[str] = _LIBRARIES) -> None:
     """Raise CollageError if libraries are missing that a server needs."""
-    missing = [each for each in _LIBRARIES if not _installed(each)]
+    missing = [each for each in libraries if not _installed(each)]
     if missing:
         raise CollageError(f"the server needs {', '.join(missing)}: {EXTRA}.")
 

@@ -14,7 +14,7 @@ from collage.serve.http.chat_template import ChatTemplate
 from collage.serve.http.link import DownError, Link
 from collage.serve.http.messages import ModelReady
 from collage.serve.http.metrics import Metrics
-from collage.serve.request import Event, RefusedError, Request, answers_to, check_request
+from collage.serve.request import Event, Finish, RefusedError, Request, answers_to, check_request
 from collage.serve.sampling import Sampling
 from collage.serve.text import Answer, Output
 from collage.serve.tokenizer import Tokenizer
@@ -41,6 +41,19 @@ class Service:
     metrics: Metrics
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def up(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.link.up
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.draining = True
+
+    def cut_off(self) -> None:
+        """Tell all open requests that there will be no answer."""
+        self.link.fail_all(Finish.CANCELLED, "the server is shutting down.")
 
     def check_model(self, name: str) -> None:
         """Raise ApiError unless this is the model that is served."""

@@ -118,7 +118,7 @@ _LOOPBACK = "lo"
 def check_torch() -> None:
     """Raise CollageError if torch is not installed."""
     if find_spec("torch") is None:
-        raise CollageError("several processes need torch: pip install '.[parallel]' in Collage's checkout.")
+        raise CollageError("several processes need torch: pip install 'collage-compiler[parallel]'.")
 
 
 def load_torch() -> None:

@@ -15,8 +15,8 @@ from collage.cluster.address import CLIENT, ClusterAddress
 from collage.cluster.connect import connected
 from collage.core.library_text import library_text
 from collage.errors import ClusterError, UsageError
+from collage.serve.http.listening import bound
 from collage.serve.http.options import ServerOptions
-from collage.serve.http.server import bound
 from collage.serve.replicas.deployment import application, check_room, cpus_of, import_serve
 
 _END_S = 3.0

@@ -32,7 +32,7 @@ def import_serve() -> ModuleType:
         from ray import serve
     except ImportError as error:
         raise ClusterError(
-            "replicas need Ray Serve, which is not installed: pip install '.[replicas]' in Collage's checkout."
+            "replicas need Ray Serve, which is not installed: pip install 'collage-compiler[replicas]'."
         ) from error
     found: ModuleType = serve
     return found

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, ModelError
+from collage.frontend.engine_models import in_one_piece
 from collage.frontend.model import from_simplified, import_model
-from collage.frontend.model_artifacts import artifact_of, in_one_piece
+from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.read import apart
 from collage.frontend.read.apart import (
     filled,

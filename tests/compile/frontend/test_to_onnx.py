@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from collage.frontend.export.to_onnx import ExportError, can_export, export_onnx
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
-from tests.helpers.frontend.onnx_cases import CASES, Array, Case, Feed, normal
+from collage.testing.onnx_cases import CASES, Array, Case, Feed, normal
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.compile.serve.test_text import ByteTokenizer
 from tests.helpers.serve.served import ROOT
 from tests.helpers.serve.simulation import NullRunner
 
-pytest.importorskip("tokenizers", reason="tokenizers is missing: pip install '.[serve]'")
+pytest.importorskip("tokenizers", reason="tokenizers is missing: pip install 'collage-compiler[serve]'")
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 BEGIN, HELLO, END, WORLD, BLANK, ER = range(6)

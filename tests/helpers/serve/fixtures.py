@@ -16,7 +16,7 @@ LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizers
 def needs_server() -> None:
     """Skip where the extra is not installed."""
     for name in LIBRARIES:
-        pytest.importorskip(name, reason=f"{name} is missing: pip install '.[serve]'")
+        pytest.importorskip(name, reason=f"{name} is missing: pip install 'collage-compiler[serve]'")
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ class Served:
 
 @contextmanager
 def served(folder: Path, *options: str, limit_s: float = 60, before: Sequence[str] = ()) -> Iterator[Served]:
-    """Start ``collage serve`` on a free port, which takes ``limit_s`` seconds at most, and end it.
+    """Start ``collage serve`` of a folder or file on a free port, which takes ``limit_s`` seconds at most, and end it.
 
     ``before`` is a command that becomes the server.
     """
@@ -123,7 +123,7 @@ def served(folder: Path, *options: str, limit_s: float = 60, before: Sequence[st
         )
     try:
         end = time.monotonic() + limit_s
-        while not (found := re.search(r"serving m at http://127.0.0.1:(\d+)/v1", log.read_text())):
+        while not (found := re.search(r"serving m at http://127.0.0.1:(\d+)/v[12]", log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.05)

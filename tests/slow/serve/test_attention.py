@@ -350,7 +350,7 @@ def test_cache_in_8_bits(heads: Heads) -> None:
 
 @pytest.mark.parametrize("heads", [*EIGHT_BITS, Heads(4, 2, 32, 32, False, 0.2), Heads(8, 4, 64, 64, True, 0.125)])
 def test_the_error_of_a_cache_in_8_bits(heads: Heads) -> None:
-    """What docs/serving.md says of normal numbers, against float64 on what was not rounded."""
+    """What docs/decoders.md says of normal numbers, against float64 on what was not rounded."""
     error = iterate(heads, MIXED, 2, 4, "int8", compared="float64")
     assert 1e-4 < error < 3e-2
 

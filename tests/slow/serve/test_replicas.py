@@ -28,7 +28,7 @@ from tests.helpers.serve.served import CONFIG, ROOT, Served, greedy, served, wri
 NEEDED = ("ray", "fastapi")  # Ray Serve itself says only that something is missing
 needs_ray_serve = pytest.mark.skipif(
     any(find_spec(name) is None for name in NEEDED),
-    reason="Ray Serve is not installed: pip install '.[replicas]'",
+    reason="Ray Serve is not installed: pip install 'collage-compiler[replicas]'",
 )
 SLOW = replace(CONFIG, step_ms=20.0)
 TOKENS = 150

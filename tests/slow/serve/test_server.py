@@ -22,9 +22,10 @@ import pytest
 
 from collage.errors import CollageError
 from collage.serve.http.front import Front
+from collage.serve.http.listening import bound
 from collage.serve.http.messages import ModelReady
 from collage.serve.http.options import ServerOptions
-from collage.serve.http.server import bound, run_server
+from collage.serve.http.server import run_server
 from collage.serve.options import EngineOptions
 from tests.helpers.cli.helpers import fails
 from tests.helpers.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
@@ -443,4 +444,4 @@ def test_missing_libraries_are_named(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "serve", str(folder)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert "the server needs starlette, uvicorn: pip install '.[serve]'" in done.stderr
+    assert "the server needs starlette, uvicorn: pip install 'collage-compiler[serve]'" in done.stderr

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from collage.errors import UsageError
 from collage.frontend.random_rows import random_rows
 from collage.frontend.read.rows import column_names, predictions, take_rows
 from collage.frontend.read.shapes import with_batch
@@ -247,3 +248,8 @@ def test_a_batch_fixes_the_first_axis() -> None:
     assert with_batch(model, {"b": [7]}, 5) == {"b": [7], "a": [5, 4]}
     assert value_type(model.graph.input[2].type).shape == (5, None)
     assert with_batch(model, {}, None) == {}
+    for info in model.graph.input:
+        info.type.tensor_type.shape.dim[0].dim_value = 5
+    assert with_batch(model, {}, 5) == {}
+    with pytest.raises(UsageError, match="cannot be 7: a has 5, b has 5"):
+        with_batch(model, {}, 7)

@@ -12,7 +12,7 @@ import pytest
 from collage.errors import CollageError, InputError
 from collage.serve.http.chat_template import ChatTemplate, open_chat_template
 
-pytest.importorskip("jinja2", reason="jinja2 is missing: pip install '.[serve]'")
+pytest.importorskip("jinja2", reason="jinja2 is missing: pip install 'collage-compiler[serve]'")
 
 TALK = [
     {"role": "system", "content": "Be brief."},

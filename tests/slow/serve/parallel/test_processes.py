@@ -25,7 +25,7 @@ from tests.helpers.serve.parallel.running import BLOCKS, alive, answers, running
 from tests.helpers.serve.served import ROOT, served
 from tests.slow.serve.test_server import open_stream, rest_of
 
-pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")
+pytest.importorskip("torch", reason="torch is missing: pip install 'collage-compiler[parallel]'")
 
 
 def test_processes_have_processors_that_no_other_team_pins(monkeypatch: pytest.MonkeyPatch) -> None:

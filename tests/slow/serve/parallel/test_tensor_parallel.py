@@ -154,7 +154,7 @@ def test_a_feed_forward_part_beside_attention_is_refused() -> None:
 
 def test_on_processes(divided: Divided) -> None:
     """Greedy tokens of many requests are those of ONNX Runtime alone."""
-    pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")
+    pytest.importorskip("torch", reason="torch is missing: pip install 'collage-compiler[parallel]'")
     original = OriginalDecoder(divided.original, 1)
     with running(divided.path, "tensor") as runner:
         found = answers(runner, EngineOptions(max_running=3))

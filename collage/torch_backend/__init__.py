@@ -1,0 +1,1 @@
+"""Collage as a backend of ``torch.compile``: ``torch.compile(model, backend="collage")``."""
