@@ -80,8 +80,8 @@ class Assembler:
         keys = [kernel.key for kernel in executable.kernels]
         found = {key: self._measurer.kernels.load(key) for key in dict.fromkeys(keys)}
         artifacts = [found[key] for key in keys]
-        careful = self._measurer.measured.serialised if program.is_guarded else None
-        return Parts(program, artifacts, constants, self._task.target, executable.versions, careful)
+        original = self._measurer.measured.serialised
+        return Parts(program, artifacts, constants, self._task.target, executable.versions, original)
 
     def _pieces(self, plan: Placed, tunings: Mapping[CandidateRequest, str], buffers: Buffers) -> list[Piece]:
         """The plan's pieces one after another, each layout transform right before the first piece that needs it."""

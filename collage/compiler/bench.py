@@ -21,14 +21,17 @@ from collage.compiler.import_model import Imported, import_model
 from collage.compiler.known import Known
 from collage.compiler.plan import Placed
 from collage.compiler.plan_runs import PlanRuns
-from collage.compiler.task import Task
+from collage.compiler.task import Source, Task
 from collage.compiler.whole_bench import WholeBench
+from collage.core.deadline import BudgetOverError
 from collage.core.progress import Progress
 from collage.core.threads import in_thread
 from collage.errors import ModelError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.model_artifacts import fits_an_artifact
 from collage.frontend.read.rows import ANY_ROWS
+from collage.frontend.read.scopes import operators
+from collage.frontend.read.shapes import open_text, shape_flags
 from collage.measure.crew import Crews
 from collage.measure.measured_model import MeasuredModel
 from collage.measure.measurer import Measurer
@@ -40,6 +43,7 @@ from collage.measure.worker.session import WorkerSession
 from collage.measure_db.database import Database
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
+from collage.report.network import type_text
 from collage.report.report import NodeReport
 from collage.search.candidates import offers_of
 
@@ -80,7 +84,7 @@ class Bench:
         self._coming: Future[Tools] | None = None
         self._session: WorkerSession | None = None
         self._closed = False
-        self.why_no_graph = ModelError(ANY_ROWS) if task.source.rows else None
+        self.why_no_graph = _why_open(task.source)
         """The reason why the model cannot be placed; None if it can, or nobody has asked yet."""
 
     def begin(self) -> None:
@@ -94,7 +98,7 @@ class Bench:
         tools = self._tools_for(self._imported.model)
         self._session = tools[0].session
         if not self._closed:
-            with suppress(Exception):  # who asks again is told
+            with suppress(Exception, BudgetOverError):  # who asks again is told
                 self._session.evaluated()
         return tools
 
@@ -106,16 +110,16 @@ class Bench:
     def close(self) -> None:
         """Put the workers away. Closing twice does nothing. A thread that still imports the model starts no worker."""
         self._closed = True
+        tools = self._tools  # what is put away only now has no part in the report
         try:
             if self._coming is not None and self._session is not None:
                 if not self._coming.done():
                     self._session.end()
-                with suppress(Exception):
-                    self._tools, self._coming = self._coming.result(), None
-            if self._tools is not None:
-                measurer = self._tools[0]
-                self.spent_s = self.spent_s or measurer.session.spent()
-                measurer.close()
+                with suppress(Exception, BudgetOverError):
+                    tools, self._coming = self._coming.result(), None
+            if tools is not None:
+                self.spent_s = self.spent_s or tools[0].session.spent()
+                tools[0].close()
         finally:
             self.whole.close()
 
@@ -180,11 +184,17 @@ class Bench:
         on_engine: onnx.ModelProto | None = self.whole.form.original
         if self.is_matched:
             nodes, on_engine = self.model.onnx.graph.node, self.imported.suffix
+            values = self.model.graph.values
             for each in self.model.graph.nodes:
                 source = nodes[each.source] if each.source >= 0 else onnx.NodeProto()
-                found.append(NodeReport(each.op, source.name, source.op_type))
-        for node in () if on_engine is None else on_engine.graph.node:
-            found.append(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type))
+                types = tuple(str(values[value].type) for value in each.outputs)
+                found.append(NodeReport(each.op, source.name, source.op_type, types))
+        if on_engine is not None:
+            graph = on_engine.graph
+            known = {info.name: type_text(info) for info in (*graph.value_info, *graph.output)}
+            for node in operators(graph):
+                types = tuple(known.get(name, "") for name in node.output)
+                found.append(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type, types if any(types) else ()))
         return found
 
     @property
@@ -297,6 +307,19 @@ class Bench:
         """Set the cost of a switch between libraries (Eq. 2.2), unless it is known."""
         if not self.known.epsilon_us:
             self.known.epsilon_us = self.measurer.epsilon_us(())
+
+
+def _why_open(source: Source) -> ModelError | None:
+    """The reason why a model is not placed whose shapes stay open; None if they are fixed."""
+    if source.rows:
+        return ModelError(ANY_ROWS)
+    if not source.sizes:
+        return None
+    sizes = ", ".join(f"{name} {'x'.join(map(str, size))}" for name, size in source.sizes.items())
+    return ModelError(
+        f"its inputs have open dimensions ({open_text(source.original)}), so that it takes any sizes. Engines were "
+        f"compared at {sizes}. Give your own for a placement, for example: {shape_flags(source.original)}."
+    )
 
 
 def _rivals(bench: Bench, requests: Sequence[CandidateRequest], mix: Placed | None) -> Rivals:

@@ -34,11 +34,16 @@ class Best:
         self._tell = tell
         self._clock = clock
         self._standings: list[Standing] = []
-        self.trace: list[BestSoFar] = []
+        self._course: list[tuple[Plan, BestSoFar]] = []
         self.first_mix: BestSoFar | None = None
         """The first placement that ran, whether it was the best one or not."""
         self.settled: Plan | None = None
         """The plan that an earlier compile has found, if nothing is left to try."""
+
+    @property
+    def trace(self) -> list[BestSoFar]:
+        """The best plans in the order in which they were found, each faster than the one before."""
+        return [each for _, each in self._course]
 
     @property
     def first(self) -> Standing | None:
@@ -83,6 +88,7 @@ class Best:
     def drop(self, plan: Plan) -> None:
         """Forget a plan, which does not run any more."""
         self._standings = [each for each in self._standings if each.plan != plan]
+        self._course = [each for each in self._course if each[0] != plan]
 
     def finalists(self, most: int = 4) -> list[Plan]:
         """The plans for the last race: the best ones of each list, the best mix, and all engines, unless far behind."""
@@ -132,7 +138,9 @@ class Best:
         return best_words(self.trace[-1], against)
 
     def _note(self, first: Standing) -> None:
-        self.trace.append(self._now(first))
+        found = self._now(first)
+        self._course = [each for each in self._course if each[1].latency_ms > found.latency_ms]  # others were lucky
+        self._course.append((first.plan, found))
 
     def _now(self, standing: Standing) -> BestSoFar:
         seconds = round(self._clock.deadline.elapsed_s, 3)

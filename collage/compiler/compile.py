@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +32,14 @@ from collage.errors import CollageError, DatabaseError, MeasurementError, UsageE
 from collage.frontend.original import AsLoaded
 from collage.frontend.read.load import ModelSource, load_onnx
 from collage.frontend.read.rows import BLOCK_ROWS, take_rows
-from collage.frontend.read.shapes import fix_shapes, model_inputs, with_batch
+from collage.frontend.read.shapes import (
+    chosen_shapes,
+    fix_shapes,
+    leave_open,
+    model_inputs,
+    open_text,
+    with_batch,
+)
 from collage.frontend.read.value_types import check_example_inputs, check_samples, with_shapes_of
 from collage.frontend.read.weights import WeightFiles
 from collage.frontend.rewrite.ort_shapes import settle_outputs
@@ -45,6 +52,8 @@ from collage.measure.worker.process import Workers
 from collage.measure_db.database import Database
 from collage.measure_db.doubt import Doubt
 from collage.module.module import CompiledModule
+from collage.native.kernel_library import kernels_problem
+from collage.native.library import core_problem
 from collage.report.best_so_far import BUDGET, FAILURE, FINISHED, INTERRUPT
 
 log = logging.getLogger(__name__)
@@ -73,6 +82,7 @@ def compile_model(
     """
     started = time.perf_counter()
     clock = Clock(options.budget)
+    _tell_of_missing_code()
     backends = backends_on(options.device, registry, options.backends)
     if strangers := registry.strangers():
         log.warning(
@@ -122,10 +132,17 @@ def _loaded(source: ModelSource, options: CompileOptions, files: WeightFiles, na
     as_loaded = AsLoaded.of(original)
     shapes = with_batch(original, with_shapes_of(example_inputs, options.shapes), options.batch)
     rows = BLOCK_ROWS if not (shapes or options.strict) and take_rows(original) else 0
-    if not rows:
-        fix_shapes(original, shapes)
-        settle_outputs(original)
-    return Source(original, as_loaded, name, example_inputs, samples, source, shapes, rows=rows)
+    if rows:
+        return Source(original, as_loaded, name, example_inputs, samples, source, shapes, rows=rows)
+    chosen = chosen_shapes(original, shapes, strict=options.strict)
+    about = name, example_inputs, samples, source
+    if chosen.sizes:
+        leave_open(original)
+        log.info("%s stays open: %s", name, open_text(original))
+        return Source(original, as_loaded, *about, sizes=chosen.sizes)
+    fix_shapes(original, chosen.placed)
+    settle_outputs(original)
+    return Source(original, as_loaded, *about, chosen.placed, for_one=chosen.for_one)
 
 
 def compiled(bench: Bench, best: Best) -> Selection:
@@ -211,6 +228,13 @@ def _at_the_end(work: Callable[[], T], bench: Bench, finish: Finish) -> T | Sele
             log.warning("%s What is measured from now on is not kept.", _sentence(error))
             if isinstance(error, DatabaseError):
                 bench.database.go_on_in_memory()
+
+
+@cache
+def _tell_of_missing_code() -> None:
+    """Warn, once a process, if native code was not built: the fastest kernels are missing then."""
+    if problem := core_problem() or kernels_problem():
+        log.warning("%s", problem)
 
 
 def _close(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.errors import ErrorBudget
 from collage.search.network_costs import UNCALIBRATED, NetworkCosts
-from collage.search.transforms import PlacedTransform
+from collage.search.transforms import PlacedTransform, ValueTransform
 
 _MOST_FAULTS = 5
 """A backend is left out if so many of its kernels fail in networks, since each of them costs a worker."""
@@ -59,6 +59,8 @@ class Known:
     """The reasons against engines on the whole model."""
     key: str | None = None
     """What identifies the compile in the database, if it may be recalled (``finished_key``)."""
+    transforms_us: dict[ValueTransform, float] = field(default_factory=dict)
+    """The costs of layout transforms alone, with their context switches, in microseconds."""
     suffix: str = ""
     """The engine that runs the model's dynamic suffix fastest, as far as is known."""
     no_placement: NoPlacementError | None = None

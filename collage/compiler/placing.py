@@ -61,6 +61,7 @@ def transform_costs_us(bench: Bench, candidates: Sequence[Candidate]) -> dict[Va
         each: 0.0 if maker is None or not maker.pays_switch() else known.epsilon_us for each, maker in makers.items()
     }
     alone_us = {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}
+    known.transforms_us.update(alone_us)
     return known.costs.expected_transforms(alone_us)
 
 

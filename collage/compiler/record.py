@@ -35,6 +35,8 @@ from collage.schedule.schedule import TEAM, Schedule, check
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.errors import ErrorBudget
+from collage.search.network_costs import InNetwork, NetworkCosts
+from collage.search.network_effect import NetworkEffect
 from collage.search.placement import finish
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Finished:
     - ``errors``: the largest absolute and relative error of the outputs, and the error on samples.
     - ``engines``: the plans without a placement that ran, with their times in microseconds.
     - ``suggested``: offers that no pattern has made, with their purpose.
+    - ``in_place``, ``effect``: times of kernels as in ``InNetwork``, and the typical effect of a network.
     """
 
     complete: bool
@@ -85,6 +88,8 @@ class Finished:
     engines: tuple[tuple[NamedEngine, float], ...]
     suggested: tuple[tuple[tuple[int, ...], str, str, str], ...]
     by_row: Mapping[str, Timing] = field(default_factory=dict)
+    in_place: tuple[tuple[Named, float, float, float], ...] = ()
+    effect: NetworkEffect | None = None
 
 
 FINISHED: Fact[Finished] = Fact("compile", asdict, partial(typed, Finished))
@@ -130,6 +135,11 @@ def record(bench: Bench, referee: Referee, selected: Selection, *, complete: boo
             for offer in known.offers
             if offer.pattern in SUGGESTED
         ),
+        in_place=tuple(
+            (_named(request), timed.alone_us, timed.us, timed.expected_us)
+            for request, timed in known.costs.kernels.items()
+        ),
+        effect=known.costs.effect,
     )
     FINISHED.at(known.key).record(bench.database, finished)
 
@@ -197,7 +207,15 @@ def _placed(bench: Bench, finished: Finished) -> Placed:
     return replace(plan, streams=StreamPlan(schedule, single, algorithm))
 
 
-def _named(candidate: Candidate) -> Named:
+def _costs(bench: Bench, finished: Finished) -> NetworkCosts:
+    """The costs of an earlier compile, of kernels that are offered still."""
+    assert finished.effect is not None
+    offered = {_named(offer.request): offer.request for offer in bench.known.offers}
+    timed = {offered[name]: InNetwork(*us) for name, *us in finished.in_place if name in offered}
+    return NetworkCosts(timed, {}, finished.effect)
+
+
+def _named(candidate: Candidate | CandidateRequest) -> Named:
     return candidate.nodes, candidate.backend, repr(candidate.variant)
 
 
@@ -273,5 +291,7 @@ def recall(bench: Bench, best: Best) -> Generator[Plan, Verdict, None]:
         bench.known.tolerance, bench.known.graph_level = finished.tolerance, finished.graph_level
         timing = finished.timings.get(plan.label)
         best.settle(plan, 0.0 if timing is None else timing.median_us)
+        if finished.effect is not None:
+            bench.known.costs = _costs(bench, finished)
     else:
         yield plan

@@ -15,7 +15,7 @@ from collage.compiler.plan import Placed
 from collage.errors import CollageError
 from collage.frontend.model_artifacts import artifact_of
 from collage.frontend.read.randomness import Randomness
-from collage.frontend.read.scopes import all_nodes
+from collage.frontend.read.scopes import all_nodes, operators
 from collage.frontend.read.shapes import model_inputs
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_suffix
@@ -42,7 +42,7 @@ class Suffixes:
         bench, task = self._bench, self._bench.task
         model = bench.imported.suffix
         assert model is not None
-        nodes, first = model.graph.node, len(bench.model.graph.nodes)
+        nodes, first = operators(model.graph), len(bench.model.graph.nodes)
         region = Region(
             backend=plan.suffix,
             ops=tuple(f"onnx.{node.op_type}" for node in nodes),

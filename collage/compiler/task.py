@@ -107,6 +107,10 @@ class Source:
     share_us: float = 0.0
     rows: int = 0
     """The rows that a model of any number of rows is measured on; 0 if all shapes are fixed."""
+    sizes: Shapes = field(default_factory=dict)
+    """The shapes that a model is measured on whose inputs stay open."""
+    for_one: tuple[str, ...] = ()
+    """Inputs whose open first axis is placed for one element, since no other number is given."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class WholeForm:
 
     Other inputs are made up from ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves
     extents open, and all their elements are the one of ``numbers`` where that has one; or they are ``rows`` of tables.
+    Those of a model that stays open have the ``sizes``.
     """
 
     original: onnx.ModelProto
@@ -56,6 +57,7 @@ class WholeForm:
     shapes: Shapes = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
     rows: int = 0
+    sizes: Shapes = field(default_factory=dict)
 
     @cached_property
     def data(self) -> bytes | Framed:
@@ -69,7 +71,7 @@ class WholeForm:
         for name in sorted(self.example_inputs):
             # Pickled, since the text of a large array leaves out most of its elements.
             digest.update(pickle.dumps((name, self.example_inputs[name])))
-        for made_up in (self.shapes, self.numbers):
+        for made_up in (self.shapes, self.numbers, self.sizes):
             if made_up:
                 digest.update(repr(sorted(made_up.items())).encode())
         return digest.hexdigest()
@@ -89,8 +91,9 @@ class WholeForm:
             if name in self.example_inputs:
                 found[name] = self.example_inputs[name]
                 continue
+            kind = replace(port.type, shape=tuple(self.sizes[name])) if name in self.sizes else port.type
             try:
-                found[name] = random_value(port.type, rng)
+                found[name] = random_value(kind, rng)
             except TypeError as error:
                 raise ModelError(f"Input {name}: {error}; give one to compile with.") from error
             if name in self.numbers:
@@ -134,7 +137,8 @@ class WholeBench:
         source = task.source
         self.task = task
         about = source.original, source.example_inputs, task.options.seed
-        self.form = form or WholeForm(*about, numbers=accepted_numbers(source.original), rows=source.rows)
+        numbers = accepted_numbers(source.original)
+        self.form = form or WholeForm(*about, numbers=numbers, rows=source.rows, sizes=source.sizes)
         self.found = EngineTrial()
         self.made = 0
         self.cannot_run = False
@@ -268,7 +272,8 @@ class WholeBench:
         suffix = Suffix(region, inputs, outputs, tuple(reads), tuple(writes))
         program = make_program((), (), (), {}, self.task.target.threads).followed_by(suffix)
         versions = {plan.engine: self.task.versions[plan.engine]}
-        return Parts(program, [self._data(plan)], {}, self.task.target, versions)
+        original = self.task.source.as_loaded.serialised()
+        return Parts(program, [self._data(plan)], {}, self.task.target, versions, original)
 
     def ports(self, form: str = WRITTEN) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
         """The inputs of the whole model, with the numbers of rows that they index, and its outputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FINISHED, BUDGET, INTERRUPT, FAILURE = "finished", "budget", "interrupt", "failure"
 """What ends a compile: there was nothing left to try, its budget was over, or somebody pressed Ctrl-C."""
@@ -19,6 +19,10 @@ class BestSoFar:
     seconds: float
     latency_ms: float
     label: str
+
+    def times(self, factor: float) -> BestSoFar:
+        """The same module, as timed on a machine that takes so many times as long."""
+        return replace(self, latency_ms=round(self.latency_ms * factor, 6))
 
 
 def best_words(best: BestSoFar, engine: tuple[str, float] | None) -> str:

@@ -1,4 +1,4 @@
-"""Showing progress on stderr: as a bar in a terminal or notebook, elsewhere as lines or not at all."""
+"""Showing progress: as a bar in a terminal, as one output of a notebook, elsewhere as lines or not at all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from collage.core.printable import printable
 from collage.core.progress import Progress
 
 if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
     from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
@@ -21,6 +22,8 @@ Show = Callable[[Progress], None]
 
 _PER_SECOND = 1.0
 """The redraws in a second by rich's own thread; each takes up to 2 ms of a core that may be measuring."""
+_NOTEBOOK_S = 0.5
+"""The least seconds between two messages to a notebook about one stage."""
 _LEAST_S = 0.1
 """The least seconds between two redraws by the work itself, which happen between measurements."""
 
@@ -29,8 +32,8 @@ _LEAST_S = 0.1
 def display(enabled: bool | None) -> Iterator[Show]:
     """A context with a function that shows progress.
 
-    With None it draws a bar in a terminal or notebook, and elsewhere shows nothing. With True it draws the bar there,
-    and elsewhere writes a line for each stage of several steps. With False it shows nothing.
+    With None it draws a bar in a terminal, or one output in a notebook, and elsewhere shows nothing. With True it draws
+    these there, and elsewhere writes a line for each stage of several steps. With False it shows nothing.
     """
     if enabled is False:
         yield _ignore
@@ -38,17 +41,15 @@ def display(enabled: bool | None) -> Iterator[Show]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if _can_draw(console):
+    if console.is_jupyter:
+        notebook = _Notebook()
+        yield notebook
+        notebook.finish()
+    elif console.is_terminal and not console.is_dumb_terminal:
         with _bar(console) as bar:
             yield _Live(bar)
     else:
         yield _Lines() if enabled else _ignore
-
-
-def _can_draw(console: Console) -> bool:
-    if console.is_jupyter:
-        return find_spec("ipywidgets") is not None  # without it rich would warn and draw nothing
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _ignore(progress: Progress) -> None:
@@ -79,6 +80,51 @@ class _Lines:
 
     def _write(self, text: str) -> None:
         print(f"collage: {printable(text)}", file=sys.stderr, flush=True)
+
+
+class _Notebook:
+    """Shows the stage and the best result in one output of a notebook's cell, by IPython alone: rich needs ipywidgets.
+
+    The output stays, with the last best result, when the work is done.
+    """
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._shown: DisplayHandle | None = None
+        self._last: Progress | None = None
+        self._drawn = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        begins = self._last is None or progress.stage != self._last.stage
+        self._last = progress
+        if begins or now - self._drawn >= _NOTEBOOK_S:
+            self._drawn = now
+            done = f" {progress.done}/{progress.total}" if progress.total > 1 else ""
+            texts = (
+                f"{progress.stage}{done}",
+                f"{now - self._begin:.0f} s",
+                progress.note,
+                progress.best,
+                progress.text,
+            )
+            self._show(" | ".join(filter(None, texts)), progress.done / progress.total if progress.total else None)
+
+    def finish(self) -> None:
+        """Show that the work is done."""
+        if self._last is not None:
+            texts = ("done", f"{time.monotonic() - self._begin:.0f} s", self._last.best)
+            self._show(" | ".join(filter(None, texts)), 1.0)
+
+    def _show(self, text: str, share: float | None) -> None:
+        from IPython.display import display as show
+
+        bar = "" if share is None else f'<progress value="{min(share, 1.0):.3f}" style="width:12em"></progress> '
+        content = {"text/plain": printable(text), "text/html": f"{bar}<code>{escape(printable(text))}</code>"}
+        if self._shown is None:
+            self._shown = show(content, raw=True, display_id=True)
+        else:
+            self._shown.update(content, raw=True)
 
 
 class _Live:

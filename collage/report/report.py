@@ -11,9 +11,6 @@ from collage.measure_db.results import Timing
 from collage.report.best_so_far import FINISHED, BestSoFar
 from collage.schedule.region import CandidateId, Region
 
-_LEAST_PERCENT = 0.5
-"""Candidates that differ by less take the same time in reports."""
-
 
 @dataclass(frozen=True)
 class CandidateReport:
@@ -22,7 +19,8 @@ class CandidateReport:
     ``cost_us`` is its time alone, and ``in_network_us`` the one in its place in the network, if it ran there.
     ``threads``, ``original``, ``profile`` and ``precision`` are as in ``CandidateId``. A ``finite_only`` candidate
     needs a guard where NaN and infinities may occur. One that lost a race has no cost: it takes ``least_us``
-    microseconds or more, and its ``verdict`` tells by how much it is slower.
+    microseconds or more. ``verdict`` says why it was not chosen, and ``loss_us`` how many microseconds longer the
+    module would take with it, and with the cheapest kernels for what it cuts.
     """
 
     nodes: tuple[int, ...]
@@ -41,6 +39,7 @@ class CandidateReport:
     verdict: str = ""
     precision: str = ""
     in_network_us: float | None = None
+    loss_us: float | None = None
 
     @property
     def candidate(self) -> CandidateId:
@@ -51,11 +50,15 @@ class CandidateReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """An operator of the graph: its Relax name, the ONNX node that it came from, and that node's type."""
+    """An operator of the graph: its Relax name, the ONNX node that it came from, and that node's type.
+
+    ``types`` are those of its outputs, as ``float32[1x64x56x56]``. Old files have none.
+    """
 
     op: str
     source: str
     onnx_op: str
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,21 @@ def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
     }
 
 
+_IF_ANY = (
+    "fixed",
+    "first_mix",
+    "predictions",
+    "columns",
+    "rows",
+    "one_row_us",
+    "one_row",
+    "for_one",
+    "sizes",
+    "runs_on",
+)
+"""Fields of a report that its JSON has only if there is something in them."""
+
+
 @dataclass(frozen=True)
 class Report:
     """All results of a compile. Times are microseconds unless the name says otherwise.
@@ -109,7 +127,7 @@ class Report:
     ``measured_us`` is the median of the whole module. ``predicted_us`` is the sum of its parts (Eq. 2.2), or the end of
     its schedule; each part is timed inside the whole, in the same rounds. ``finalists`` holds the medians of
     the placements that ran against each other in one interleaved run. ``max_abs_error`` is an absolute error, and
-    ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
+    ``relative_error`` is relative to the scale of the values around. ``schedule`` names the algorithm that chose
     streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
     alive at once, and ``value_bytes`` the sum of all values. ``best_so_far`` has an entry for each new best module.
     ``ended`` tells what ended the compile, whose budget was ``budget_s`` seconds. ``spent_s`` are the seconds that the
@@ -158,10 +176,18 @@ class Report:
     """The names of the columns of the only input, if the model has them."""
     rows: int = 0
     """The rows that times are for, if the module takes any number of them; 0 if its shapes are fixed."""
+    for_one: Sequence[str] = ()
+    """Inputs whose first axis, open in the model, has one element in the placement, since no number was given."""
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The shapes that times are for, if the module takes any; empty if its shapes are fixed."""
     one_row_us: float | None = None
     """The median of the whole module on single rows, if it takes any number of them."""
     one_row: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The ``finalists`` on single rows."""
+    engines: Mapping[str, float] = field(default_factory=dict)
+    """The microseconds of each engine on the whole model beside the module, the fastest first."""
+    runs_on: str = ""
+    """The engine that runs the model whole; "" for a mix."""
 
     @property
     def is_measured(self) -> bool:
@@ -171,20 +197,22 @@ class Report:
     @property
     def time_text(self) -> str:
         """The measured time in milliseconds as text, or "not measured"."""
-        rows = f" for {self.rows} rows" if self.rows else ""
-        return f"{self.measured_us / 1000:.3f} ms{rows}" if self.is_measured else "not measured"
+        sizes = ", ".join(f"{name}:{'x'.join(map(str, each))}" for name, each in self.sizes.items())
+        what = f"{self.rows} rows" if self.rows else sizes
+        return f"{self.measured_us / 1000:.3f} ms{what and f' for {what}'}" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file, with some fields only if there is something in them."""
         found = asdict(self)
-        for name in ("fixed", "first_mix", "predictions", "columns", "rows", "one_row_us", "one_row"):
+        for name in _IF_ANY:
             if not found[name]:
                 del found[name]
         for each in found["candidates"]:
             if not each["precision"]:
                 del each["precision"]
-            if each["in_network_us"] is None:
-                del each["in_network_us"]
+            for name in ("in_network_us", "loss_us"):
+                if each[name] is None:
+                    del each[name]
         return found
 
     @staticmethod
@@ -200,7 +228,7 @@ class Report:
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""
         left_out = ("candidates", "nodes", "fixed", *(() if self.rows else ("rows", "one_row_us", "one_row")))
-        left_out += () if self.columns else ("columns",)
+        left_out += tuple(name for name in ("columns", "for_one", "sizes", "runs_on") if not getattr(self, name))
         names = (each.name for each in fields(self) if each.name not in left_out)
         found = {name: _plain(getattr(self, name)) for name in names}
         for name, digits in (("search_s", 4), ("compile_s", 3), ("epsilon_us", 3)):
@@ -259,27 +287,13 @@ def _entry(candidate: CandidateReport, taken: CandidateReport | None, threads: i
         entry["in_network_us"] = round(candidate.in_network_us, 3)
     if candidate.least_us is not None:
         entry["least_us"] = round(candidate.least_us, 3)
+    if candidate.loss_us is not None:
+        entry["loss_us"] = round(candidate.loss_us, 3)
     if taken is not None and candidate.candidate == taken.candidate:
         entry["verdict"] = "chosen"
-    elif candidate.reason or candidate.verdict:
-        entry["verdict"] = candidate.reason or candidate.verdict
     else:
-        slower = None if taken is None else _slower_by(candidate, taken)
-        entry["verdict"] = f"slower by {slower:.0f} %" if slower else "part of no faster combination"
+        entry["verdict"] = candidate.reason or candidate.verdict or "not chosen"
     return entry
-
-
-def _slower_by(one: CandidateReport, other: CandidateReport) -> float | None:
-    """The percentage by which one of two candidates of the same nodes is slower, or None if it is not.
-
-    Their times in the network count if both have been there, and else those alone.
-    """
-    pairs = (one.in_network_us, other.in_network_us), (one.cost_us, other.cost_us)
-    times = next(((own, its) for own, its in pairs if own is not None and its is not None), None)
-    if times is None or one.nodes != other.nodes or times[1] <= 0:
-        return None
-    percent = (times[0] / times[1] - 1) * 100
-    return percent if percent >= _LEAST_PERCENT else None
 
 
 def _split_words(candidate: CandidateReport, threads: int) -> str:

@@ -23,6 +23,23 @@ MARK = "~"
 """The mark of a region whose algorithm reassociates."""
 GUARDED = "*"
 """The mark of a region whose kernel is right on finite numbers only."""
+_TITLES = {
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "mkl": "MKL",
+    "onednn": "oneDNN",
+    "onnxruntime": "ONNX Runtime",
+    "onnxruntime_cuda": "ONNX Runtime (CUDA)",
+    "openvino": "OpenVINO",
+    "tables": "Collage's own engine",
+    "tensorrt": "TensorRT",
+    "torch_cuda": "PyTorch (CUDA)",
+    "tvm": "TVM",
+    "tvm_cuda": "TVM (CUDA)",
+}
+TABLES = "tables"
+"""Collage's own engine, which no comparison boasts with."""
+_LARGE_SHARE = 0.01
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
 
@@ -104,13 +121,19 @@ def rows(program: Program) -> list[TableRow]:
     ]
 
 
+def slowest(found: Sequence[TableRow], most: int = 10) -> list[TableRow]:
+    """The rows of the slowest regions, in launch order."""
+    kept = sorted(found, key=lambda row: -row.share)[:most]
+    return [row for row in found if row in kept]
+
+
 def marked(program: Program) -> str:
-    """A line that explains the mark of regions that reassociate, or "" where there are none."""
-    count = sum(region.reassociates for region in program.executed)
-    if not count:
-        return ""
-    what = "1 region reassociates" if count == 1 else f"{count} regions reassociate"
-    return f"{MARK} {what} (Winograd's algorithm; `--no-reassociate` does without: docs/numerics.md)"
+    """A line that explains the marks of regions, or "" if there are none."""
+    reassociates = sum(region.reassociates for region in program.executed)
+    guarded = sum(region.finite_only for region in program.executed)
+    found = [f"{MARK} sums in another order (Winograd's algorithm; --no-reassociate does without)"] * bool(reassociates)
+    found += [f"{GUARDED} right on finite numbers only, and guarded"] * bool(guarded)
+    return "; ".join(found)
 
 
 def free_views(program: Program) -> int:
@@ -118,39 +141,44 @@ def free_views(program: Program) -> int:
     return len(program.regions) - len(program.executed)
 
 
+def headline(report: Report) -> str:
+    """The time of the module, and how much longer each engine takes: "8.05 ms: 1.26x OpenVINO, 1.59x ONNX Runtime".
+
+    If an engine runs the model whole, its name is given.
+    """
+    if not report.is_measured:
+        return "not measured" + (f": {report.unmeasured}" if report.unmeasured else "")
+    what = f" for {report.rows} rows" if report.rows else ""
+    time = f"{short_duration(report.measured_us)}{what}"
+    if one := report.one_row_us:
+        time += f", {short_duration(one)} for one"
+    if report.runs_on:
+        time += f", by {title_of(report.runs_on)} on the whole model"
+    ratios = ", ".join(f"{us / report.measured_us:.2f}x {title_of(name)}" for name, us in rivals(report).items())
+    return f"{time}: {ratios}" if ratios else time
+
+
+def title_of(backend: str) -> str:
+    """The name of a backend as its makers write it."""
+    return _TITLES.get(backend, backend)
+
+
+def rivals(report: Report) -> dict[str, float]:
+    """The microseconds of the engines of others on the whole model, without the one that runs this module."""
+    return {name: us for name, us in report.engines.items() if name not in (report.runs_on, TABLES)}
+
+
 def facts(report: Report, program: Program) -> list[tuple[str, str]]:
-    """The lines above the placement table, each with a label and a text."""
-    found = [("model", report.model), ("target", report.target)]
-    found += _measured(report, program)
-    if program.ordered.schedule.count:
-        found.append(("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}"))
-    if report.finalists:
-        found.append(("finalists", "; ".join(_finalists(report.finalists))))
-    if report.one_row:
-        found.append(("on one row", "; ".join(_finalists(report.one_row))))
+    """The lines that everybody reads, each with a label and a text."""
+    found = _measured(report, program)
     if report.errors is not None:
-        found.append(("error budget", _errors(report.errors, program)))
-    if len(report.best_so_far) > 1:
-        found.append(("best so far", course_words(report.best_so_far)))
+        found.append(("tolerance", _errors(report.errors, program)))
     if report.ended != FINISHED:
         found.append(("stopped", ended_words(report.ended, report.budget_s)))
-    if report.graph_level is not None:
-        found.append(("graph level", _graph_level(report.graph_level)))
     if any(region.scans for region in program.launches):
         found.append(("guards", _guards(program)))
     if program.assumed:
         found.append(("assumes", _assumed(program)))
-    found.append(("arena", _arena(report)))
-    for device, plan in program.arenas.items():
-        if device != HOST:
-            found.append((f"arena on {device}", size(plan.nbytes)))
-    made = report.measurements_made
-    found.append(("measurements", str(made) if made else "none made: all were known"))
-    if report.spent_s:
-        found.append(("measuring", ", ".join(f"{s:.1f} s {what}" for what, s in report.spent_s.items())))
-    found.append(("search", f"{report.search_s:.2f} s of {report.compile_s:.1f} s in all"))
-    if report.versions:
-        found.append(("libraries", ", ".join(f"{name} {text}".strip() for name, text in report.versions.items())))
     opaque = list(report.opaque.items())
     found += [("not converted", f"{name}: {reason}") for name, reason in opaque[:_MOST_OPAQUE]]
     if len(opaque) > _MOST_OPAQUE:
@@ -159,23 +187,87 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     return found
 
 
+def details(report: Report, program: Program) -> list[tuple[str, str]]:
+    """The lines for those who want to know how the compile went: ``collage show --details``."""
+    found = [("target", report.target)]
+    if program.ordered.schedule.count:
+        found.append(("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}"))
+    if report.finalists:
+        found.append(("last race", "; ".join(_finalists(report.finalists))))
+    if report.one_row:
+        found.append(("on one row", "; ".join(_finalists(report.one_row))))
+    if len(report.best_so_far) > 1:
+        found.append(("best so far", course_words(report.best_so_far)))
+    if report.graph_level is not None:
+        found.append(("graph level", _graph_level(report.graph_level)))
+    found.append(("memory", _arena(report)))
+    for device, plan in program.arenas.items():
+        if device != HOST:
+            found.append((f"memory on {device}", size(plan.nbytes)))
+    made = report.measurements_made
+    found.append(("measurements", str(made) if made else "none made: all were known"))
+    if report.spent_s:
+        found.append(("measuring", ", ".join(f"{s:.1f} s {what}" for what, s in report.spent_s.items())))
+    found.append(("search", f"{report.search_s:.2f} s of {report.compile_s:.1f} s in all"))
+    if report.versions:
+        found.append(("libraries", ", ".join(f"{name} {text}".strip() for name, text in report.versions.items())))
+    return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """A backend's part of a module: its number of kernels, and their time in microseconds and as a share (0 to 1).
+
+    The share is None if nothing was measured.
+    """
+
+    backend: str
+    kernels: int
+    us: float
+    share: float | None
+
+
+def shares(program: Program) -> list[Share]:
+    """The parts of all backends, the one with the most time first. Views launch nothing, and have none."""
+    total = sum(region.cost_us for region in program.executed)
+    counts = Counter(region.backend for region in program.executed)
+    us = {name: sum(r.cost_us for r in program.executed if r.backend == name) for name in counts}
+    found = [Share(name, count, us[name], us[name] / total if total else None) for name, count in counts.items()]
+    return sorted(found, key=lambda each: -each.us)
+
+
 def _measured(report: Report, program: Program) -> list[tuple[str, str]]:
     """The lines on the module's time and errors."""
     if not report.is_measured:
-        why = f": {report.unmeasured}" if report.unmeasured else ""
-        return [("measured", f"not measured{why}"), ("max error", "not checked")]
-    together = "by its schedule" if program.ordered.schedule.count else "as the sum of the parts"
-    predicted = f"{duration(report.predicted_us)} {together}"
+        return [("outputs", "not checked")]
+    errors = ("outputs", errors_words(report.max_abs_error, report.relative_error))
+    if report.runs_on:
+        return [errors]
+    together = "its schedule" if program.ordered.schedule.count else "the sum of its kernels"
+    predicted = f"{duration(report.predicted_us)} by {together}"
     if report.predicted_us > 0:
         predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
-    errors = f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale"
-    what = f"{report.rows} rows" if report.rows else "the whole"
-    one = "" if report.one_row_us is None else f", and {duration(report.one_row_us)} for one row"
-    return [
-        ("measured", f"{duration(report.measured_us)} for {what} (median){one}"),
-        ("predicted", predicted),
-        ("max error", errors),
-    ]
+    return [("predicted", predicted), errors]
+
+
+def errors_words(absolute: float, relative: float) -> str:
+    """How far outputs are from ONNX Runtime's, by what people compare: ``relative`` is a share of the values' scale.
+
+    A share says nothing of values that are next to zero, so that no large one is shown: a value with a larger share
+    than 1 % is below a hundred times the absolute error.
+    """
+    if absolute == relative == 0:
+        return "equal to ONNX Runtime's"
+    share = share_words(absolute, relative)
+    text = f"within {absolute:.1e} of ONNX Runtime's"
+    return f"{text}, {share} of their scale" if relative <= _LARGE_SHARE else f"{text}; off by {share}"
+
+
+def share_words(absolute: float, relative: float) -> str:
+    """The relative error, or the size of the values that have a large one."""
+    if relative <= _LARGE_SHARE:
+        return f"{relative:.1e}"
+    return f"more than {_LARGE_SHARE:.0%} only below {absolute / _LARGE_SHARE:.0e}"
 
 
 def _errors(found: ErrorReport, program: Program) -> str:
@@ -195,14 +287,8 @@ def _errors(found: ErrorReport, program: Program) -> str:
 
 
 def _guards(program: Program) -> str:
-    count = sum(region.finite_only for region in program.executed)
-    scans = sum(len(region.scans) for region in program.launches)
-    regions = f"{count} regions ({GUARDED}) are" if count != 1 else f"{count} region ({GUARDED}) is"
-    beyond = ", or numbers far beyond the samples' where they become 8 bits," if program.limits else ""
-    return (
-        f"{regions} right on finite numbers only: {scans} scan{'s' if scans != 1 else ''} a run; calls with NaN, "
-        f"infinities or magnitudes above {LIMIT:.0e}{beyond} run on ONNX Runtime, with one warning"
-    )
+    beyond = ", or numbers far beyond the samples'," if program.limits else ""
+    return f"inputs with NaN, infinities or magnitudes above {LIMIT:.0e}{beyond} run on ONNX Runtime, with one warning"
 
 
 def _assumed(program: Program) -> str:
@@ -284,6 +370,12 @@ def duration(us: float) -> str:
     if us < 1000:
         return f"{us:.1f} us"
     return f"{us / 1e3:.3f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def short_duration(us: float) -> str:
+    """Write a time in microseconds with three digits or more, as in a headline."""
+    value, unit = (us, "us") if us < 100 else (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
 
 
 def size(nbytes: float) -> str:

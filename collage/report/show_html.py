@@ -1,136 +1,117 @@
-"""A report as HTML, with a picture of the launch list."""
+"""The page of a module: one HTML file with its network, time line and candidates, which a script draws from data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
+from typing import Any
 
-from collage.backends.base import VIEW
+from collage.core.printable import printable
+from collage.report.compare import Comparison
+from collage.report.page_data import PageData, ShownModule, comparison_data, page_data
 from collage.report.report import Report
-from collage.report.show import facts, free_views, marked, rejected, rows
+from collage.report.show import headline, rows
 from collage.runtime.inputs import shapes_text
 from collage.schedule.program import Program
 
-_OPEN_UP_TO = 30
-"""A table of more regions than that is folded up at first."""
-_PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6fbe", "#8c8c2a")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, and two others."""
-_VIEW_COLOUR = "#9a9a9a"
+VENDORED = ("cytoscape", "dagre")
+"""Libraries that the page draws with; ``page/vendor/vendor.json`` has their versions and digests."""
+_SCRIPTS = ("words.js", "layout.js", "network.js", "page.js")
+_IN_A_NOTEBOOK = "width:100%;height:820px;border:1px solid #8884;border-radius:8px"
 
 
-def as_html(report: Report, program: Program) -> str:
-    """The report as a piece of HTML that needs no other file, which notebooks can show."""
-    colours = _colours(program)
-    header = "".join(
-        f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts(report, program)
-    )
+def as_page(modules: Sequence[ShownModule]) -> str:
+    """A whole HTML document with the modules of a file. It needs no other file, and loads nothing.
+
+    Without scripts it shows tables.
+    """
+    return _document(page_data(modules), "".join(as_tables(each.report, each.program) for each in modules))
+
+
+def comparison_page(one: ShownModule, other: ShownModule, found: Comparison, names: tuple[str, str]) -> str:
+    """A whole HTML document with the networks of two modules beside each other, in which the differences are marked."""
+    tables = "".join(as_tables(each.report, each.program) for each in (one, other))
+    return _document(comparison_data(one, other, found, names), tables)
+
+
+def as_notebook_view(modules: Sequence[ShownModule]) -> str:
+    """The page in a frame of its own, so that neither its styles nor its scripts touch the notebook, and tables below.
+
+    Each view adds 600 KB to the notebook, most of it the library that draws, since a frame shares nothing with others.
+    Notebooks that are not trusted, and GitHub, show the tables only.
+    """
+    frame = f'<iframe sandbox="allow-scripts" title="Collage" style="{_IN_A_NOTEBOOK}" srcdoc="{{}}"></iframe>'
+    tables = "".join(as_tables(each.report, each.program) for each in modules)
     return (
-        f'<div class="collage-report">{_STYLE}<table class="facts">{header}</table>'
-        f"{_picture(program, colours)}{_legend(program, colours)}{_table(program, colours)}"
-        f"{_rejections(report)}</div>"
+        f"<div>{frame.format(escape(as_page(modules)))}"
+        f"<details><summary>{_html(modules[0].report.model)} as a table</summary>{tables}</details></div>"
     )
 
 
-def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
-    """A whole HTML document with the modules of a file, each with its shapes as a heading where there are several."""
-    pieces = [as_html(report, program) for report, program in modules]
-    if len(modules) > 1:
-        heads = [f"<h2>{escape(shapes_text(program))}</h2>" for _, program in modules]
-        pieces = [head + piece for head, piece in zip(heads, pieces, strict=True)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(modules[0][0].model)} - Collage</title></head>\n"
-        f"<body>{''.join(pieces)}</body></html>\n"
-    )
-
-
-def _colours(program: Program) -> dict[str, str]:
-    names = dict.fromkeys(region.backend for region in program.executed if region.backend != VIEW)
-    found = {name: _PALETTE[position % len(_PALETTE)] for position, name in enumerate(names)}
-    return {**found, VIEW: _VIEW_COLOUR}
-
-
-_WIDTH = 1000.0
-_HEIGHT = 56
-
-
-def _picture(program: Program, colours: Mapping[str, str]) -> str:
-    """A picture with a bar for each launch, from left to right in launch order, as wide as its share of the cost."""
-    bars = []
-    left = 0.0
-    for row in rows(program):
-        width = row.share * _WIDTH
-        title = f"#{row.number} {row.backend}: {row.ops}\n{row.cost} us, {row.percent}\n{row.nodes}"
-        bars.append(
-            f'<rect x="{left:.2f}" y="0" width="{width:.2f}" height="{_HEIGHT}" '
-            f'fill="{colours[row.backend]}" stroke="#fff" stroke-width="{min(0.6, width / 4):.2f}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
-        left += width
-    return (
-        f'<svg class="launches" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="The launch list: one bar per region, width by cost">{"".join(bars)}</svg>'
-    )
-
-
-def _legend(program: Program, colours: Mapping[str, str]) -> str:
-    shares: dict[str, tuple[int, float]] = {}
-    for row in rows(program):
-        count, share = shares.get(row.backend, (0, 0.0))
-        shares[row.backend] = (count + 1, share + row.share)
-    items = "".join(
-        f'<span><i style="background:{colours[name]}"></i>{escape(name)}: {count} '
-        f"region{'s' if count != 1 else ''}, {share:.0%}</span>"
-        for name, (count, share) in shares.items()
-    )
-    return f'<p class="legend">{items}</p>'
-
-
-def _table(program: Program, colours: Mapping[str, str]) -> str:
+def as_tables(report: Report, program: Program) -> str:
+    """The headline and the regions of a module as a piece of HTML without scripts and styles."""
+    head = "".join(f"<th>{each}</th>" for each in ("#", "backend", "operators", "ONNX nodes", "us", "share"))
     body = "".join(
-        f"<tr><td>{row.number}</td>"
-        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.where_and_how)}</td>'
-        f"<td>{escape(row.ops)}</td><td>{escape(row.nodes)}</td>"
-        f'<td class="n">{row.cost}</td><td class="n">{row.percent}</td></tr>'
+        f"<tr><td>{row.number}</td><td>{_html(row.where_and_how)}</td><td>{_html(row.ops)}</td>"
+        f"<td>{_html(row.nodes)}</td><td>{row.cost}</td><td>{row.percent}</td></tr>"
         for row in rows(program)
     )
-    views = free_views(program)
-    note = f"<p>{escape(marked(program))}</p>" if marked(program) else ""
-    more = f"<p>{views} views share their input's buffer and launch nothing.</p>" if views else ""
-    count = len(program.executed)
     return (
-        f"<details{' open' if count <= _OPEN_UP_TO else ''}><summary>{count} regions</summary>"
-        '<table class="regions"><thead><tr><th>#</th><th>backend</th><th>operators</th><th>ONNX nodes</th>'
-        f'<th class="n">us</th><th class="n">share</th></tr></thead><tbody>{body}</tbody></table>'
-        f"{note}{more}</details>"
+        f"<p><b>{_html(report.model)}</b> ({_html(shapes_text(program))}): {_html(headline(report))}</p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
-def _rejections(report: Report) -> str:
-    found = rejected(report.candidates)
-    if not found:
-        return ""
-    body = "".join(
-        f'<tr><td>{escape(backend)}</td><td>{escape(kind)}</td><td class="n">{count}</td>'
-        f"<td>{escape(example)}</td></tr>"
-        for backend, kind, count, example in found
-    )
-    return (
-        "<details><summary>rejected candidates</summary>"
-        '<table class="regions"><thead><tr><th>backend</th><th>reason</th><th class="n">count</th>'
-        f"<th>the most frequent one</th></tr></thead><tbody>{body}</tbody></table></details>"
-    )
+def _document(data: PageData, tables: str) -> str:
+    scripts = _scripts()
+    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in digests)
+    parts = {
+        "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}",
+        "title": _html(data.model),
+        "style": _text("page.css"),
+        "static": tables,
+        "data": _json(data.to_json()),
+        "scripts": "\n".join(f"<script>{each}</script>" for each in scripts),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
 
 
-_STYLE = """<style>
-.collage-report { font: 13px/1.45 system-ui, sans-serif; max-width: 1100px }
-.collage-report table { border-collapse: collapse; margin: .4em 0 }
-.collage-report th, .collage-report td { text-align: left; padding: .1em .8em .1em 0; vertical-align: top }
-.collage-report .facts th { font-weight: 600; white-space: nowrap }
-.collage-report .regions tbody tr:nth-child(even) { background: rgba(128, 128, 128, .09) }
-.collage-report .n { text-align: right; font-variant-numeric: tabular-nums }
-.collage-report i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px }
-.collage-report .legend span { margin-right: 1.4em; white-space: nowrap }
-.collage-report svg.launches { display: block; width: 100%; height: 56px }
-.collage-report summary { cursor: pointer; font-weight: 600 }
-</style>"""
+@cache
+def _scripts() -> tuple[str, ...]:
+    """The scripts of the page, each with the licence of its library if it is one of those."""
+    libraries = (f"/*\n{_text(f'vendor/{name}.LICENSE')}*/\n{_text(f'vendor/{name}.min.js')}" for name in VENDORED)
+    return *libraries, *map(_text, _SCRIPTS)
+
+
+@cache
+def _text(name: str) -> str:
+    return files("collage.report").joinpath(f"page/{name}").read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON within an element of HTML. Infinity and NaN, which JSON lacks, are null."""
+    text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _plain(value: Any) -> Any:
+    """The value without infinities, and with texts that change no writing direction."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _html(text: str) -> str:
+    return escape(printable(text))

@@ -9,11 +9,28 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from collage.backends.base import LAYOUT
+from collage.report.compare import Comparison, Side
 from collage.report.report import CandidateReport, Report
-from collage.report.show import facts, free_views, marked, rejected, rows
+from collage.report.show import (
+    TableRow,
+    details,
+    duration,
+    facts,
+    free_views,
+    headline,
+    marked,
+    rejected,
+    rows,
+    shares,
+    shorten_nodes,
+    slowest,
+)
 from collage.schedule.program import Program
 
 _LONGEST_REASON = 160
+_MOST_ROWS = 24
+"""A table of more regions than that shows the slowest ones."""
 
 
 def table(
@@ -42,32 +59,54 @@ def table(
     return found
 
 
-def report_view(report: Report, program: Program) -> RenderableType:
-    """The view of a whole report: facts, placement and the summary of rejected candidates."""
-    parts: list[RenderableType] = [facts_table(report, program), Text(), placement_table(program)]
-    views = free_views(program)
-    if views:
-        parts.append(Text(f"and {views} view{'s' if views != 1 else ''} that launch nothing", style="dim"))
+def report_view(report: Report, program: Program, *, detailed: bool = False) -> RenderableType:
+    """The headline, what everybody reads, and the placement; ``detailed`` adds how the compile went."""
+    threads = f"{report.threads} thread{'s' if report.threads != 1 else ''}"
+    first = Text(f"{report.model}  {headline(report)} ({threads})", style="bold")
+    parts: list[RenderableType] = [first, facts_table(facts(report, program))]
+    if detailed:
+        parts += [Text(), facts_table(details(report, program))]
+    found = rows(program)
+    if len(found) > 1:
+        parts += [Text(), shares_table(program)]
+    shown = found if detailed or len(found) <= _MOST_ROWS else slowest(found)
+    parts += [Text(), placement_table(shown)]
+    if len(shown) < len(found):
+        parts.append(Text(f"the {len(shown)} slowest of {len(found)} kernels; --details shows all", style="dim"))
+    if views := free_views(program):
+        parts.append(Text(f"and {views} view{'s' if views != 1 else ''}, for which no kernel runs", style="dim"))
     if note := marked(program):
         parts.append(Text(note, style="dim"))
-    if any(each.reason for each in report.candidates):
+    if detailed and any(each.reason for each in report.candidates):
         parts += [Text(), rejection_table(report.candidates)]
     return Group(*parts)
 
 
-def facts_table(report: Report, program: Program) -> RenderableType:
-    """The header lines as a table of labels and texts."""
-    found = Table.grid(padding=(0, 2))
-    found.add_column(no_wrap=True, style="bold")
-    found.add_column(overflow="fold")
-    for label, text in facts(report, program):
-        found.add_row(Text(label), Text(text))
-    return found
+def facts_table(found: Iterable[tuple[str, str]]) -> RenderableType:
+    """Lines as a table of labels and texts."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for label, text in found:
+        grid.add_row(Text(label), Text(text))
+    return grid
 
 
-def placement_table(program: Program) -> RenderableType:
-    """The table of the regions, in launch order. Columns that would say nothing are left out."""
-    found = rows(program)
+def shares_table(program: Program) -> RenderableType:
+    """The table of the backends, with their numbers of kernels and their times."""
+    content = (
+        (
+            "conversions" if each.backend == LAYOUT else each.backend,
+            str(each.kernels),
+            *(("-", "-") if not each.us else (duration(each.us), f"{each.share:.0%}")),
+        )
+        for each in shares(program)
+    )
+    return table(("backend", "kernels", "time", "share"), content, right=("kernels", "time", "share"))
+
+
+def placement_table(found: Sequence[TableRow]) -> RenderableType:
+    """The table of the regions. Columns that would say nothing are left out."""
     columns = {
         "#": [str(row.number) for row in found],
         "backend": [row.where for row in found],
@@ -101,6 +140,27 @@ def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType:
     return table(("rejected by", "reason", "count", example), content, right=("count",), folded={example: 1})
 
 
+def comparison_view(found: Comparison, names: tuple[str, str], headlines: tuple[str, str]) -> RenderableType:
+    """The view of two modules beside each other: headlines, totals, and the differences with what they gain or cost."""
+    parts: list[RenderableType] = [Text(f"{name}: {line}") for name, line in zip(names, headlines, strict=True)]
+    parts += [Text(), table(("", *names), found.totals, right=names), Text()]
+    if found.unlike:
+        return Group(*parts, Text(found.unlike))
+    if not found.differences:
+        return Group(*parts, Text("all operators run on the same kernels"))
+    content = (
+        (shorten_nodes(each.sources or each.ops), _on(each.one), _on(each.other), f"{-each.gained_us:+.1f}")
+        for each in found.differences
+    )
+    folded = {"ONNX nodes": 2, names[0]: 3, names[1]: 3}
+    return Group(*parts, table(("ONNX nodes", *names, "us"), content, right=("us",), folded=folded))
+
+
+def _on(side: Side) -> str:
+    how = "; ".join(side.how)
+    return " ".join(filter(None, (" + ".join(side.backends), how and f"({how})", duration(side.us))))
+
+
 def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
     """The view of entries of ``Report.explain``: each candidate of a node, with its cost or why it has none."""
     parts: list[RenderableType] = []
@@ -108,7 +168,7 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
         origin = f" ({entry['source']})" if entry["source"] else ""
         parts.append(Text(f"node {node}: {entry['op']}{origin} on {entry['backend']}", style="bold"))
         content = [_candidate(each) for each in sorted(entry["candidates"], key=_by_verdict)]
-        numbers = "operators", "us", "+-", "in the network"
+        numbers = "operators", "us", "+-", "in place"
         found = table(
             ("backend", "pattern", "layout", *numbers, "verdict"),
             content or [("no candidate", *[""] * 7)],

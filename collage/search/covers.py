@@ -90,7 +90,7 @@ def choices_of(graph: Graph, order: Sequence[int], usable: Sequence[Candidate], 
         first = positions[0]
         mask = sum(1 << (each - first) for each in positions)
         reaches = 0
-        if _is_loose(graph, nodes):
+        if is_loose(graph, nodes):
             for each in positions:
                 reaches |= below[each] >> first
         choices[first].append([Choice(each, mask, reaches & ~mask, rules.ports(each)) for each in alike])
@@ -128,7 +128,7 @@ def _by_nodes(candidates: Sequence[Candidate]) -> dict[tuple[int, ...], list[Can
     return groups
 
 
-def _is_loose(graph: Graph, nodes: Collection[int]) -> bool:
+def is_loose(graph: Graph, nodes: Collection[int]) -> bool:
     """Whether some entry of the convex set does not reach some exit (see the top of this file)."""
     if len(nodes) == 1:
         return False

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _OFF = 0.05
 _OFF_US = 0.5
 """Differences below this share, or below so many microseconds, change no cost."""
+_UNSURE = 0.5
+"""With more noise than that, as a share of the time, a measurement says nothing of other kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class NetworkCosts:
         factors = {
             request.nodes: timed.expected_us / timed.alone_us
             for request, timed in self.kernels.items()
-            if timed.alone_us > 0
+            if timed.alone_us > 0 and _is_sure(outcomes.get(request))
         }
         for request, outcome in outcomes.items():
             if request in self.kernels or isinstance(outcome, Rejection):
@@ -155,6 +157,11 @@ def _with_times(
         if isinstance(outcome, Measurement):
             corrected[request] = replace(outcome, median_us=us)
     return corrected
+
+
+def _is_sure(outcome: Outcome | None) -> bool:
+    """Whether a time alone is known well enough to say by how much a kernel is slower in the network."""
+    return isinstance(outcome, Measurement) and outcome.noise_us <= _UNSURE * outcome.median_us
 
 
 def _request(candidate: Candidate) -> CandidateRequest:

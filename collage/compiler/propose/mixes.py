@@ -171,12 +171,18 @@ def _requests(offers: Sequence[Offer]) -> list[CandidateRequest]:
 
 
 def _suffix_engines(bench: Bench) -> Generator[Plan, Verdict, None]:
-    """A placement with each engine for the suffix, if the model has one; from then on that is the fastest of them."""
+    """A placement with each engine for the suffix, if the model has one; from then on that is the fastest of them.
+
+    Engines that do not run the whole model are tried only if no other runs the suffix.
+    """
     if bench.imported.suffix is None:
         return
-    plan = planned(bench, place(bench))
+    plan, known = planned(bench, place(bench)), bench.known
+    refused = {each.engine for each in known.engines_refused} - {each.engine for each in known.engine_us}
     times_us: dict[str, float] = {}
-    for engine in bench.task.engines:
+    for engine in sorted(bench.task.engines, key=refused.__contains__):
+        if engine in refused and times_us:
+            break
         verdict = yield replace(plan, suffix=engine)
         if isinstance(verdict, Ran):
             times_us[engine] = verdict.us

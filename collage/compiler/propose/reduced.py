@@ -20,7 +20,7 @@ from collage.check.sensitivity import sensitivities_on_samples
 from collage.compiler.bench import Bench
 from collage.compiler.best import Best
 from collage.compiler.placing import place
-from collage.compiler.plan import Beyond, Failed, Placed, Plan, Ran, Verdict
+from collage.compiler.plan import Beyond, Failed, Placed, Plan, Ran, Verdict, is_reduced
 from collage.compiler.propose.mixes import mix_of, planned, promising_reduced
 from collage.compiler.referee import Referee
 from collage.core.progress import Progress
@@ -164,7 +164,7 @@ def _search(bench: Bench, best: Best, told: ErrorReport, knobs: Knobs) -> Genera
         steering.learn(plan.placement, measured)
     known.errors = steering.budget
     known.tolerance = told
-    if not found:
+    if not found and not any(map(is_reduced, best.everything())):  # an earlier stage may have found one
         why = f"is within {told.tolerance:g}" if told.rounds else "is faster"
         known.note(f"no placement of reduced precision {why}; float32 remains")
 

@@ -126,7 +126,8 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
     """What the turns show of each lane; the incumbent takes ``known_us`` microseconds alone.
 
     Without an incumbent the fastest one's median is its time. All others' times are the medians of their ratios,
-    round by round, to the incumbent or the fastest one, times its time.
+    round by round, to the incumbent or the fastest one, times its time. In a few rounds, bursts of others may make the
+    medians meaningless; then the ratios of the least times count.
     """
     incumbent = [at for at, lane in enumerate(lanes) if lane.incumbent]
     own = _Ratios(lanes, turns, charged=False)
@@ -138,6 +139,9 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
     for at in range(len(lanes)):
         ratios = ratios_of(turns[at], anchor)
         low, ratio, high = median_interval(ratios)
+        if len(ratios) < _SURE:
+            ratio = _without_bursts(ratio, turns[at], anchor)
+            low = min(low, ratio)
         width = noise(turns[at]) / 1e3 if at == fastest else (high - low) / 2 * anchor_us
         least_us = min(ratio * anchor_us, min(turns[at]) / 1e3)
         found.append(
@@ -147,6 +151,12 @@ def results(lanes: Sequence[Lane], turns: Sequence[Sequence[float]], known_us: f
             )
         )
     return found
+
+
+def _without_bursts(ratio: float, mine: Sequence[float], anchor: Sequence[float]) -> float:
+    """The ratio of the least times if the median of a few rounds is far from it: bursts made some of these slow."""
+    least = min(mine) / min(anchor[: len(mine)])
+    return ratio if least / CLOSE <= ratio <= CLOSE * least else least
 
 
 def time_alone(run: Callable[[int], float], budget_s: float) -> LaneTime:

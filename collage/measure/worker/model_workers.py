@@ -71,8 +71,10 @@ class ModelWorkers:
     def worker(self, threads: int) -> WorkerProcess:
         """A worker on that many threads that has imported the model and computed the reference values."""
         known = self._running.get(threads)
-        if known is not None and known.alive:
-            return known
+        if known is not None:
+            if known.alive:
+                return known
+            known.kill()
         worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
         node_limit_s = self.init.node_limit_s
         limit_s = min(_LEAST_EVALUATE_S + node_limit_s * self.init.nodes, _EVALUATE_LIMIT_S)

@@ -58,8 +58,9 @@ class WorkerProcess(ChildProcess):
         *,
         prepared: bool = False,
         imports: tuple[str, ...] = (),
+        module: str = _WORKER,
     ) -> None:
-        """Start the worker, with the libraries' thread pools set to ``threads``.
+        """Start the worker, with the libraries' thread pools set to ``threads``. It runs ``main`` of the ``module``.
 
         It is forked where there are ``servers`` that can do that. If it shall be ``prepared`` for kernels, it has
         imported TVM and these modules then. Raises MeasurementError where the system refuses.
@@ -79,13 +80,13 @@ class WorkerProcess(ChildProcess):
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
             self._errors = os.dup(errors.fileno())
             weakref.finalize(self, os.close, self._errors)
-            preload = (_WORKER, _OF_MODELS, *imports) if prepared else (_WORKER,)
+            preload = (module, _OF_MODELS, *imports) if prepared else (module,)
             forked = None
             if servers is not None:
-                forked = servers.fork(_WORKER, preload, errors.fileno(), environment)
+                forked = servers.fork(module, preload, errors.fileno(), environment)
             if forked is not None:
                 self.prepared = _OF_MODELS in forked.preloaded
-            super().__init__(_WORKER, errors, environment, forked)
+            super().__init__(module, errors, environment, forked)
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
@@ -223,10 +224,12 @@ class Workers:
         """
         worker = self._came(threads) if prepared else None
         worker = worker or self._idle.pop(threads, None)
-        if worker is not None and prepared and self._servers.possible and not worker.prepared:
-            worker.kill()  # what it would import, the server imports once for all
+        # What a worker that is not prepared would import, the server imports once for all.
+        unprepared = prepared and self._servers.possible and worker is not None and not worker.prepared
+        if worker is not None and (unprepared or not worker.alive):
+            worker.kill()
             worker = None
-        if worker is None or not worker.alive:
+        if worker is None:
             worker = self.another(threads, prepared=prepared)
         worker.deadline = self.deadline
         return worker

@@ -15,7 +15,8 @@ from collage.backends.base import UnsupportedError
 from collage.backends.engine import Engine, as_engine, prepared, session_on
 from collage.core.library_text import library_text
 from collage.core.quiet import quiet_machine
-from collage.frontend.model_artifacts import artifact_in, in_one_piece
+from collage.frontend.engine_models import in_one_piece
+from collage.frontend.model_artifacts import artifact_in
 from collage.frontend.read.apart import filled, load_model
 from collage.frontend.read.shapes import model_inputs
 from collage.frontend.read.weights import forget_borrowed

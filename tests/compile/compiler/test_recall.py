@@ -76,6 +76,9 @@ def test_a_second_compile_measures_nothing(database: Database, engine_us: float,
     assert reports[1].measurements_made == 0 and reports[0].measurements_made > 0
     assert reports[1].notes == reports[0].notes
     assert reports[1].best_so_far[-1].label == after.plan.label
+    verdicts = [{c.candidate: (c.verdict, c.loss_us) for c in each.candidates} for each in reports]
+    if isinstance(after.plan, Placed):  # of the mixes that an engine beat, only the times are recorded
+        assert verdicts[1] == {each: verdicts[0][each] for each in verdicts[1]}
 
 
 def test_a_model_without_a_graph_is_recalled_as_well(database: Database) -> None:
@@ -136,7 +139,7 @@ def test_what_it_rests_on_has_changed_so_that_the_model_is_searched_again(databa
     else:
         again.runs.worn_out = {("lib", (2,)): "load"}
     found = again.compiled()
-    assert again.best.settled is None and len(again.best.trace) > 1
+    assert again.best.settled is None
     if changed == "wrong":
         assert found.plan == Whole("engine", profile="turbo")
     else:

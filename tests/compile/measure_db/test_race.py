@@ -63,6 +63,16 @@ def test_times_are_ratios_to_the_incumbent_however_slow_the_machine_is() -> None
     assert found[1].us == pytest.approx(10.0, rel=0.1)
 
 
+def test_bursts_in_two_of_three_rounds_do_not_make_kernels_fast() -> None:
+    track = Track()
+    lanes = [track.lane(690e3), track.lane(640e3, incumbent=True)]
+    found = results(lanes, [[690e3, 700e3, 710e3], [640e3, 6400e3, 6400e3]], 600.0)
+    assert found[0].us == pytest.approx(600.0 * 690 / 640) and found[0].least_us <= found[0].us
+    assert found[0].noise_us > 200.0, "nobody knows after such rounds"
+    usual = results(lanes, [[690e3, 700e3, 710e3], [640e3, 650e3, 660e3]], 600.0)
+    assert usual[0].us == pytest.approx(600.0 * 700 / 650)
+
+
 def test_exact_kernels_lose_only_against_exact_ones() -> None:
     track = Track()
     found = track.race([track.lane(10e3), track.lane(5e3, BF16), track.lane(20e3, BF16)])

@@ -36,8 +36,8 @@ def explained(region: Region, *candidates: CandidateReport) -> list[tuple[str, s
     ],
 )
 def test_only_the_same_candidate_is_chosen(change: dict[str, object], words: str) -> None:
-    other = replace(CHOSEN, cost_us=1.5, **change)  # type: ignore[arg-type]
-    assert explained(REGION, CHOSEN, other) == [("rows", "chosen"), (words, "slower by 50 %")]
+    other = replace(CHOSEN, cost_us=1.5, verdict="0.5 us slower", **change)  # type: ignore[arg-type]
+    assert explained(REGION, CHOSEN, other) == [("rows", "chosen"), (words, "0.5 us slower")]
     region = replace(REGION, cost_us=1.5, **change)  # type: ignore[arg-type]
     assert explained(region, CHOSEN, other)[1] == (words, "chosen")
 
@@ -46,27 +46,4 @@ def test_a_split_that_is_called_like_another_candidate_is_not_taken_for_it() -> 
     namesake = replace(CHOSEN, split="as written")
     original = replace(CHOSEN, split="", original=True, cost_us=2.0)
     region = replace(REGION, split="as written")
-    assert [verdict for _, verdict in explained(region, namesake, original)] == ["chosen", "slower by 100 %"]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "other", "verdict"),
-    [
-        ((10.0, None), (12.0, None), "slower by 20 %"),
-        ((10.0, 15.0), (12.0, 30.0), "slower by 100 %"),  # in the network, since both have been there
-        ((10.0, 15.0), (9.0, 30.0), "slower by 100 %"),
-        ((10.0, 36.0), (12.0, None), "slower by 20 %"),  # alone, since one of them has not
-        ((36.0, 10.0), (13.0, None), "part of no faster combination"),
-        ((10.0, 36.0), (13.0, 12.0), "part of no faster combination"),
-        ((10.0, None), (10.01, None), "part of no faster combination"),
-        ((0.0, None), (1.0, None), "part of no faster combination"),
-    ],
-)
-def test_times_are_compared_alone_or_in_the_network(
-    chosen: tuple[float, float | None], other: tuple[float, float | None], verdict: str
-) -> None:
-    first = replace(CHOSEN, cost_us=chosen[0], in_network_us=chosen[1])
-    second = replace(CHOSEN, split="columns", cost_us=other[0], in_network_us=other[1])
-    for region_us in (1.0, 36.0, 1000.0):
-        region = replace(REGION, cost_us=region_us)
-        assert explained(region, second, first) == [("columns", verdict), ("rows", "chosen")]
+    assert [verdict for _, verdict in explained(region, namesake, original)] == ["chosen", "not chosen"]

@@ -65,5 +65,7 @@ def test_what_was_not_launched_is_charged_what_is_typical() -> None:
     assert expected[elsewhere].median_us == pytest.approx(32.0)
     # The kernel of the same nodes that was launched took 18.5 us instead of 11.
     assert expected[slower].least_us == pytest.approx(30.0 * 18.5 / 11.0)
+    outcomes[request(1)] = Measurement(11.0, 9.0, 11.0, 3, 0.0)  # so much noise that the factor may be its own
+    assert costs.expected(outcomes)[slower].least_us == pytest.approx(1.5 * 30.0 + 2.0)
     found = costs.expected_transforms({(3, CHANGE): 4.0, (4, CHANGE): 4.0})
     assert found == pytest.approx({(3, CHANGE): 5.0, (4, CHANGE): 8.0})
