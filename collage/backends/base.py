@@ -94,6 +94,19 @@ class Backend(ABC):
     def available(self) -> Availability:
         """Probe for the library, once and cheaply. It must not raise."""
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """The version or reason here for which kernels of a module file do not run, or "" if they do.
+
+        They were made with a ``version`` of the library, for a CPU with the same instruction sets if ``same_cpu``. By
+        default both have to be equal. A backend is more lenient if its artifacts are, or if ``load`` checks them.
+        """
+        here = self.available()
+        if not here:
+            return here.reason
+        if here.version != version:
+            return here.version
+        return "" if same_cpu else "other instruction sets"
+
     def settings(self, options: BuildOptions) -> str:
         """What besides version and threads changes the speed of its kernels. It is part of a measurement's key.
 

@@ -59,6 +59,10 @@ class CudaBackend(Backend):
     extra: ClassVar[str] = "gpu"
     """The extra of Collage that brings what it needs, in messages."""
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """Kernels run on the GPU, whatever the CPU."""
+        return Backend.misfit(self, version, True)
+
     def available(self) -> Availability:
         """What its libraries say, and the GPU with its driver, which are part of the version.
 
@@ -135,9 +139,7 @@ class CudaLibrary(CudaBackend):
         """The version, or the extra that brings the library."""
         found = self.version()
         return (
-            Availability(found)
-            if found
-            else Availability(reason="not installed: pip install '.[cuda]' in Collage's checkout")
+            Availability(found) if found else Availability(reason="not installed: pip install 'collage-compiler[cuda]'")
         )
 
     def chosen(self, number: int, offered: Sequence[T]) -> T:

@@ -155,7 +155,7 @@ def session_on(engine: Engine, model: Artifact, options: BuildOptions) -> Sessio
 
     An engine that takes whole models as kernels only gets a session of such a kernel.
     """
-    from collage.frontend.model_artifacts import in_one_piece
+    from collage.frontend.engine_models import in_one_piece
 
     found = model_artifact(model)
     if type(engine).session is Engine.session and type(engine).codegen_model is not Engine.codegen_model:

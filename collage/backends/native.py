@@ -32,6 +32,10 @@ class Native(Backend):
         problem = core_problem() or kernels_problem()
         return Availability(reason=problem) if problem else Availability(version=f"kernels {REVISION}")
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """Kernels of this revision run on any CPU that has what they need, as ``load`` finds out."""
+        return super().misfit(version, True)
+
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds operators with their epilogues."""
         from collage.backends.native_kernels.algorithms import NativeRule

@@ -38,6 +38,10 @@ class OneDnn(Backend):
 
         return availability()
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """This version makes primitives for any CPU; ``load`` refuses reference code."""
+        return super().misfit(version, True)
+
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rules that find operators with their epilogues, also on values that come quantised."""
         from collage.backends.onednn_kernels.rule import OneDnnRule, QuantisedRule
@@ -76,7 +80,7 @@ class OneDnn(Backend):
         """An artifact with the variant's plan and the weights, packed for each share."""
         from collage.backends.onednn_kernels import int8_conv
         from collage.backends.onednn_kernels.artifact import to_bytes
-        from collage.backends.onednn_kernels.handles import UnimplementedError
+        from collage.backends.onednn_kernels.handles import OneDnnError, UnimplementedError
         from collage.backends.onednn_kernels.narrow import narrow, wide_variant
         from collage.backends.onednn_kernels.pack import pack
         from collage.backends.onednn_kernels.roots import task_of
@@ -89,8 +93,11 @@ class OneDnn(Backend):
             draft = root.plan(task, wide_variant(variant), threads)
             draft = narrow(draft, variant) if variant.precision else draft
             return to_bytes(pack(draft.plan, draft.arrays, threads))
-        except UnimplementedError as error:
-            raise UnsupportedError(str(error)) from error
+        except OneDnnError as error:
+            # It has some functions in float32 only, and calls the arguments of others invalid.
+            if isinstance(error, UnimplementedError) or variant.precision:
+                raise UnsupportedError(str(error)) from error
+            raise
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """A kernel of primitives that are made for this machine."""

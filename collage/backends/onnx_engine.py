@@ -51,6 +51,10 @@ class OnnxEngine(Engine):
         except metadata.PackageNotFoundError:
             return Availability(reason=f"not installed: pip install {self.requirement}")
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """An ONNX model runs on any version."""
+        return self.available().reason
+
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Single operators, fused chains, whole ONNX nodes that it accepts, and windows."""
         from collage.patterns.regions import EngineRule, FaultRule, OnnxNodeRule, WindowRule

@@ -94,7 +94,7 @@ class OnnxRuntime(OnnxEngine):
             return _BoundableSession(session, data if any(each in data for each in _RECURRENT) else b"")
         import onnx
 
-        from collage.frontend.model_artifacts import in_one_piece
+        from collage.frontend.engine_models import in_one_piece
         from collage.frontend.read.unsupported_dtypes import plain_interface
 
         names = [each.name for each in session.get_inputs()]

@@ -14,6 +14,7 @@ from collage.backends.engine import Layer
 from collage.backends.onnx_engine import PROFILED_RUNS, OnnxEngine
 from collage.backends.onnxruntime import ModelSession
 from collage.core.library_text import library_text
+from collage.frontend.engine_models import at_addresses, in_one_piece, input_names
 from collage.graph.dataflow import Array
 from collage.graph.storage import BF16
 from collage.kernel.buffers import aligned_empty
@@ -50,7 +51,7 @@ class OpenVino(OnnxEngine):
     """
 
     name = "openvino"
-    requirement = "'.[cpu]' in Collage's checkout"
+    requirement = "'collage-compiler[openvino]'"
     takes_apart = True
 
     def faults(self, model: ModelProto) -> Mapping[int, str]:
@@ -93,10 +94,9 @@ class OpenVino(OnnxEngine):
             return _ModelSession(compiled, model)
         import onnx
 
-        from collage.frontend.model_artifacts import in_one_piece
         from collage.frontend.read.unsupported_dtypes import plain_interface
 
-        names = _input_names(model)
+        names = input_names(model)
         plain = plain_interface(onnx.load_from_string(in_one_piece(model_artifact(model))))
         data = plain.model.SerializeToString()
         session = _ModelSession(self._compile(data, options), data)
@@ -160,8 +160,6 @@ class OpenVino(OnnxEngine):
             config["ENABLE_CPU_PINNING"] = False
         core, found = _core(), model_artifact(model)
         if isinstance(found, Framed):
-            from collage.frontend.model_artifacts import at_addresses
-
             read = core.read_model(at_addresses(found))
         else:
             read = core.read_model(found)
@@ -251,7 +249,7 @@ class _ModelSession(Session):
 
     @cached_property
     def _positions(self) -> list[int]:
-        names = _input_names(self._model)
+        names = input_names(self._model)
         return [names.index(*port.get_names().intersection(names)) for port in self._compiled.inputs]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -292,16 +290,6 @@ class _ModelSession(Session):
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         return _CompiledKernel(self._compiled).bind(self._read(inputs), outputs)
-
-
-def _input_names(model: Artifact) -> list[str]:
-    """The names of the model's inputs."""
-    import onnx
-
-    from collage.frontend.model_artifacts import in_one_piece
-    from collage.frontend.read.shapes import model_inputs
-
-    return [info.name for info in model_inputs(onnx.load_from_string(in_one_piece(model_artifact(model))))]
 
 
 def _buffer(port: Any) -> Array | None:

@@ -35,11 +35,11 @@ class Registry:
     """Entry points that could not be loaded, and why."""
     _backends: dict[str, Backend] = field(default_factory=dict)
 
-    def register(self, backend: Backend) -> None:
-        """Add a backend.
+    def register(self, backend: Backend, *, replace: bool = False) -> None:
+        """Add a backend. With ``replace`` it takes the place of one of the same name, whose added patterns it keeps.
 
         Raises RegistrationError for a name that is taken, for what is no backend, and for methods that nobody would
-        call on it.
+        call on it. Nothing is changed then.
         """
         if not isinstance(backend, Backend):
             hint = " Give an instance, not the class." if isinstance(backend, type) else ""
@@ -47,9 +47,12 @@ class Registry:
         name = getattr(backend, "name", "")
         if not name or name != name.lower() or not name.isidentifier():
             raise RegistrationError(f"backend name {name!r} must be a lower-case identifier.")
-        if name in self._backends:
+        if name in BUILT_IN and name in self._backends:
+            raise RegistrationError(f"the backend name {name!r} is Collage's own; choose another.")
+        if name in self._backends and not replace:
             raise RegistrationError(
-                f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another."
+                f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another, or "
+                "register it with replace=True."
             )
         kind = getattr(backend, "kind", None)
         if not isinstance(kind, BackendKind):
@@ -61,7 +64,8 @@ class Registry:
 
     def _check_formats(self, backend: str, formats: Iterable[StorageFormat]) -> None:
         """Raises RegistrationError for a storage format whose name is another one's, or is no name."""
-        known = {each.name: each for each in (*FORMATS, *self.formats)}
+        others = [each for name, other in self._backends.items() if name != backend for each in other.formats()]
+        known = {each.name: each for each in (*FORMATS, *others)}
         for each in formats:
             if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", each.name):
                 raise RegistrationError(
@@ -82,6 +86,10 @@ class Registry:
         if name not in self._backends:
             raise unknown_names("backend", [name], self.names)
         return self._backends[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a backend of this name is registered, a built-in one, too."""
+        return name in self._backends
 
     @property
     def names(self) -> tuple[str, ...]:

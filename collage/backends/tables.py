@@ -57,20 +57,19 @@ class Tables(OnnxEngine):
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernels on an ONNX model."""
-        from collage.frontend.model_artifacts import in_one_piece
+        from collage.frontend.engine_models import in_one_piece
         from collage.kernel.model_artifact import model_artifact
 
         return _SessionKernel(self.session(in_one_piece(model_artifact(artifact)), options))
 
     def session(self, model: Any, options: BuildOptions) -> Session:
         """The model as a program. Raises UnsupportedError for what the kernels do not take."""
-        import onnx
-
         from collage.backends.tables_kernels.beside import session_of
+        from collage.frontend.messages import parsed
 
         if options.profile == _ONE_THREAD:
             options = replace(options, threads=1)
-        return session_of(onnx.load_from_string(bytes(model)), options, walk_all=options.profile == _WALKED)
+        return session_of(parsed(model), options, walk_all=options.profile == _WALKED)
 
 
 class _SessionKernel(Kernel):

@@ -52,7 +52,7 @@ _DTYPES = {
 _ALIGNMENT = 256
 """In bytes, of the addresses of tensors. Only a part of a concatenation that is made in its place may lack it."""
 
-_NOT_INSTALLED = "not installed: pip install '.[tensorrt]' in Collage's checkout; needs an NVIDIA GPU"
+_NOT_INSTALLED = "not installed: pip install 'collage-compiler[tensorrt]'; needs an NVIDIA GPU"
 
 
 class TensorRt(CudaEngine, OnnxEngine):
@@ -64,7 +64,7 @@ class TensorRt(CudaEngine, OnnxEngine):
     name = "tensorrt"
     extra = "tensorrt"
     untried = NEVER_RUN
-    requirement = "'.[tensorrt]' in Collage's checkout"
+    requirement = "'collage-compiler[tensorrt]'"
 
     def library(self) -> Availability:
         """The version of TensorRT, or what to install."""

@@ -51,7 +51,7 @@ class TorchCuda(CudaEngine):
         try:
             version = metadata.version("torch")
         except metadata.PackageNotFoundError:
-            return Availability(reason="not installed: pip install '.[torch]' in Collage's checkout")
+            return Availability(reason="not installed: pip install 'collage-compiler[torch]'")
         if not _built_for():
             return Availability(
                 reason=f"PyTorch {version} computes on the CPU only: install one that is built for CUDA"

@@ -55,6 +55,10 @@ class Tvm(Tuner, Backend):
         except metadata.PackageNotFoundError:
             return Availability(reason="not installed: pip install 'apache-tvm==0.27.*'")
 
+    def misfit(self, version: str, same_cpu: bool) -> str:
+        """Kernels are machine code, which needs no TVM; ``load`` compares instruction sets."""
+        return ""
+
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """TVM's fusion rules over the operators that have a schedule, or can get one."""
         from collage.patterns.fusion import ScheduledFusionRule, TunedFusionRule

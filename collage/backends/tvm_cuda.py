@@ -48,7 +48,7 @@ class TvmCuda(CudaBackend):
         try:
             return Availability(f"{metadata.version('apache-tvm')}, NVRTC {metadata.version('nvidia-cuda-nvrtc')}")
         except metadata.PackageNotFoundError:
-            return Availability(reason="NVRTC is not installed: pip install '.[gpu]' in Collage's checkout")
+            return Availability(reason="NVRTC is not installed: pip install 'collage-compiler[gpu]'")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """TVM's fusion rules over the operators that it lowers to loops."""

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from collage.errors import RegistrationError
-from collage.patterns.names import canonical
+from collage.patterns.names import canonical, relax_names
 
 
 def is_op(name: str) -> Any:
@@ -33,6 +33,8 @@ def relax_name(name: str) -> str:
     for candidate in (name, f"relax.{plain}", f"relax.nn.{plain}", f"relax.image.{plain}"):
         if candidate in known and candidate.startswith("relax."):
             return candidate
+    if of_onnx := relax_names(name):
+        raise RegistrationError(f"{name!r} is ONNX's name; Relax's is {' or '.join(map(repr, of_onnx))}.")
     by_short = {canonical(n): n for n in known if n.startswith("relax.")}
     similar = [by_short[each] for each in get_close_matches(plain, by_short, n=5)]
     hint = f" Similar: {', '.join(similar)}." if similar else ""

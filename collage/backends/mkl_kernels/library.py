@@ -18,7 +18,7 @@ from collage.native.library import address_of, core, core_problem
 PATH_VARIABLE = "COLLAGE_MKL"
 """The environment variable with the path of a ``libmkl_rt.so`` that is taken before all others."""
 
-_INSTALL = "pip install '.[mkl]' in Collage's checkout"
+_INSTALL = "pip install 'collage-compiler[mkl]'"
 _NAMES = ("libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so.1", "libmkl_rt.so")
 _SEQUENTIAL, _LP64 = 1, 0  # arguments of MKL_Set_Threading_Layer and MKL_Set_Interface_Layer
 _PACK = "cblas_sgemm_pack_get_size"

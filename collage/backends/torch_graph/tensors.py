@@ -7,34 +7,25 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
+from collage.graph import torch_tensors
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.device_array import on_device
 
 __all__ = ["array_of", "tensor_of", "tensor_on", "torch_dtype"]
 
-_SAME_SIZE = {1: "int8", 2: "int16"}
-"""Integers of the size of a dtype that only ml_dtypes has."""
-
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
-    """PyTorch's dtype of that name. Raises UnsupportedError where it has none."""
-    import torch
-
-    name = {"float8_e4m3fnuz": "float8_e4m3fnuz"}.get(dtype.name, dtype.name)
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise UnsupportedError(f"PyTorch has no {dtype.name}")
-    return found
+    """PyTorch's dtype of that name. Raises UnsupportedError if it has none."""
+    try:
+        return torch_tensors.torch_dtype(dtype)
+    except TypeError as error:
+        raise UnsupportedError(str(error)) from error
 
 
 def tensor_of(array: Array) -> Any:
-    """The tensor on the CPU that shares the array's memory. Raises UnsupportedError for a dtype that there is not."""
-    import torch
-
-    found = torch_dtype(array.dtype)
-    if array.dtype.kind == "V" or array.dtype.name not in np.sctypeDict:
-        return torch.from_numpy(array.view(_SAME_SIZE[array.dtype.itemsize])).view(found)
-    return torch.from_numpy(array)
+    """The tensor on the CPU that shares the array's memory. Raises UnsupportedError for a dtype that PyTorch lacks."""
+    torch_dtype(array.dtype)
+    return torch_tensors.tensor_of(array)
 
 
 def tensor_on(array: Array) -> Any:
@@ -46,8 +37,8 @@ def tensor_on(array: Array) -> Any:
     found = torch_dtype(array.dtype)
     if not array.nbytes:
         return torch.empty(array.shape, dtype=found, device="cuda")
-    odd = array.dtype.name not in np.sctypeDict
-    kind = np.dtype(_SAME_SIZE[array.dtype.itemsize]) if odd else array.dtype
+    odd = torch_tensors.is_odd(array.dtype)
+    kind = np.dtype(torch_tensors.SAME_SIZE[array.dtype.itemsize]) if odd else array.dtype
     tensor = torch.as_tensor(_OnDevice(array, kind), device="cuda")
     return tensor.view(found) if odd else tensor
 

@@ -17,7 +17,7 @@ from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_b
 from collage.backends.tvm_codegen.host import host_cpu, host_target
 from collage.backends.tvm_codegen.link import PREFIX, linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
-from collage.backends.tvm_codegen.mapped import Image, ImageError, image_of, instruction_sets, is_known
+from collage.backends.tvm_codegen.mapped import Image, ImageError, image_of, is_known, usable_sets
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
 from collage.core.temporary import TemporaryFolder
@@ -38,7 +38,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "", *, in
         raise ValueError(f"threads must be at least 1, not {threads}")
     funcs = tuple((name, StructuralKey(func)) for name, func in lowered.funcs.items())
     code = _code(funcs, threads, record, not core_problem(), in_order)
-    needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
+    needs = tuple(sorted(usable_sets())) if isinstance(code, Image) else ()
     return pack(
         TvmArtifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,

@@ -12,10 +12,14 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
+from collage.native.kernel_library import leaves_out_avx512
+
 
 @functools.cache
 def host_cpu() -> str:
     """LLVM's name for this CPU, or the highest x86-64 level its flags allow."""
+    if leaves_out_avx512():
+        return "x86-64-v3"
     name = str(codegen.llvm_get_system_cpu())
     if name not in ("", "generic", "x86-64") or platform.machine() not in ("x86_64", "AMD64"):
         return name or "generic"

@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from collage.core.cpuinfo import compiled_for
+from collage.native.kernel_library import leaves_out_avx512
 from collage.native.library import address_of, core
 
 PAGE = 4096
@@ -275,6 +276,12 @@ def instruction_sets() -> frozenset[str]:
         return compiled_for(Path("/proc/cpuinfo").read_text())
     except OSError:
         return frozenset()
+
+
+def usable_sets() -> frozenset[str]:
+    """Those of them that code may use in this process."""
+    left_out = ("avx512", "amx") if leaves_out_avx512() else ()
+    return frozenset(each for each in instruction_sets() if not each.startswith(left_out))
 
 
 def is_known(name: str) -> bool:

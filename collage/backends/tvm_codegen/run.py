@@ -21,7 +21,7 @@ from collage.backends.tvm_codegen.artifact import (
     unpack,
 )
 from collage.backends.tvm_codegen.link import is_parallel, link
-from collage.backends.tvm_codegen.mapped import LAUNCH, Image, instruction_sets, map_image
+from collage.backends.tvm_codegen.mapped import LAUNCH, Image, map_image, usable_sets
 from collage.core.temporary import TemporaryFolder
 from collage.kernel import frames
 from collage.kernel.buffers import ALIGNMENT, is_aligned
@@ -138,9 +138,11 @@ def load_kernel(data: frames.Artifact) -> TvmKernel:
 
 
 def _load(image: Image, needs: Sequence[str]) -> TvmCode:
-    missing = frozenset(needs) - instruction_sets()
+    missing = frozenset(needs) - usable_sets()
     if missing:
-        raise ValueError(f"kernel compiled for CPUs with {', '.join(sorted(missing))}, which this CPU lacks")
+        first, *others = sorted(missing)
+        more = f" and {len(others)} more" if others else ""
+        raise ValueError(f"kernel compiled for CPUs with {first}{more}, which this CPU lacks")
     mapped = map_image(image)
     return TvmCode({}, mapped.addresses, any(name == LAUNCH for name, _ in image.imports), mapped)
 

@@ -83,7 +83,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # the library is loaded by the first call
     except (ImportError, OSError, RuntimeError) as error:
-        raise UnsupportedError("NVRTC is not installed: pip install '.[gpu]' in Collage's checkout") from error
+        raise UnsupportedError("NVRTC is not installed: pip install 'collage-compiler[gpu]'") from error
     return nvrtc
 
 

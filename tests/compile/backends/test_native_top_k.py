@@ -9,6 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
+from packaging.version import Version
 
 import collage
 from collage.backends.native_kernels.top_k import MOST, OPERATOR
@@ -88,6 +89,10 @@ def test_unusual_numbers(largest: int) -> None:
     check(subgraph, x, 5, largest, "vi", 2)
 
 
+@pytest.mark.skipif(
+    Version(ort.__version__) >= Version("1.32"),
+    reason="ONNX Runtime has NaN in other places from 1.32 on, so that scans guard the kernel",
+)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize(("columns", "count"), [(6, 1), (8, 2), (40, 3), (64, 8), (256, 8), (3, 3)])
 def test_nan_is_where_onnx_runtime_has_it(columns: int, count: int, largest: int) -> None:

@@ -17,6 +17,7 @@ from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
+from collage.kernel.buffers import aligned_copy
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from tests.helpers.backends.onednn_checks import (
@@ -24,7 +25,6 @@ from tests.helpers.backends.onednn_checks import (
     LAYOUTS,
     chains_of,
     check_all_variants,
-    filled,
     needs_onednn,
     run_variant,
     subgraph_of,
@@ -88,8 +88,8 @@ def test_conversions(shape: tuple[int, ...], threads: int) -> None:
     for source in STORAGES:
         for target in STORAGES:
             kernel = reorder_kernel(kind, source, target, threads)
-            result = filled(np.full(stored_type(kind, target).shape, np.nan, np.float32))
-            kernel.bind([filled(to_layout(array, source))], [result])()
+            result = aligned_copy(np.full(stored_type(kind, target).shape, np.nan, np.float32))
+            kernel.bind([aligned_copy(to_layout(array, source))], [result])()
             np.testing.assert_array_equal(result, to_layout(array, target))
 
 

@@ -45,7 +45,7 @@ def test_a_path_that_is_wrong_is_said(search: Any, monkeypatch: pytest.MonkeyPat
 def test_a_missing_library_says_how_to_install_it(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(library.PATH_VARIABLE, raising=False)
     monkeypatch.setattr(library, "_NAME", "libdnnl-of-nobody.so.3")
-    assert "pip install '.[cpu]'" in search()
+    assert "pip install 'collage-compiler[onednn]'" in search()
 
 
 def test_old_versions_and_foreign_threads_are_refused(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:

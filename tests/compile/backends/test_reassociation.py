@@ -10,10 +10,9 @@ from collage.backends.base import Backend, UnsupportedError
 from collage.backends.registry import builtin_registry
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.options import BuildOptions, Variant
+from collage.testing.buffers import results_of
 from tests.compile.backends.test_native_winograd import conv_model
-from tests.helpers.backends.native_checks import filled
 from tests.helpers.backends.product_models import product_model
 from tests.helpers.reference import evaluate
 
@@ -29,14 +28,9 @@ MODELS = {
 
 def run(backend: Backend, subgraph: Subgraph, variant: Variant, data: np.ndarray) -> np.ndarray:
     options = BuildOptions(threads=2, variant=variant)
-    (taken,), (given,) = variant.inputs or (PLAIN,), variant.outputs or (PLAIN,)
-    (kind,) = subgraph.output_types
-    source, target = (
-        filled(to_layout(data, taken)),
-        filled(np.zeros(stored_type(kind, given).shape, np.float32)),
-    )
-    backend.load(backend.codegen(subgraph, options), options).bind([source], [target])()
-    return from_layout(target, given, kind)
+    kernel = backend.load(backend.codegen(subgraph, options), options)
+    (found,) = results_of(kernel, subgraph, variant, [data])
+    return found
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -100,3 +100,10 @@ def test_a_rule_that_raises_is_left_out_with_a_warning(context: MatchContext, ca
     (told,) = caplog.messages
     assert told.startswith("backend test: its pattern or rule mine is left out, since it raised ValueError: boom (")
     assert "test_explicit.py, line" in told
+
+
+def test_onnx_names_are_told_relaxs() -> None:
+    with pytest.raises(RegistrationError, match="'Relu' is ONNX's name; Relax's is 'relu'"):
+        is_op("Relu")
+    with pytest.raises(RegistrationError, match="Relax's is 'conv1d' or 'conv2d' or 'conv3d'"):
+        is_op("Conv")

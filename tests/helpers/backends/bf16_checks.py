@@ -12,9 +12,9 @@ from onnx import helper
 from collage.backends.base import Backend, UnsupportedError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, from_layout, is_narrow, stored_type, to_layout
-from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
+from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, from_layout, is_narrow, to_layout
 from collage.kernel.options import BuildOptions, Variant
+from collage.testing.buffers import results_of
 from tests.helpers.models import make_model
 from tests.helpers.reference import evaluate
 
@@ -76,33 +76,10 @@ def reduced_variants(backend: Backend, subgraph: Subgraph, threads: int) -> list
 def run(
     backend: Backend, subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The plain outputs of two runs in a row."""
+    """The plain outputs, the same in each run and in place."""
     options = BuildOptions(threads=threads, variant=variant)
     kernel = backend.load(backend.codegen(subgraph, options), options)
-    outputs = variant.outputs or (PLAIN,) * len(subgraph.outputs)
-    with np.errstate(all="ignore"):
-        sources = [aligned_copy(to_layout(a, s)) for a, s in zip(inputs, variant.inputs, strict=True)]
-    before = [as_bytes(each).copy() for each in sources]
-    types = zip(subgraph.output_types, outputs, strict=True)
-    targets = [aligned_array(stored_type(kind, storage)) for kind, storage in types]
-    for each in targets:
-        poison(each)
-    call = kernel.bind(sources, targets)
-    call()
-    first = [as_bytes(each).copy() for each in targets]
-    call()
-    for mine, copy in zip((*sources, *targets), (*before, *first), strict=True):
-        np.testing.assert_array_equal(as_bytes(mine), copy)
-    for position in backend.in_place(subgraph):
-        again = [aligned_copy(each) for each in sources]
-        kernel.bind(again, [again[position]])()
-        np.testing.assert_array_equal(as_bytes(again[position]), as_bytes(targets[0]), err_msg="in place")
-    found = []
-    for kind, storage, target in zip(subgraph.output_types, outputs, targets, strict=True):
-        plain = from_layout(target, storage, kind)
-        np.testing.assert_array_equal(as_bytes(to_layout(plain, storage)), as_bytes(target))  # padding is zero
-        found.append(plain)
-    return found
+    return results_of(kernel, subgraph, variant, inputs, backend.in_place(subgraph))
 
 
 def model(

@@ -14,11 +14,11 @@ from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, Storage, from_layout, stored_type, to_layout
-from collage.kernel.buffers import aligned_bytes
+from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import flags, has_exact_int8_sums
 from collage.patterns.context import MatchContext
+from collage.testing.buffers import results_of
 from tests.helpers.reference import evaluate
 
 BACKEND = OneDnn()
@@ -41,18 +41,6 @@ def chains_of(proto: onnx.ModelProto) -> list[Subgraph]:
     return [Subgraph(model, each.nodes) for each in sorted(found, key=lambda each: len(each.nodes))]
 
 
-def stored(array: np.ndarray, layout: Storage) -> np.ndarray:
-    """An aligned copy in that layout."""
-    return filled(to_layout(array.astype(np.float32), layout))
-
-
-def filled(content: np.ndarray) -> np.ndarray:
-    """An aligned copy."""
-    copy = aligned_bytes(content.nbytes).view(np.float32).reshape(content.shape)
-    copy[...] = content
-    return copy
-
-
 def variants_of(subgraph: Subgraph, threads: int) -> Sequence[Variant]:
     """What the backend offers, each once."""
     found = BACKEND.variants(subgraph, BuildOptions(threads=threads))
@@ -64,31 +52,10 @@ def variants_of(subgraph: Subgraph, threads: int) -> Sequence[Variant]:
 def run_variant(
     subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], OneDnnKernel]:
-    """Plain outputs of one variant, computed into buffers of NaN, and the kernel."""
+    """Plain outputs of one variant, the same in two runs between guards and in place, and the kernel."""
     options = BuildOptions(threads=threads, variant=variant)
     kernel: Any = BACKEND.load(BACKEND.codegen(subgraph, options), options)
-    ins = variant.inputs or (PLAIN,) * len(inputs)
-    outs = variant.outputs or (PLAIN,) * len(subgraph.outputs)
-    sources = [stored(array, layout) for array, layout in zip(inputs, ins, strict=True)]
-    before = [each.copy() for each in sources]
-    types = [stored_type(kind, layout) for kind, layout in zip(subgraph.output_types, outs, strict=True)]
-    targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
-    call = kernel.bind(sources, targets)
-    call()
-    call()
-    for source, copy in zip(sources, before, strict=True):
-        np.testing.assert_array_equal(source, copy)
-    for position in BACKEND.in_place(subgraph):
-        again = [filled(each) for each in sources]
-        assert again[position].shape == targets[0].shape
-        kernel.bind(again, [again[position]])()
-        np.testing.assert_array_equal(again[position], targets[0], err_msg="in place")
-    plain = []
-    for kind, layout, target in zip(subgraph.output_types, outs, targets, strict=True):
-        found = from_layout(target, layout, kind)
-        np.testing.assert_array_equal(to_layout(found, layout), target)  # padding channels are zeros
-        plain.append(found)
-    return plain, kernel
+    return results_of(kernel, subgraph, variant, inputs, BACKEND.in_place(subgraph)), kernel
 
 
 def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0, *, least: int = 1) -> list[Variant]:

@@ -23,7 +23,7 @@ def shortest_us(dag: Dag, costs: Costs) -> float:
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
-        raise CollageError("the exact schedule needs scipy: pip install '.[exact]'") from error
+        raise CollageError("the exact schedule needs scipy: pip install 'collage-compiler[exact]'") from error
     count = len(dag)
     if not count:
         return 0.0

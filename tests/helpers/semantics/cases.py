@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from tests.helpers.frontend.onnx_cases import (
+from collage.testing.onnx_cases import (
     BOOL,
     CASES,
     DATA,
@@ -22,7 +21,7 @@ from tests.helpers.frontend.onnx_cases import (
     scalar,
 )
 
-__all__ = ["all_cases", "as_model", "feeds_of", "is_bounded", "is_divisor"]
+__all__ = ["all_cases", "feeds_of", "is_bounded", "is_divisor"]
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
@@ -119,19 +118,3 @@ def is_bounded(each: Case, position: int) -> bool:
     """Whether the input's integers have limits, as indices and shifts do."""
     indexed = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "BitShift"}
     return (each.op in indexed and position == 1) or each.op == "OneHot"
-
-
-def as_model(each: Case) -> onnx.ModelProto:
-    """The operator as a model with inputs ``x<position>`` and outputs ``y<position>``."""
-    names = [f"x{i}" if given is not None else "" for i, given in enumerate(each.inputs)]
-    inputs, weights = [], []
-    for name, given in zip(names, each.inputs, strict=True):
-        if isinstance(given, Feed):
-            inputs.append(helper.make_tensor_value_info(name, _TYPES[given.dtype], given.shape))
-        elif given is not None:
-            weights.append(numpy_helper.from_array(given, name))
-    outputs = [f"y{i}" for i in range(each.outputs)]
-    node = helper.make_node(each.op, names, outputs, **each.attrs)
-    graph = helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", each.opset)], ir_version=8)
-    return onnx.shape_inference.infer_shapes(model, strict_mode=True)

@@ -15,8 +15,8 @@ from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.options import BuildOptions
-from tests.helpers.frontend.onnx_cases import Case, Feed
-from tests.helpers.semantics.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
+from collage.testing.onnx_cases import Case, Feed, as_model
+from tests.helpers.semantics.cases import feeds_of, is_bounded, is_divisor, name_of
 from tests.helpers.semantics.cover import conversion, covers
 from tests.helpers.semantics.values import Kind, draw, kinds_of
 

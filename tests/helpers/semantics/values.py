@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from tests.helpers.frontend.onnx_cases import Array, Feed
+from collage.testing.onnx_cases import Array, Feed
 
 __all__ = ["Kind", "draw", "kinds_of"]
 

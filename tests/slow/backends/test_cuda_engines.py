@@ -74,7 +74,7 @@ def test_without_a_gpu(
     pretend(monkeypatch, load)
     found = engine().available()
     assert not found and found.reason.startswith(f"{reason}; it needs an NVIDIA GPU")
-    assert f"pip install '.[{engine.extra}]'" in found.reason and "\n" not in found.reason
+    assert f"pip install 'collage-compiler[{engine.extra}]'" in found.reason and "\n" not in found.reason
     assert ("has never run on a GPU" in found.reason) == (engine is OnnxRuntimeCuda)
 
 

@@ -161,7 +161,7 @@ def test_an_incomplete_installation_does_not_end_the_process(tmp_path: Path) -> 
         cwd=Path(__file__).resolve().parents[3],
     )
     assert "libmkl_core" in found.stdout
-    assert "is missing: pip install '.[mkl]'" in found.stdout
+    assert "is missing: pip install 'collage-compiler[mkl]'" in found.stdout
 
 
 needs_bf16 = pytest.mark.skipif(

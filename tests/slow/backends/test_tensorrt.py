@@ -60,7 +60,7 @@ def test_no_gpu(load: Callable[[str], Any], reason: str, installed: Installer, m
     pretend(monkeypatch, load)
     found = TensorRt().available().reason
     assert found.startswith(f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install")
-    assert "'.[tensorrt]'" in found and "has never run on a GPU" in found
+    assert "'collage-compiler[tensorrt]'" in found and "has never run on a GPU" in found
 
 
 NETWORKS = """

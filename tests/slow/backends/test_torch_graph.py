@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from collage.backends.base import UnsupportedError
+from collage.testing.onnx_cases import CASES, Case, Feed
 from tests.compile.frontend.test_to_onnx import NETWORKS, Net, agree, run
-from tests.helpers.frontend.onnx_cases import CASES, Case, Feed
 
 torch = pytest.importorskip("torch")
 

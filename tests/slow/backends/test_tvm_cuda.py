@@ -33,11 +33,11 @@ from collage.kernel.buffers import aligned_copy
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
+from collage.testing import onnx_cases
+from collage.testing.onnx_cases import Array, Case, Feed
 from tests.compile.frontend.test_to_onnx import NETWORKS, Net, agree
 from tests.helpers.cuda_driver import Driver, no_driver, pretend
 from tests.helpers.cuda_on_cpu import CpuThreads
-from tests.helpers.frontend import onnx_cases
-from tests.helpers.frontend.onnx_cases import Array, Case, Feed
 from tests.helpers.tvm_functions import draw, f32, function, np_softmax, np_windows, poisoned
 
 op = pytest.importorskip("tvm.relax").op
@@ -310,7 +310,7 @@ def test_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UnsupportedError, match=r"NVRTC is not installed: pip install '\.\[gpu\]'"):
+    with pytest.raises(UnsupportedError, match=r"NVRTC is not installed: pip install 'collage-compiler\[gpu\]'"):
         TvmCuda().codegen(chain(), BuildOptions())
 
 

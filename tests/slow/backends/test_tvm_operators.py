@@ -18,7 +18,7 @@ from collage.backends.tvm import Tvm
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.prim_blocks import collect
 from collage.backends.tvm_codegen.schedule import schedule
-from tests.helpers.frontend.onnx_cases import CASES
+from collage.testing.onnx_cases import CASES
 from tests.helpers.semantics.run import try_case
 from tests.helpers.tvm_functions import (
     check,

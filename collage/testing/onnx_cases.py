@@ -1,4 +1,4 @@
-"""ONNX operators that are converted to Relax and back, each as one node with the inputs that it is tried on."""
+"""ONNX operators with their attributes, each as one node and the inputs that it is tried on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from onnx import TensorProto
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
-Array = npt.NDArray[Any]
+from collage.graph.dataflow import Array
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def scalar(value: float, dtype: Any = np.float32) -> Array:
 
 
 def normal(*shape: int) -> Array:
+    """Normal numbers, the same each time."""
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
@@ -322,3 +323,21 @@ QUANTISED = [
 ]
 
 CASES = UNARY + BINARY + PRODUCTS + POOLS + NORMS + REDUCTIONS + DATA + IMAGES + QUANTISED
+
+
+def as_model(each: Case) -> onnx.ModelProto:
+    """The operator as a model with inputs ``x<position>`` and outputs ``y<position>``."""
+    names = [f"x{i}" if given is not None else "" for i, given in enumerate(each.inputs)]
+    inputs, weights = [], []
+    for name, given in zip(names, each.inputs, strict=True):
+        if isinstance(given, Feed):
+            inputs.append(
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(given.dtype)), given.shape)
+            )
+        elif given is not None:
+            weights.append(numpy_helper.from_array(given, name))
+    outputs = [f"y{i}" for i in range(each.outputs)]
+    node = helper.make_node(each.op, names, outputs, **each.attrs)
+    graph = helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", each.opset)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
