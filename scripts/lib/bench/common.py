@@ -168,7 +168,8 @@ def compile_to(file: Path, model: Path, options: Options, show: Show, **argument
     arguments |= {"threads": options.threads, "budget_s": options.budget_s, "db": options.db}
     module = collage.compile(model, progress=show, **arguments)
     module.save(file)
-    return module.report, module.program
+    program = module.modules[0].program if isinstance(module, collage.ShapedModule) else module.program
+    return module.report, program
 
 
 def head(threads: int, **more: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TORCH = ("pytorch", "inductor")
 """Functions of ``scripts.lib.workloads.torch_contenders``."""
-_NO_TORCH = "torch is not installed; pip install '.[models]'"
+_NO_TORCH = "torch is not installed; pip install 'collage-compiler[models]'"
 _WRONG = 1e-3
 """The largest difference from ONNX Runtime's outputs, relative to their scale, that is not reported."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,29 +12,25 @@ import click
 from collage.cli.options import parse_counts, parse_names
 from collage.errors import CollageError
 from collage.graphpipe import planner
-from collage.graphpipe.baselines import pipedream, piper
+from collage.graphpipe.baselines import PLANNERS, pipedream, piper
 from collage.graphpipe.check import check
 from collage.graphpipe.costs import Costs
 from collage.graphpipe.exhaustive import best_plan, chain_layouts, graph_layouts, interval_layouts
 from collage.graphpipe.plan import Plan
-from collage.graphpipe.planner import Found, NoPlanError, Options, pareto
+from collage.graphpipe.planner import NoPlanError, Options, pareto
 from collage.graphpipe.schedule import static_actions
 from collage.graphpipe.simulate import simulated
 from scripts.lib import say
 from scripts.lib.bench import common
+from scripts.lib.bench.graphpipe_real import kills, real, sleep
 from scripts.lib.graphpipe.networks import NETWORKS, Device, candle, case_study, problem
 from scripts.lib.graphpipe.random_graphs import random_costs
 from scripts.lib.json_file import write_json
 
 _Found: TypeAlias = "dict[str, Any]"
-_PLANNERS: Mapping[str, Callable[[Costs, Options], Found]] = {
-    "graphpipe": planner.plan,
-    "pipedream": pipedream,
-    "piper": piper,
-}
 _CHAINS = ("pipedream", "piper")
 _SENSITIVITY = tuple((name, ratio) for name in ("compute", "links", "memory") for ratio in (0.7, 1.3))
-_PARTS = ("random", "networks", "branches", "case", "sensitivity")
+_PARTS = ("random", "networks", "branches", "case", "sensitivity", "real", "sleep", "kills")
 
 
 @click.command("graphpipe")
@@ -46,9 +42,7 @@ _PARTS = ("random", "networks", "branches", "case", "sensitivity")
     "--seconds", type=float, default=60.0, show_default=True, help="Processor time of each search of Piper's."
 )
 @click.option("--json", "file", is_flag=False, flag_value="-", metavar="[FILE]", help="Write one JSON object.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     *,
     parts: Sequence[str],
     networks: Sequence[str],
@@ -62,7 +56,8 @@ def command(
     The parts: random series-parallel graphs against all plans, and both baselines against all chains; the networks of
     chapter 3 on V100s, simulated; CANDLE with 16 branches; the case study of §3.7.4; and the networks with compute,
     links and memory changed by 30 %. Costs are analytic: see scripts/lib/graphpipe/networks.py. Searches use one
-    thread, and their seconds are the processor's.
+    thread, and their seconds are the processor's. The last three parts need torch, and two idle cores: trainings on two
+    processes, plans in sleep mode on 8 and 16, and ten kills of a process.
 
     \b
     Examples:
@@ -70,9 +65,11 @@ def command(
       scripts/bench graphpipe --parts networks --networks mmt --devices 8
     """
     about = common.head(1, piper_seconds=seconds, device=str(Device()))
-    found: _Found = {**about, "random": {}, "networks": [], "branches": [], "case": {}, "sensitivity": [], "failed": {}}
+    found: _Found = {**about, "random": {}, "networks": [], "branches": [], "case": {}, "sensitivity": []}
+    found |= {"real": {}, "sleep": [], "kills": {}, "verdict": []}
 
     def save() -> None:
+        found["verdict"] = [*_sentences(found)]
         if file not in (None, "-"):
             write_json(Path(str(file)), found)
 
@@ -100,10 +97,14 @@ def command(
             for key, ratio in _SENSITIVITY:
                 say(f"{name} on {count} devices, {key} x {ratio}")
                 cell = _compared(problem(name, count, Device().scaled(**{key: ratio})), 0)
-                found["sensitivity"].append({"network": name, "devices": count, "changed": key, "by": ratio, **cell})
+                about_cell = {"network": name, "devices": count, "changed": key, "by": ratio}
+                found["sensitivity"].append({**about_cell, "ratio": cell.get("ratio"), "failed": cell["failed"]})
                 save()
+    for name, run in (("real", real), ("sleep", sleep), ("kills", kills)):
+        if name in parts:
+            found[name] = run()
+            save()
     common.show_results(found, _view(found), as_json=file == "-")
-    ctx.exit(int(bool(found["failed"])))
 
 
 def _checked(plan: Plan, costs: Costs) -> None:
@@ -152,7 +153,7 @@ def _random(graphs: int) -> _Found:
 def _compared(costs: Costs, piper_seconds: float) -> _Found:
     """The simulated iterations of the planners' plans, and the seconds of their searches; Piper's if it gets some."""
     cell: _Found = {"mini_batch": costs.mini_batch, "planners": {}, "failed": {}}
-    for name, search in _PLANNERS.items():
+    for name, search in PLANNERS.items():
         if name == "piper" and not piper_seconds:
             continue
         try:
@@ -171,7 +172,6 @@ def _compared(costs: Costs, piper_seconds: float) -> _Found:
             "states": result.states,
             "late": result.late,
             "pareto": len(pareto(result.plans, costs)),
-            "plan": result.best.to_json(),
         }
     mine = cell["planners"].get("graphpipe")
     chains = [cell["planners"][name] for name in _CHAINS if name in cell["planners"]]
@@ -224,6 +224,16 @@ def _view(found: Mapping[str, Any]) -> Iterator[Any]:
             "ratio",
         )
         yield common.table(titles, map(_row, cells))
+    yield from _sentences(found)
+
+
+def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    """What the parts say, a line each."""
+    for name, each in found["random"].items():
+        yield (
+            f"{name} on {each['graphs']} random graphs: at most {each['largest_ratio']:.4f} times the time per sample "
+            f"of the best of all its plans; {len(each['wrong'])} plans break a condition"
+        )
     for key in ("compute", "links", "memory"):
         ratios = [each.get("ratio") for each in found["sensitivity"] if each["changed"] == key]
         known = [each for each in ratios if each]
@@ -238,15 +248,30 @@ def _view(found: Mapping[str, Any]) -> Iterator[Any]:
             for name, each in iterations.items()
         )
         yield f"case study, {batch}: {', '.join(texts)}"
-    for each in cells:
+    if real := found["real"]:
+        for name, each in real["contenders"].items():
+            error = f", the simulation is {each['error']:+.1%} off" if "error" in each else ""
+            yield f"{name}: {each['iteration_s'] * 1e3:.1f} ms an iteration{error}"
+        yield (
+            f"two branches: {real['share_of_copies']:.2f} of the throughput of two copies of one branch; "
+            f"a chain takes {real['torch_over_ours']:.2f} times as long on torch.distributed.pipelining"
+        )
+    for each in found["sleep"]:
+        yield f"{each['network']} on {each['devices']} devices, asleep: the simulation is {each['error']:+.1%} off"
+    if cut := found["kills"]:
+        yield (
+            f"{cut['kills']} kills: the others ended within {max(cut['seconds']):.2f} s, and training went on from "
+            f"step {cut['steps']} with losses {cut['largest_difference']:.1e} off"
+        )
+    for each in (*found["networks"], *found["branches"]):
         yield from (f"{each['network']} on {each['devices']}: {why}" for why in each["failed"].values())
 
 
 def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     of = cell["planners"]
-    late = {name: "*" if name in of and of[name]["late"] else "" for name in _PLANNERS}
-    times = [f"{of[name]['iteration_s'] * 1e3:.1f}{late[name]}" if name in of else "-" for name in _PLANNERS]
-    depths = "/".join(str(of[name]["depth"]) if name in of else "-" for name in _PLANNERS)
+    late = {name: "*" if name in of and of[name]["late"] else "" for name in PLANNERS}
+    times = [f"{of[name]['iteration_s'] * 1e3:.1f}{late[name]}" if name in of else "-" for name in PLANNERS]
+    depths = "/".join(str(of[name]["depth"]) if name in of else "-" for name in PLANNERS)
     ratio, search = (f"{cell[key]:.2f}" if key in cell else "-" for key in ("ratio", "search_ratio"))
     seconds = [f"{of[name]['search_s']:.2f}" if name in of else "-" for name in ("graphpipe", "pipedream")]
     return (cell["network"], str(cell["devices"]), *times, ratio, depths, *seconds, search)

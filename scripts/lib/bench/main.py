@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "trees": "Compare Collage with the fastest of its peers on ensembles of trees.",
     "windtunnel": "Compare pipelines with the networks that WindTunnel makes of them, fine-tuned.",
     "graphpipe": "Compare GraphPipe's planner with enumeration, and with PipeDream's and Piper's.",
+    "explain": "Force other choices, and compare what they cost with what `collage show --explain` says.",
     "tables": "Write docs/benchmarks.md and the README's table of figures from docs/figures.",
     "versions": "Compile seven models, and read the files of an old version.",
 }

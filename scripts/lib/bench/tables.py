@@ -15,7 +15,7 @@ PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 _MARK = "<!-- figures: scripts/bench tables -->\n"
 _HEAD = """# Benchmarks
 
-`scripts/bench tables` writes this page from the files in [figures](figures), which `scripts/bench ... --json` has
+`scripts/bench tables` writes this page from the files in `docs/figures`, which `scripts/bench ... --json` has
 written. Other machines give other figures: run the commands on yours. Every contender has a process of its own, and all
 take turns. [notes/benchmarks.md](notes/benchmarks.md) has older studies on other machines.
 """
@@ -28,12 +28,14 @@ _TITLES = {
     "trees_shapes": "Ensembles of other shapes",
     "trees_pipeline": "Pipelines of imputer, scaler, one-hot encoder and 300 trees",
     "windtunnel": "Pipelines and the networks that are fine-tuned from them: AUC on test rows",
+    "graphpipe": "Training pipelines: simulated milliseconds of an iteration, and seconds of the search",
 }
 
 
 def written() -> tuple[str, str]:
     """The page, and the README with its table, as the figures have them."""
     rows = {"real": _real, "precision": _precision, "serve": _serve, "windtunnel": _windtunnel}
+    rows |= {"graphpipe": _graphpipe}
     rows |= {name: _trees for name in _TITLES if name.startswith("trees")}
     sections = {}
     for name, make in rows.items():
@@ -106,6 +108,20 @@ def _windtunnel(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         epochs = ", ".join(str(count) for count in each["epochs"])
         against, data = f"{each['source_auc']:.4f}", f"{each['data']}, {each['split']}"
         yield [data, name + rows, str(each["seeds"]), against, f"{each['auc']:.4f}", gain, interval, epochs]
+
+
+def _graphpipe(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield [
+        *("network", "devices", "GraphPipe", "PipeDream", "Piper", "best chain / GraphPipe"),
+        *("search", "PipeDream's", "Piper's"),
+    ]
+    for cell in (*found["networks"], *found["branches"]):
+        planners = [cell["planners"].get(name) for name in ("graphpipe", "pipedream", "piper")]
+        times = [f"{each['iteration_s'] * 1e3:.1f}" if each else "-" for each in planners]
+        searches = [
+            f"{each['search_s']:.2f}{' (cut off)' if each['late'] else ''}" if each else "-" for each in planners
+        ]
+        yield [cell["network"], str(cell["devices"]), *times, f"**{cell['ratio']:.2f}**", *searches]
 
 
 def _cell(cell: Mapping[str, Any], engines: Mapping[str, Any]) -> str:

@@ -242,6 +242,8 @@ class Study:
             tried = _trained(task, cell, settings, pipeline)
             best = max(tried, key=lambda each: each.validation_auc)
             found = self._judged(cell, task, best)
+            if cell != source and cell.pipe:
+                found["starts"] = windtunnel_models.starts(task, pipeline, cell.variant)
         found |= {"seconds": round(time.perf_counter() - started, 1), "cpu_s": round(time.process_time() - used, 1)}
         found["tried"] = [each.to_json() for each in tried]
         _stop_if_interrupted()
@@ -326,7 +328,6 @@ def _trained(task: Task, cell: Cell, settings: Sequence[Setting], pipeline: Any)
     if cell.variant == "source":
         return windtunnel_models.train_source(task, cell.pre, cell.pipe, settings)
     found = []
-    start = {} if cell.variant in REFERENCES else windtunnel_models.temperature(task, pipeline, cell.variant)
     begun = time.process_time()
     for number, setting in enumerate(settings):
         _stop_if_interrupted()
@@ -335,7 +336,7 @@ def _trained(task: Task, cell: Cell, settings: Sequence[Setting], pipeline: Any)
         if cell.variant in REFERENCES:
             found.append(windtunnel_models.train_reference(task, cell.variant, setting))
         else:
-            found.append(windtunnel_models.tune(task, pipeline, cell.variant, setting, start))
+            found.append(windtunnel_models.tune(task, pipeline, cell.variant, setting))
     return found
 
 
@@ -347,7 +348,8 @@ def _report(study: Study, cells: Sequence[Cell], about: Mapping[str, Any], faile
         groups.setdefault(replace(each, seed=0).name, []).append(each)
     summary = [_mean(study, each) for each in groups.values()]
     found = {each.name: study.result(each) for each in done}
-    return {**about, "cells": found, "summary": summary, "verdict": _verdict(summary), "failed": {**failed}}
+    verdict = [*_verdict(summary), *_starts(found)]
+    return {**about, "cells": found, "summary": summary, "verdict": verdict, "failed": {**failed}}
 
 
 def _mean(study: Study, cells: Sequence[Cell]) -> _Found:
@@ -388,6 +390,14 @@ def _verdict(summary: Sequence[Mapping[str, Any]]) -> list[str]:
                 sign = ">=" if ours["auc"] >= theirs["auc"] else "<"
                 found.append(f"{data}, split by {split}: whole {ours['auc']:.4f} {sign} {name} {theirs['auc']:.4f}.")
     return found
+
+
+def _starts(cells: Mapping[str, _Found]) -> Iterator[str]:
+    """What the temperature does to the start, on training rows."""
+    for name, cell in cells.items():
+        if len(cell.get("starts", ())) > 1:
+            parts = [f"{each['tau']:g}: {each['correlation']:.3f}, {each['auc_lost']:+.4f}" for each in cell["starts"]]
+            yield f"the start of {name}, by temperature: correlation and AUC lost are {'; '.join(parts)}."
 
 
 def _view(found: Mapping[str, Any]) -> Iterator[Any]:

@@ -31,13 +31,13 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 REFERENCES = ("lightgbm", "catboost", "tabm")
 # The highest first: it needs the fewest epochs, and the seconds that it leaves are for the lower ones.
 _HIGH_RATES: Sequence[Setting] = ({"rate": 3e-3}, {"rate": 1e-3}, {"rate": 3e-4})
-_RATES: Sequence[Setting] = ({"rate": 1e-3}, {"rate": 3e-4}, {"rate": 1e-4})
+_RATES: Sequence[Setting] = ({"rate": 1e-3}, {"rate": 5e-4}, {"rate": 3e-4})
 """Of networks with trees: higher rates lower their AUC from the first epoch on."""
 _BOOSTING: Sequence[Setting] = ({"rate": 0.05}, {"rate": 0.1}, {"rate": 0.25})
 _PENALTIES: Sequence[Setting] = ({"C": 0.01}, {"C": 0.1}, {"C": 1.0})
 _MACHINES: Sequence[Setting] = ({"epochs": 1}, {"epochs": 3}, {"epochs": 10})
 """Of the factorisation machine: it soon learns by heart which rows are in which leaf. Its trees have the rate 0.1."""
-_TAUS, _ALIKE, _LOSS, _START_ROWS = (0.1, 0.03, 0.01, 0.003), 0.985, 0.001, 50_000
+_TAU, _TAUS, _START_ROWS = 0.1, (1.0, 0.3, 0.1, 0.03, 0.01), 50_000
 _TREES, _MOST_TREES, _PATIENCE_TREES = 100, 600, 30
 _MEMBERS, _WIDTH, _BLOCKS, _LARGEST_EMBEDDING = 8, 128, 2, 16
 
@@ -87,7 +87,7 @@ class Trained:
     stopped: str | None = None
     """Why training ended: ``validation``, ``epochs``, ``time`` or ``infinite loss``."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Of a network: the validation AUC of the start and after each epoch, seconds of an epoch, and the temperature."""
+    """Of a network: the validation AUC of the start and after each epoch, and the seconds of an epoch."""
     pipeline: Any = None
 
     def to_json(self) -> dict[str, Any]:
@@ -186,8 +186,11 @@ def _model(pipe: str, setting: Setting, task: Task) -> Any:
     return make_pipeline(LeafEncoder(trees), machine)
 
 
-def temperature(task: Task, pipeline: Any, variant: str) -> Setting:
-    """The highest temperature whose start ranks training rows as the source does, and what says so."""
+def starts(task: Task, pipeline: Any, variant: str) -> list[Setting]:
+    """The start of a network against its source on training rows: of the level L3 at several temperatures.
+
+    ``correlation`` is that of the logits, and ``auc_lost`` the source's AUC less that of the start.
+    """
     from collage import windtunnel
 
     rows = task.train[:: -(-len(task.train) // _START_ROWS)]
@@ -196,18 +199,17 @@ def temperature(task: Task, pipeline: Any, variant: str) -> Setting:
     def chances(model: Any) -> NDArray[np.float64]:
         return np.asarray(model.predict_proba(frame), np.float64)[:, 1].clip(1e-7, 1 - 1e-7)
 
+    def compared(tau: float) -> Setting:
+        given = chances(network.soften(frame, level=VARIANTS[variant]["level"], tau=tau))
+        logits = np.stack([np.log(each / (1 - each)) for each in (expected, given)])
+        likeness = round(float(np.corrcoef(logits)[0, 1]), 4)
+        return {"tau": tau, "correlation": likeness, "auc_lost": round(auc(expected, truth) - auc(given, truth), 4)}
+
     expected = chances(pipeline)
-    for tau in _TAUS:
-        found = chances(network.soften(frame, level=VARIANTS[variant]["level"], tau=tau))
-        logits = np.stack([np.log(each / (1 - each)) for each in (expected, found)])
-        likeness = float(np.corrcoef(logits)[0, 1])
-        loss = auc(expected, truth) - auc(found, truth)
-        if likeness >= _ALIKE and loss <= _LOSS:
-            break
-    return {"tau": tau, "start_correlation": round(likeness, 4), "start_auc_lost": round(loss, 4)}
+    return [compared(tau) for tau in (_TAUS if variant == "L3" else (_TAU,))]
 
 
-def tune(task: Task, pipeline: Any, variant: str, setting: Setting, start: Setting) -> Trained:
+def tune(task: Task, pipeline: Any, variant: str, setting: Setting) -> Trained:
     """The network of a source pipeline, fine-tuned until validation, the epochs or the seconds stop it."""
     from collage import windtunnel
 
@@ -229,7 +231,8 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting, start: Setti
         batch=task.data.batch,
         seed=task.seed,
         progress=watch,
-        tau=start["tau"],
+        tau=_TAU,
+        keep_source=False,
         **VARIANTS[variant],
         **setting,
     )
@@ -243,7 +246,7 @@ def tune(task: Task, pipeline: Any, variant: str, setting: Setting, start: Setti
     task.show(f"{variant} {dict(setting)}: validation AUC {value:.4f}, {epochs} epochs, {seconds:.0f} s ({stopped})")
     scores, spans = ([getattr(each, name) for each in history] for name in ("score", "seconds"))
     about = {"history": [round(each, 5) for each in scores], "epoch_s": round(median(spans[1:]), 2) if epochs else None}
-    return Trained(setting, predict, value, seconds, epochs, stopped, {**start, **about})
+    return Trained(setting, predict, value, seconds, epochs, stopped, about)
 
 
 def train_reference(task: Task, name: str, setting: Setting) -> Trained:

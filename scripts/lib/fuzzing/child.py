@@ -114,15 +114,18 @@ def _show(path: Path) -> None:
 
     from collage.cli.console import Printable
     from collage.cli.show import summary_view
-    from collage.module.file import read_summary
+    from collage.module.file import read_suffix_models, read_summary
     from collage.module.module import summary_of
-    from collage.report.show_html import as_page
+    from collage.report.page_data import ShownModule
+    from collage.report.show_html import as_page, as_tables
     from collage.report.show_terminal import explanation
 
     summary = read_summary(path)
-    page = as_page(summary.modules)
-    if "<script" in page:
-        raise ValueError("the page has a script")
+    models = read_suffix_models(path)
+    page = as_page([ShownModule(*each, model) for each, model in zip(summary.modules, models, strict=True)])
+    json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    if any("<script" in as_tables(*each) for each in summary.modules):
+        raise ValueError("the tables have a script")
     text = io.StringIO()
     console = Console(file=text, markup=False, highlight=False, emoji=False, width=160)
     console.print(Printable(summary_view(summary)))
