@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collage.backends.engine import Engine
     from collage.backends.registry import Registry, builtin_registry
     from collage.backends.tuner import Tuner
+    from collage.doors.session import InferenceSession
     from collage.errors import (
         ClusterError,
         DatabaseError,
@@ -40,15 +41,18 @@ if TYPE_CHECKING:
         UsageError,
     )
     from collage.frontend.subgraph import Subgraph
-    from collage.graph.dataflow import TensorType
+    from collage.graph.dataflow import Node, OpKind, TensorType
     from collage.graph.formats import StorageFormat
     from collage.graph.storage import Storage
-    from collage.kernel.kernel import Kernel, Session
+    from collage.kernel.kernel import Call, Kernel, Session
     from collage.kernel.options import BuildOptions, Variant
     from collage.kernel.transform import LayoutTransform
+    from collage.module.batched import Batched
     from collage.module.module import CompiledModule
     from collage.module.shaped import ShapedModule
+    from collage.patterns.context import MatchContext, OpNode
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
+    from collage.patterns.match import Found, MatchSource
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
     from collage.runtime.bound_engine import BoundEngine, BoundSuffix
@@ -62,19 +66,23 @@ _HOMES = {
     "collage.backends.engine": "Engine",
     "collage.backends.registry": "Registry builtin_registry",
     "collage.backends.tuner": "Tuner",
+    "collage.doors.session": "InferenceSession",
     "collage.errors": "ClusterError DatabaseError InputError MeasurementError ModelError ModuleFileError "
     "NoPlacementError RegistrationError UsageError",
     "collage.frontend.subgraph": "Subgraph",
-    "collage.graph.dataflow": "TensorType",
+    "collage.graph.dataflow": "Node OpKind TensorType",
     "collage.graph.formats": "StorageFormat",
     "collage.graph.storage": "Storage",
-    "collage.kernel.kernel": "Kernel Session",
+    "collage.kernel.kernel": "Call Kernel Session",
     "collage.kernel.options": "BuildOptions Variant",
     "collage.kernel.transform": "LayoutTransform",
+    "collage.patterns.context": "MatchContext OpNode",
     "collage.patterns.language": "is_const is_op is_tuple wildcard",
+    "collage.patterns.match": "Found MatchSource",
     "collage.patterns.rules": "BasePatternRule check_path",
     "collage.runtime.bound": "BoundCall",
     "collage.runtime.bound_engine": "BoundEngine BoundSuffix",
+    "collage.module.batched": "Batched",
     "collage.module.module": "CompiledModule",
     "collage.module.shaped": "ShapedModule",
 }
@@ -85,22 +93,31 @@ __all__ = [
     "Backend",
     "BackendKind",
     "BasePatternRule",
+    "Batched",
     "BoundCall",
     "BoundEngine",
     "BoundSuffix",
     "BuildOptions",
+    "Call",
     "ClusterError",
     "CollageError",
     "CompiledModule",
     "DatabaseError",
     "Engine",
+    "Found",
+    "InferenceSession",
     "InputError",
     "Kernel",
     "LayoutTransform",
+    "MatchContext",
+    "MatchSource",
     "MeasurementError",
     "ModelError",
     "ModuleFileError",
     "NoPlacementError",
+    "Node",
+    "OpKind",
+    "OpNode",
     "RegistrationError",
     "Registry",
     "Session",

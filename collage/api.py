@@ -8,26 +8,31 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Backend
 from collage.backends.registry import Registry, builtin_registry
+from collage.core.extras import need_compiler
 from collage.core.progress import Progress
 from collage.errors import UsageError, unknown_names
+from collage.module.learned import LearnedShapes
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
+from collage.runtime.original import Fallback
 
 if TYPE_CHECKING:
     import onnx
 
     from collage.cluster.address import ClusterAddress
     from collage.compiler.clock import Budget
+    from collage.compiler.task import CompileOptions
+    from collage.frontend.pytorch.from_torch import FromTorch
     from collage.frontend.read.load import ModelSource
-    from collage.runtime.original import Fallback
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +55,12 @@ def default_registry() -> Registry:
     return builtin_registry()
 
 
-def register_backend(backend: Backend) -> None:
-    """Add a backend to the default registry. Raises RegistrationError when its name is taken."""
-    default_registry().register(backend)
+def register_backend(backend: Backend, *, replace: bool = False) -> None:
+    """Add a backend to the default registry. Raises RegistrationError if its name is taken.
+
+    With ``replace`` it takes the place of the backend of that name, as in a notebook whose cell is run again.
+    """
+    default_registry().register(backend, replace=replace)
 
 
 def add_backend_pattern(backend: str, pattern: Any, name: str | None = None, check: Check | None = None) -> None:
@@ -70,6 +78,7 @@ def add_backend_pattern_rule(backend: str, pattern_rule: MatchSource) -> None:
 
 def compile(
     model: ModelSource | Any,
+    example: Any = None,
     *,
     backends: Sequence[str] | str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -96,15 +105,22 @@ def compile(
     metric: str | Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
     device: str = "auto",
     trust: bool = False,
-) -> CompiledModule:
+) -> CompiledModule | ShapedModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
-    - ``model``: a path, bytes or a ModelProto; or a model of LightGBM, XGBoost, CatBoost or scikit-learn, or the path
-      of one that its library has saved (see ``trust``).
+    - ``model``: a path, bytes or a ModelProto; ``hf://owner/name`` on the Hugging Face Hub, with or without the path of
+      an .onnx file in that repository (``owner/name@revision`` for a revision of it); a model of LightGBM, XGBoost,
+      CatBoost or scikit-learn, or the path of one that its library has saved (see ``trust``); or a ``torch.nn.Module``,
+      ``torch.export.ExportedProgram`` or ``torch.onnx.ONNXProgram``.
+    - ``example``: what a model of PyTorch is called with: a tensor or an array, a tuple of arguments, or a mapping of
+      keyword arguments. A module needs it, and is compiled for its shapes, in eval mode. Of a program it fixes open
+      dimensions. Its integers, and floats that are not all equal, are ``inputs`` unless these are given.
     - ``backends``: names of the backends that may be used, as a list or as "a,b" (default: all that are available).
     - ``shapes``: shapes of symbolic inputs by name (elements per axis).
-    - ``batch``: the elements of the first axis of all inputs that leave it open, unless ``shapes`` has them. A model
-      whose operators all map rows to rows, of tables and trees, needs neither: its module takes any number of rows.
+    - ``batch``: the elements of the first axis of all inputs that leave it open, unless ``shapes`` has them. Without
+      either that axis is placed for 1, and other numbers run on ONNX Runtime. A model whose operators all map rows to
+      rows, of tables and trees, takes any number of rows. If other axes are open as well, the fastest engine runs the
+      model in any shapes.
     - ``threads``: the default is the cores that this process can keep busy (its CPU set, or its quota rounded down).
     - ``tune_trials``: the trials that TVM has to tune a convolution or matrix product.
     - ``db``: the measurement database (default: a file in the user's cache directory).
@@ -151,11 +167,13 @@ def compile(
     Raises ModelError, UsageError, DatabaseError, ClusterError, MeasurementError or NoPlacementError, all of which are
     CollageErrors.
     """
+    need_compiler()
     from collage.check.metrics import check_tolerance, metric_of
     from collage.cluster.address import as_address
     from collage.compiler.clock import Budget
     from collage.compiler.compile import compile_model
     from collage.compiler.task import CompileOptions
+    from collage.frontend.pytorch.from_torch import from_torch
     from collage.measure.timing.effort import EFFORTS, QUICK
 
     chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)
@@ -169,7 +187,7 @@ def compile(
         raise UsageError(
             f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
         )
-    if batch is not None and not batch > 0:
+    if batch is not None and (not isinstance(batch, int) or batch < 1):
         raise UsageError(f"batch must be at least 1, not {batch}.")
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
@@ -217,8 +235,39 @@ def compile(
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:
-        source, name = as_onnx(model, trust=trust)
-        return compile_model(source, options, chosen, show, name=name)
+        source: ModelSource
+        given = from_torch(model, example)
+        if given is not None:
+            source, name, options = given.model, given.name, _with_example(options, given)
+        elif example is not None:
+            raise UsageError(
+                "an example is for modules and programs of PyTorch. Models of ONNX, and fitted ones of other libraries "
+                "say themselves what they take: leave it out, or give inputs={name: array} to measure with."
+            )
+        else:
+            source, name = as_onnx(on_disk(model, quiet=progress is False), trust=trust)
+        module = compile_model(source, options, chosen, show, name=name)
+    parts = module.stored
+    if not module.report.for_one or strict or parts.original is None:
+        return module
+    ports = parts.program.model_inputs, parts.program.model_outputs
+    return ShapedModule([module], Fallback(parts.original, *ports, parts.target.threads))
+
+
+def on_disk(model: Any, *, quiet: bool = False) -> Any:
+    """The model, or the path of the file if it is an address on the Hugging Face Hub. Raises ModelError, UsageError."""
+    from collage.frontend.read.hub import downloaded, is_address
+
+    return downloaded(model, quiet=quiet) if is_address(model) else model
+
+
+def _with_example(options: CompileOptions, given: FromTorch) -> CompileOptions:
+    """The options with the example's values and shapes, as far as there are none."""
+    return replace(
+        options,
+        inputs=options.inputs or ({} if options.samples else dict(given.inputs)),
+        shapes=options.shapes or ({} if options.batch else dict(given.shapes)),
+    )
 
 
 def as_onnx(model: Any, *, trust: bool = False) -> tuple[ModelSource, str]:
@@ -245,7 +294,7 @@ def as_onnx(model: Any, *, trust: bool = False) -> tuple[ModelSource, str]:
     if found is None:
         raise UsageError(
             f"a {type(model).__module__}.{type(model).__qualname__} is no model that Collage knows: give one of ONNX, "
-            "LightGBM, XGBoost, CatBoost or scikit-learn."
+            "PyTorch, LightGBM, XGBoost, CatBoost or scikit-learn."
         )
     return found, type(model).__name__
 
@@ -270,6 +319,7 @@ def compile_shapes(
 
     Raises what ``compile`` raises, and UsageError for no sets or equal ones, before anything is measured.
     """
+    need_compiler()
     from collage.compiler.clock import share_of
     from collage.core.deadline import Deadline
     from collage.frontend.read.load import load_onnx
@@ -277,6 +327,7 @@ def compile_shapes(
     from collage.frontend.read.weights import WeightFiles
     from collage.report.best_so_far import INTERRUPT
 
+    model = on_disk(model, quiet=progress is False)
     if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
         raise UsageError(f"shapes must be a list of sets, each such as {_SHAPES}; it is {shapes!r}.")
     sets = [_checked_shapes(each) for each in shapes]
@@ -291,7 +342,8 @@ def compile_shapes(
         for number, each in enumerate(sets):
             interrupted = any(module.report.ended == INTERRUPT for module in modules)
             share = share_of(budget_s, course, len(sets) - number, interrupted=interrupted)
-            modules.append(compile(model, shapes=each, budget_s=share, progress=show, strict=strict, **options))
+            found = compile(model, shapes=each, budget_s=share, progress=show, strict=strict, **options)
+            modules += found.modules if isinstance(found, ShapedModule) else [found]
         return ShapedModule(modules, None if strict else _fallback(original, modules[0]))
 
 
@@ -360,6 +412,7 @@ def load(
     share: bool = True,
     verify: bool = False,
     strict: bool = False,
+    learn_shapes: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
     """Load a module that ``save`` or ``collage compile`` wrote. Neither the model nor a database is needed.
 
@@ -374,9 +427,16 @@ def load(
     A file with placements for several sets of shapes gives a ShapedModule. Its calls with other shapes run on ONNX
     Runtime, or are errors with ``strict``. ``registry`` has the backends (default: ``default_registry()``).
 
-    Raises ModuleFileError when the file is damaged, or was made for another machine or set of libraries.
+    On another CPU, or with other libraries, the placement runs if its kernels do, and else the original model on ONNX
+    Runtime, with one warning either way; with ``strict`` the latter is an error. ``learn_shapes`` is a file in which
+    the shapes of calls are counted; ``collage compile --shapes FILE`` places the frequent ones.
+
+    Raises ModuleFileError for a damaged file, one of a newer version, and one of which nothing runs here.
     """
     from collage.module.load import load_file
 
     chosen = registry if registry is not None else default_registry()
-    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict)
+    module = load_file(Path(path), chosen, share=share, verify=verify, strict=strict)
+    if learn_shapes is not None:
+        module.learned = LearnedShapes(Path(learn_shapes))
+    return module

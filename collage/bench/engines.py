@@ -25,7 +25,7 @@ from collage.frontend.read.external_data import without_links
 from collage.frontend.read.load import load_onnx
 from collage.frontend.read.randomness import Randomness
 from collage.frontend.read.rows import BLOCK_ROWS, take_rows
-from collage.frontend.read.shapes import declared_types, fitting, fix_shapes, model_inputs
+from collage.frontend.read.shapes import chosen_shapes, declared_types, fitting, fix_shapes, model_inputs
 from collage.frontend.read.value_types import value_type
 from collage.frontend.rewrite.simplify import simplify
 from collage.graph.dataflow import Array, TensorType
@@ -121,7 +121,8 @@ def bench(
             module = folder / "module.collage"
             options: dict[str, Any] = {"threads": cores, "seed": contest.seed, "db": db}
             options |= {"budget_s": budget_s, "quick": quick}
-            made = compile(written, shapes=contest.shapes, progress=show, **options)
+            shapes = contest.shapes if counts else setup.shapes
+            made = compile(written, shapes=shapes, progress=show, **options)
             compiled = made.report
             if compiled.ended == INTERRUPT:
                 raise KeyboardInterrupt
@@ -326,6 +327,8 @@ def prepare(
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
     declared = declared_types(proto)
+    chosen = chosen_shapes(proto, shapes)
+    shapes = {**chosen.placed, **chosen.sizes}
     fix_shapes(proto, shapes)
     inputs, outputs = _interface(proto, declared, path.stem, np.random.default_rng(seed))
     return Setup(

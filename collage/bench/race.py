@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from collage.bench.worker import Burst, BurstSamples, Inputs, Loaded, Ran, Setup
-from collage.check.compare import relative_error
+from collage.check.compare import difference
 from collage.core.background import standing_still
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.machine_lock import machine_lock
@@ -91,7 +91,7 @@ def race(
     Raises CollageError when a contender in ``required`` cannot run the model, and when any contender fails in a later
     round.
     """
-    largest: dict[str, float | None] = {}
+    largest: dict[str, tuple[float, float] | None] = {}
     told: dict[str, Sequence[float]] = {}
     loads_s: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -143,14 +143,17 @@ def outputs_of(setup: Setup) -> Sequence[Array]:
         contender.kill()
 
 
-def _largest_error(actual: Sequence[Array], expected: Sequence[Array | None]) -> float | None:
-    """The largest error of the outputs that are compared; None if there is none, as of a library that names none."""
+def _largest_error(actual: Sequence[Array], expected: Sequence[Array | None]) -> tuple[float, float] | None:
+    """The largest absolute and relative error of the outputs that are compared; None if there are none.
+
+    A library that names no outputs has none.
+    """
     if not actual:
         return None
     if len(actual) != len(expected):
-        return math.inf
-    pairs = ((a, e) for a, e in zip(actual, expected, strict=True) if e is not None)
-    return max((relative_error(*pair) for pair in pairs), default=None)
+        return math.inf, math.inf
+    pairs = [difference(a, e) for a, e in zip(actual, expected, strict=True) if e is not None]
+    return (max(p[0] for p in pairs), max(p[1] for p in pairs)) if pairs else None
 
 
 def _rounds(
@@ -176,15 +179,17 @@ def _rounds(
     return bursts
 
 
-def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
+def _timing(samples: Sequence[int], error: tuple[float, float] | None) -> dict[str, Any]:
     found = summary(samples)
+    absolute, relative = (None, None) if error is None else error
     return {
         "median_us": round(found.median_us, 3),
         "noise_us": round(found.noise_us, 3),
         "min_us": round(found.min_us, 3),
         "p90_us": round(found.p90_us, 3),
         "samples": found.repeats,
-        "max_relative_error": error,
+        "max_abs_error": absolute,
+        "max_relative_error": relative,
     }
 
 

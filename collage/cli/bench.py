@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from collage.cli.completion import MODULES, complete_engines, complete_files
 from collage.cli.console import print_json, print_table, say
 from collage.cli.errors import measurements_survive
 from collage.cli.options import (
@@ -29,6 +30,7 @@ from collage.cli.options import (
     parse_names,
     refuse_useless,
 )
+from collage.core.extras import need_compiler
 
 
 @click.command()
@@ -36,6 +38,7 @@ from collage.cli.options import (
 @option(
     "--engines",
     type=parse_names,
+    shell_complete=complete_engines,
     metavar="A,B",
     help="Compare with these only. Default: all that are installed.",
 )
@@ -58,6 +61,7 @@ from collage.cli.options import (
     "--module",
     metavar="OUT.collage",
     type=PATH,
+    shell_complete=complete_files(MODULES),
     help="Use this compiled module of the model instead of compiling it.",
 )
 @option(
@@ -107,6 +111,7 @@ def bench(
     if module is not None:
         for name in ("--db", "--budget", "--quick"):
             refuse_useless(name, "--module", "nothing is compiled, so that nothing is measured that is kept")
+    need_compiler()
     with measurements_survive():
         from collage.bench.engines import Contest
         from collage.bench.engines import bench as compare
@@ -143,15 +148,16 @@ def bench(
 
 def _show_race(found: Mapping[str, Any]) -> None:
     """Print the table of the contenders, the fastest first."""
-    from collage.report.show import duration
+    from collage.report.show import duration, share_words
 
     rows = []
     for name, timing in sorted(found["engines"].items(), key=lambda item: item[1]["median_us"]):
-        error = timing["max_relative_error"]
+        absolute, relative = timing["max_abs_error"], timing["max_relative_error"]
         times = (duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us"))
         ratio = f"{found['ratios'][name]['median']:.2f}x" if name in found["ratios"] else ""
-        rows.append((name, *times, ratio, "" if error is None else f"{error:.1g}"))
-    titles = "engine", "median", "+-", "min", "p90", "against Collage", "max relative error"
+        errors = ("", "") if absolute is None else (f"{absolute:.0e}", share_words(absolute, relative))
+        rows.append((name, *times, ratio, *errors))
+    titles = "engine", "median", "+-", "min", "p90", "against Collage", "max error", "of its scale"
     print_table(titles, rows, right=titles[1:])
 
 

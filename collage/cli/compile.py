@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from collage.cli.completion import complete_backends
 from collage.cli.console import print_json, print_rich, print_table, say
 from collage.cli.errors import log_lines, measurements_survive
 from collage.cli.files import check_writable, refuse_same
@@ -17,7 +18,8 @@ from collage.cli.options import (
     BATCH_OPTION,
     DB_OPTION,
     JSON_OPTION,
-    MODEL_ARGUMENT,
+    LEARNED_OPTION,
+    MODEL_OR_ADDRESS_ARGUMENT,
     OUTPUT_OPTION,
     QUIET_OPTION,
     SEED_OPTION,
@@ -36,7 +38,9 @@ from collage.cli.options import (
     sets_of,
 )
 from collage.cli.signals import stopping_first
+from collage.core.extras import need_compiler
 from collage.core.lean_imports import lean_imports
+from collage.frontend.read.hub import downloaded
 from collage.frontend.read.model_path import check_model_path
 
 
@@ -82,15 +86,17 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.command()
-@MODEL_ARGUMENT
+@MODEL_OR_ADDRESS_ARGUMENT
 @OUTPUT_OPTION
 @option(
     "--backends",
     type=parse_names,
+    shell_complete=complete_backends,
     metavar="A,B",
     help="Use only these; `collage backends` lists them. Default: all available.",
 )
 @SHAPE_SETS_OPTION
+@LEARNED_OPTION
 @BATCH_OPTION
 @THREADS_OPTION
 @DB_OPTION
@@ -198,9 +204,10 @@ def _verbose(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Show the stages as they run, with seconds, gains, and each plan's time against the best one's.",
 )
 def compile(
-    model: Path,
+    model: Path | str,
     output: Path,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    learned: Path | None,
     inputs: tuple[tuple[str, Path], ...],
     pareto: bool,
     as_json: bool,
@@ -209,14 +216,14 @@ def compile(
 ) -> None:
     """Compile an ONNX model to the fastest mix of backends, and write one file.
 
-    MODEL is an ONNX file, or a model that LightGBM, XGBoost or CatBoost has saved, or joblib (see --trust).
+    MODEL is an ONNX file, hf://owner/name or hf://owner/name/path.onnx on the Hugging Face Hub, or a model that
+    LightGBM, XGBoost or CatBoost has saved, or joblib (see --trust).
 
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. Ctrl-C, or the end of --budget, writes the best module so far: within seconds
-    that is the fastest engine. The result is checked against ONNX Runtime and is never slower than
-    the best engine that is installed (with --quick no engine is compared, and it may be). Where shapes depend on
-    data, an engine runs the model from there on. A model that cannot be cut into parts at all runs whole on the
-    fastest engine. `collage show` tells why.
+    that is the fastest engine. The result is checked against ONNX Runtime and is never slower than the best engine that
+    is installed. If shapes depend on data, an engine runs the model from there on. A model that cannot be cut into
+    parts at all runs whole on the fastest engine. `collage show` gives the reason.
 
     \b
     Examples:
@@ -227,6 +234,7 @@ def compile(
       collage compile model.onnx -o model.collage --json > report.json
       collage compile model.onnx -o model.collage --budget 60
       collage compile booster.txt -o booster.collage
+      collage compile hf://owner/name -o model.collage
       collage compile model.onnx -o model.collage --level graph --budget 600
       collage compile model.onnx -o model.collage --cluster auto
       collage compile model.onnx -o model.collage --tolerance 1e-2 --input samples/
@@ -237,16 +245,26 @@ def compile(
                                                 --shape input_ids:1x128 --shape attention_mask:1x128
     """
     sets = sets_of(shapes)
+    if learned is not None:
+        if shapes:
+            raise click.UsageError("--shapes FILE has the shapes: leave out --shape", click.get_current_context())
+        from collage.module.learned import frequent_shapes
+
+        sets = [*frequent_shapes(learned)]
+    single = len(sets) == 1 and learned is None
     files = once_each("--input", [(name, path) for name, path in inputs if name])
     sample_paths = [path for name, path in inputs if not name]
     context = click.get_current_context()
     if files and sample_paths:
         raise click.UsageError("--input takes NAME=FILE.npy or samples (.npz), not both", context)
     for name, given in (("--pareto", pareto), ("--input", inputs), ("--batch", options["batch"])):
-        if given and len(sets) > 1:
+        if given and not single:
             raise click.UsageError(f"{name} is for one set of shapes", context)
     if not (options["tolerance"] or pareto):
         refuse_unused("--metric", "--tolerance or --pareto")
+    if isinstance(model, str):
+        check_writable(output)
+        model = downloaded(model, quiet=quiet)
     check_model_path(model)
     refuse_same(model, output, "--output", ".collage")
     check_writable(output)
@@ -256,6 +274,7 @@ def compile(
         for each in (*curve_files(output, options["tolerance"]).values(), picture_file(output)):
             refuse_same(model, each, "--pareto", ".collage")
             check_writable(each)
+    need_compiler()
     with measurements_survive(writes=not pareto), stopping_first():
         from collage import api
         from collage.cli.arrays import read_arrays, read_samples
@@ -265,7 +284,7 @@ def compile(
             # Nobody needs TVM before the engines have run the model, and a process waits for these meanwhile.
             Thread(target=_import_tvm, args=(model,), daemon=True).start()
             options["progress"] = progress
-            if len(sets) == 1:
+            if single:
                 options["shapes"] = sets[0]
                 options["inputs"] = read_samples(sample_paths) if sample_paths else read_arrays(files)
             if pareto:
@@ -273,7 +292,7 @@ def compile(
 
                 curve = compiled_curve(model, output, options)
             else:
-                module = api.compile(model, **options) if len(sets) == 1 else api.compile_shapes(model, sets, **options)
+                module = api.compile(model, **options) if single else api.compile_shapes(model, sets, **options)
                 module.save(output)
     if pareto:
         _show_curve(curve, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from collage.cli.completion import ONNX, complete_files
 from collage.cli.console import print_json, say
 from collage.cli.errors import measurements_survive
 from collage.cli.files import check_writable, refuse_same
@@ -24,6 +25,7 @@ from collage.cli.options import (
     option,
     refuse_unused,
 )
+from collage.core.extras import need_compiler
 from collage.core.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
 
 
 @click.command("compile-decoder")
-@click.argument("model", metavar="MODEL", type=PATH)
+@click.argument("model", metavar="MODEL", type=PATH, shell_complete=complete_files(ONNX))
 @OUTPUT_OPTION
 @option(
     "--buckets",
@@ -120,6 +122,7 @@ def compile_decoder(
     refuse_same(file, output, "--output", ".collage")
     check_writable(output)
     positions = read_config(file).positions
+    need_compiler()
     with measurements_survive(writes=True):
         from collage.api import default_registry
         from collage.report.progress_display import display

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from collage.cli.completion import complete_backends
 from collage.cli.console import print_json, print_table, say
 from collage.cli.options import DB_OPTION, JSON_OPTION, Count, Number, flag, option
 from collage.core.printable import printable
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
 _CLOCKS = "GPU's MHz"
 _NUMBERS = ("us", "noise", "busy", "threads")
-_BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Show only this backend's measurements.")
+_BACKEND_OPTION = click.option(
+    "--backend",
+    metavar="NAME",
+    default="",
+    shell_complete=complete_backends,
+    help="Show only this backend's measurements.",
+)
 _ALL_OPTION = flag(
     "--all",
     "everything",

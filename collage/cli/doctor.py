@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from collage.cli.completion import MODULES, complete_files
 from collage.cli.console import print_json, print_table
 from collage.cli.options import DB_OPTION, JSON_OPTION
 
@@ -14,21 +15,25 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
+@click.argument("module", required=False, type=click.Path(path_type=Path), shell_complete=complete_files(MODULES))
 @DB_OPTION
 @JSON_OPTION
-def doctor(db: Path | None, as_json: bool) -> None:
+def doctor(module: Path | None, db: Path | None, as_json: bool) -> None:
     """Check Python, libraries, CPU, cache folder and database, and say how to mend what is wrong.
 
-    The exit status is 1 when something that Collage needs is missing or broken.
+    With MODULE, a file that `collage compile` has written, say what of it runs here and why the rest does not.
+
+    The exit status is 1 when something that Collage needs is missing or broken, or MODULE does not run.
 
     \b
     Examples:
       collage doctor
+      collage doctor model.collage
       collage doctor --json
     """
-    from collage.cli.doctor_checks import FAIL, checks
+    from collage.cli.doctor_checks import FAIL, checks, module_checks
 
-    found = checks(db)
+    found = checks(db) if module is None else module_checks(module)
     healthy = all(each.status != FAIL for each in found)
     if as_json:
         print_json({"ok": healthy, "checks": [asdict(each) for each in found]})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from collage.core import lean_imports, surroundings
 from collage.core.cpuinfo import ARITHMETIC, precisions_of
+from collage.core.extras import COMPILE, DISTRIBUTION, install
 from collage.errors import CollageError, DatabaseLockedError
 from collage.kernel.target import cores, flags, host, usable_cores
 
@@ -71,6 +74,52 @@ def checks(database: Path | None = None) -> list[Check]:
     ]
 
 
+def module_checks(path: Path) -> list[Check]:
+    """Checks of a module file: the file, each backend that it needs, and the model that a call runs.
+
+    Raises ModuleFileError for a damaged file, and for one of another kind.
+    """
+    from collage.backends.registry import builtin_registry
+    from collage.module.file import damage, refuse_decoder, verified
+    from collage.module.fit import fit_of
+    from collage.module.load import load_file
+
+    archive = verified(path)
+    refuse_decoder(path, archive)
+    registry = builtin_registry()
+    with damage(path):
+        fits = [fit_of(each, registry) for each in archive.manifest["modules"]]
+    found = [Check("file", OK, f"{path}, made by collage {archive.manifest['collage']}")]
+    again = "compile the model again here"
+    for text in dict.fromkeys(text for fit in fits for text in fit.differences):
+        found.append(Check("machine", WARN, text, f"{again} for the fastest mix"))
+    for text in dict.fromkeys(text for fit in fits for text in fit.problems):
+        found.append(Check("needs", WARN, text, f"install that, or {again}"))
+    try:
+        with _silent():
+            module = load_file(path, registry)
+    except CollageError as error:
+        return [*found, Check("runs", FAIL, str(error), again)]
+    for each in getattr(module, "modules", [module]):
+        if each.instead:
+            found.append(Check("runs", WARN, f"the original model, on ONNX Runtime: {each.instead}", again))
+        else:
+            mix = dict.fromkeys(region.backend for region in each.program.executed)
+            found.append(Check("runs", OK, f"its placement, on {', '.join(mix)}"))
+    return found
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without warnings, which say what the checks say."""
+    logger = logging.getLogger("collage.module.load")
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = False
+
+
 def _place_of(database: Path | None) -> tuple[Path | None, str]:
     """The given file, or else the default one; without either, why there is none."""
     from collage.measure_db.database_file import default_path
@@ -86,32 +135,33 @@ def _place_of(database: Path | None) -> tuple[Path | None, str]:
 def _requirement_checks() -> list[Check]:
     """Python and the libraries, against the versions that the installed package was tested with."""
     try:
-        package = metadata.distribution("collage")
+        package = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         detail = "not installed, so the versions of libraries are not checked"
-        return [Check("collage", WARN, detail, "pip install '.[cpu]' in the folder it runs from")]
+        return [Check("Collage", WARN, detail, "pip install '.[compile]' in the folder it runs from")]
     python = SpecifierSet(package.metadata["Requires-Python"])
     detail = f"{platform.python_version()} ({sys.executable})"
     known = python.contains(".".join(map(str, sys.version_info[:3])))
     found = [Check("Python", OK, detail) if known else Check("Python", FAIL, detail, f"use Python {python}")]
-    needed = map(Requirement, package.requires or ())
-    return found + [_library_check(each) for each in needed if each.name in _MODULES]
+    needed = {each.name: each for each in map(Requirement, package.requires or ()) if each.name in _MODULES}
+    return [*found, *map(_library_check, needed.values())]
 
 
 def _library_check(needed: Requirement) -> Check:
     """Whether a library is installed in a tested version and can be imported."""
     name = needed.name
-    install = f"pip install '{name}{needed.specifier}'"
+    exactly = f"pip install '{name}{needed.specifier}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
-        return Check(name, WARN if optional else FAIL, "not installed", install)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            return Check(name, WARN, "not installed; modules run without it", f"to compile, {install(COMPILE)}")
+        return Check(name, FAIL, "not installed", exactly)
     if trouble := _import_trouble(_MODULES[name]):
-        return Check(name, FAIL, f"{version} cannot be imported: {trouble}", install)
+        return Check(name, FAIL, f"{version} cannot be imported: {trouble}", exactly)
     if not needed.specifier.contains(version, prereleases=True):
         why = _WHY.get(name, "not tested")
-        return Check(name, WARN, f"{version} is outside the tested range ({why})", install)
+        return Check(name, WARN, f"{version} is outside the tested range ({why})", exactly)
     return Check(name, OK, version)
 
 

@@ -16,6 +16,7 @@ import click
 
 from collage.cli.console import say
 from collage.cli.signals import Stopped, Terminated, ending_on_signals
+from collage.core.extras import of_compiler
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 
@@ -61,7 +62,10 @@ class CollageGroup(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
         with _quiet_libraries(), ending_on_signals():
-            sys.exit(self._status(args, *rest, **extra))
+            status = self._status(args, *rest, **extra)
+            if {"tvm", "onnxruntime"} & {*sys.modules}:
+                _end_with(status)
+            sys.exit(status)
 
     def _status(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> int:
         try:
@@ -89,6 +93,8 @@ class CollageGroup(click.Group):
         except Exception as error:  # a fault of our own or of a library, which may be anything
             if (behind := _end_behind(error)) is not None:
                 return self._end(behind)
+            if isinstance(error, ImportError) and (needed := of_compiler(error)):
+                return self._fail(needed, 1)
             hint = f"A fault in Collage; `{self.name} --traceback` shows where."
             return self._fail(f"{type(error).__name__}: {library_text(error)}. {hint}", 1)
 
@@ -110,6 +116,15 @@ class CollageGroup(click.Group):
         text = " ".join(message.split())
         say(f"{self.name}: error: {text}" if status <= 128 else f"{self.name}: {text}", err=True)
         return status
+
+
+def _end_with(status: int) -> None:
+    """Have the process end with this status although threads may be in C++, which Python tears them out of."""
+    from collage.native.library import core, core_problem
+
+    sys.stdout.flush()
+    if not core_problem():
+        core().collage_end_with(status)
 
 
 def _end_behind(error: BaseException) -> BaseException | None:

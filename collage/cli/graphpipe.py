@@ -59,7 +59,14 @@ for _command in (profile, cluster, run):
 @option("--planner", "name", type=click.Choice(_PLANNERS), default=_PLANNERS[0], help="Whose planner.")
 @flag("--compare", help="Say how long an iteration takes with the best chain of stages, PipeDream's.")
 @option("--k", "ks", type=Count(min=1), multiple=True, default=(1,), metavar="K", help="kFkB schedules to choose from.")
-@option("--seconds", type=Seconds(), metavar="S", help="Processor time of a search. Default: as long as it takes.")
+@option(
+    "--seconds",
+    default=30.0,
+    show_default=True,
+    type=Seconds(),
+    metavar="S",
+    help="Processor time of a search; then the best plan so far is taken.",
+)
 @JSON_OPTION
 def plan(
     graph: Path,
@@ -69,7 +76,7 @@ def plan(
     name: str,
     compare: bool,
     ks: tuple[int, ...],
-    seconds: float | None,
+    seconds: float,
     as_json: bool,
 ) -> None:
     """Choose stages, their micro-batches, devices and schedules.
@@ -79,23 +86,22 @@ def plan(
       collage graphpipe plan graph.json --cluster cluster.toml --batch 64 -o plan.json
       collage graphpipe plan graph.json --cluster cluster.toml --batch 64 --compare
     """
-    from collage.graphpipe.baselines import pipedream, piper
+    from collage.graphpipe.baselines import PLANNERS
     from collage.graphpipe.check import check
     from collage.graphpipe.graph import decompose, write_json
     from collage.graphpipe.planner import Options
-    from collage.graphpipe.planner import plan as graph_plan
     from collage.graphpipe.schedule import static_actions
 
     if output is not None:
         check_writable(output)
     costs = _costs(graph, cluster, batch)
-    options = Options(ks, seconds=float("inf") if seconds is None else seconds)
-    found = {"pipedream": pipedream, "piper": piper}.get(name, graph_plan)(costs, options)
+    options = Options(ks, seconds=seconds)
+    found = PLANNERS[name](costs, options)
     best = found.best
     check(best, costs.graph, costs.cluster, static_actions(best))
     if output is not None:
         write_json(output, best.to_json())
-    chain = pipedream(costs, options) if compare else None
+    chain = PLANNERS["pipedream"](costs, options) if compare else None
     cores = [[costs.graph.blocks[at].name for at in core] for core in decompose(costs.graph).cores]
     result: dict[str, Any] = {
         "plan": best.to_json(),
@@ -120,6 +126,8 @@ def plan(
         f"An iteration takes {found.iteration_s * 1e3:.4g} ms ({batch / found.iteration_s:.4g} samples/s) "
         f"at depth {best.depth}{f', {idle} devices idle' if idle else ''}; the search took {found.search_s:.2g} s."
     )
+    if found.late:
+        say(f"It is the best plan within {seconds:g} s; --seconds gives the search more time.")
     if chain is not None:
         say(
             f"The best chain takes {chain.iteration_s * 1e3:.4g} ms at depth {chain.best.depth}: the graph is "
@@ -195,7 +203,7 @@ def _costs(graph: Path, cluster: Path, batch: int) -> Costs:
     from collage.graphpipe.costs import Costs
     from collage.graphpipe.graph import BlockGraph, read_json
 
-    return Costs(BlockGraph.from_json(read_json(graph)), Cluster.read(cluster), batch)
+    return Costs(read_json(graph, BlockGraph.from_json), Cluster.read(cluster), batch)
 
 
 def _planned(plan_file: Path, graph: Path, cluster: Path, greedy: bool) -> tuple[Plan, Costs, Sequence[Actions]]:
@@ -206,7 +214,7 @@ def _planned(plan_file: Path, graph: Path, cluster: Path, greedy: bool) -> tuple
     from collage.graphpipe.schedule import peak, static_actions
     from collage.graphpipe.simulate import greedy_actions
 
-    plan = Plan.from_json(read_json(plan_file))
+    plan = read_json(plan_file, Plan.from_json)
     costs = _costs(graph, cluster, plan.mini_batch)
     check(plan, costs.graph, costs.cluster, static_actions(plan))
     if not greedy:

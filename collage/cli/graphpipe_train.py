@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 _MODEL = "MODEL.py:function"
 _LAUNCHER = "COLLAGE_GRAPHPIPE_LAUNCHER"
 """The variable with the id of the process that has started a rank."""
+_MALLOC = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
+"""glibc's M_MMAP_THRESHOLD (the most that it takes), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
+_GRACE_S = 5.0
+"""The seconds that processes have to end by themselves once another one has failed."""
 _THREADS = option("--threads", default=1, type=Count(min=1), metavar="N", help="Threads of torch in a process.")
 _LIMIT = option(
     "--limit",
@@ -120,8 +125,9 @@ def cluster(devices: int, output: Path, limit_s: float) -> None:
 @option("--steps", default=10, type=Count(min=1), metavar="N", help="Run up to this step.")
 @option("--checkpoint", "folder", metavar="DIR", type=PATH, help="Write checkpoints to this folder.")
 @option("--every", default=100, type=Count(min=1), metavar="N", help="Steps from one checkpoint to the next.")
-@flag("--resume", help="Go on from the last checkpoint in --checkpoint; the plan may be another one.")
+@flag("--resume", help="Go on from the last checkpoint in --checkpoint, if there is one, by this or another plan.")
 @flag("--sleep", "asleep", help="Sleep for the profiled time of each pass, with messages of true size; needs --graph.")
+@flag("--torch", "on_torch", help="Run a chain on torch.distributed.pipelining (1F1B) instead, to compare with.")
 @option("--graph", "graph_file", metavar="GRAPH.json", type=PATH, help="The profile, to predict an iteration.")
 @option("--cluster", "cluster_file", metavar="FILE.toml", type=PATH, help="The cluster, to predict an iteration.")
 @_LIMIT
@@ -136,6 +142,7 @@ def run(
     every: int,
     resume: bool,
     asleep: bool,
+    on_torch: bool,
     graph_file: Path | None,
     cluster_file: Path | None,
     limit_s: float,
@@ -161,11 +168,16 @@ def run(
         raise UsageError("--sleep needs --graph, and has no --checkpoint.")
     if resume and folder is None:
         raise UsageError("--resume needs --checkpoint.")
+    if cluster_file is not None and graph_file is None:
+        raise UsageError("--cluster needs --graph: an iteration is predicted from both.")
+    if on_torch and (asleep or folder is not None):
+        raise UsageError("--torch has no --sleep and no --checkpoint.")
+    from collage.graphpipe.checkpoint import Checkpoints
     from collage.graphpipe.graph import BlockGraph, read_json
     from collage.graphpipe.plan import Plan
 
-    plan = Plan.from_json(read_json(plan_file))
-    graph = None if graph_file is None else BlockGraph.from_json(read_json(graph_file))
+    plan = read_json(plan_file, Plan.from_json)
+    graph = None if graph_file is None else read_json(graph_file, BlockGraph.from_json)
     factor = 1.0
     if graph is not None:
         from collage.graphpipe.stages import slowed
@@ -177,22 +189,28 @@ def run(
     predicted_s = _predicted(plan, graph, cluster_file)
     if folder is not None:
         make_folder(folder)
+        if not resume and Checkpoints(folder, every).there:
+            raise UsageError(f"{folder} has a checkpoint: --resume goes on from it, or name another folder.")
     if not _is_rank():
         _launch(sum(len(each.devices) for each in plan.stages), limit_s)
         return
     with _as_rank():
         _torch(threads)
         from collage.graphpipe import runtime
-        from collage.graphpipe.checkpoint import Checkpoints
         from collage.graphpipe.training import load_training
 
         if asleep and graph is not None:
             found = runtime.sleep(graph, plan, steps, limit_s)
         else:
-            checkpoints = None if folder is None else Checkpoints(folder, every)
             show = _steps(steps) if os.environ["RANK"] == "0" and not as_json else lambda step, loss, seconds: None
             training = load_training(str(model), seed)
-            found = runtime.train(training, plan, steps, limit_s, checkpoints, resume, seed, show)
+            if on_torch:
+                from collage.graphpipe.linear import train_chain
+
+                found = train_chain(training, plan, steps, limit_s, show)
+            else:
+                checkpoints = None if folder is None else Checkpoints(folder, every)
+                found = runtime.train(training, plan, steps, limit_s, checkpoints, resume, seed, show)
         if os.environ["RANK"] == "0":
             _report(found, plan, predicted_s, factor, asleep, as_json)
 
@@ -246,12 +264,18 @@ def _progress(text: str) -> None:
 
 
 def _torch(threads: int) -> None:
-    """Load torch, which writes nothing to stderr then. Raises CollageError without it."""
+    """Load torch, which writes nothing to stderr then. Raises CollageError without it.
+
+    Freed memory is kept: gradients of some megabytes would go back to the system, and come again page by page, in each
+    pass.
+    """
+    for option_of, value in _MALLOC.items():
+        ctypes.CDLL(None).mallopt(option_of, value)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         import torch
     except ImportError as error:
-        raise CollageError("this needs torch: pip install 'collage[train]'.") from error
+        raise CollageError("this needs torch: pip install 'collage-compiler[train]'.") from error
     torch.set_num_threads(threads)
 
 
@@ -298,30 +322,49 @@ def _launch(size: int, limit_s: float) -> None:
     words = sys.argv[1:]
     code = f"import sys; sys.path[:] = {import_path()!r}; from collage.cli.main import main; main({words!r})"
     started: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+    said: set[bytes] = set()
     try:
         for rank in range(size):
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port, _LAUNCHER: os.getpid()}
             env = os.environ | {name: str(each) for name, each in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
             out = None if rank == 0 else subprocess.DEVNULL
-            command = [sys.executable, "-c", code]
-            # Ctrl-C goes to this process only.
-            started.append(
-                subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C goes to this process only
             )
+            started.append(process)
+            readers.append(threading.Thread(target=_hand_on, args=(process.stderr, said), daemon=True))
+            readers[-1].start()
         _watch(started, limit_s)
     finally:
         for each in started:
             if each.poll() is None:
                 each.kill()
             each.wait()
+        for reader in readers:
+            reader.join(1.0)
+
+
+def _hand_on(stream: Any, said: set[bytes]) -> None:
+    """Hand on what a rank writes to stderr, but for errors that another one has written already."""
+    for line in stream:
+        if not line.startswith(b"collage: error:") or line not in said:
+            said.add(line)
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 def _watch(started: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
-    """Wait for processes; once one has failed, for the others no longer than the limit. Raises CollageError."""
+    """Wait for processes; once one has failed, for the others a little longer. Raises CollageError."""
     end = float("inf")
     while time.monotonic() < end and any(each.poll() is None for each in started):
         if end == float("inf") and any(each.returncode for each in started):
-            end = time.monotonic() + limit_s + 3.0
+            end = time.monotonic() + min(limit_s + 3.0, _GRACE_S)
         time.sleep(0.02)
     for rank, each in enumerate(started):
         if each.returncode is not None and each.returncode < 0:

@@ -7,12 +7,14 @@ import click
 from collage._version import __version__
 from collage.cli.backends import backends
 from collage.cli.bench import bench
+from collage.cli.check_backend import check_backend
 from collage.cli.compile import compile
 from collage.cli.compile_decoder import compile_decoder
 from collage.cli.db import db
 from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 from collage.cli.graphpipe import graphpipe
+from collage.cli.new_backend import new_backend
 from collage.cli.run import run
 from collage.cli.serve import serve
 from collage.cli.show import show, verify
@@ -51,6 +53,8 @@ for _command in (
     bench,
     verify,
     backends,
+    check_backend,
+    new_backend,
     db,
     graphpipe,
     doctor,

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from collage.cli.completion import MODELS, MODULES, complete_files
 from collage.errors import UsageError
+from collage.frontend.read.hub import is_address
 
 Value = TypeVar("Value")
 
@@ -117,26 +119,37 @@ def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
 
 def refuse_unused(name: str, needed: str) -> None:
     """Raise UsageError if the option ``name``, such as ``--metric``, was given without those it is for, ``needed``."""
-    if _given(name):
+    if given(name):
         raise UsageError(f"{name} is for {needed}; give that, too, or leave {name} out.")
 
 
 def refuse_useless(name: str, because: str, why: str) -> None:
     """Raise UsageError if an option was given that another one, ``because``, makes useless; ``why`` says how."""
-    if _given(name):
+    if given(name):
         raise UsageError(f"{name} is of no use with {because}: {why}. Leave one of them out.")
 
 
-def _given(name: str) -> bool:
+def given(name: str) -> bool:
     """Whether an option was given on the command line, also with its default value."""
     context = click.get_current_context()
     (parameter,) = (each.name for each in context.command.params if name in each.opts)
     return parameter is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
-MODEL_ARGUMENT = click.argument("model", metavar="MODEL", type=PATH)
+class ModelPath(click.Path):
+    """The path of a model, or its address on the Hugging Face Hub, which stays a text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the path."""
+        return value if is_address(value) else super().convert(value, param, ctx)
+
+
+MODEL_OR_ADDRESS_ARGUMENT = click.argument(
+    "model", metavar="MODEL", type=ModelPath(path_type=Path), shell_complete=complete_files(MODELS)
+)
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL", type=PATH, shell_complete=complete_files(MODELS))
 OUTPUT_OPTION = option("-o", "--output", required=True, metavar="OUT.collage", type=PATH, help="The file to write.")
-FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH)
+FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=PATH, shell_complete=complete_files(MODULES))
 _SHAPES: dict[str, Any] = {"type": parse_shape, "metavar": "NAME:1x3x224x224", "multiple": True}
 _FIX = "Fix an input's symbolic dimensions; once for each such input."
 SHAPES_OPTION = click.option("--shape", "shapes", **_SHAPES, help=_FIX)
@@ -146,6 +159,13 @@ SHAPE_SETS_OPTION = click.option(
     **_SHAPES,
     help=f"{_FIX} An input that is named again begins the next set of shapes: the file then has a placement for each "
     "set, and runs others on ONNX Runtime.",
+)
+LEARNED_OPTION = click.option(
+    "--shapes",
+    "learned",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Place the shapes of most calls, as collage.load(..., learn_shapes=FILE) has counted them.",
 )
 BATCH_OPTION = click.option(
     "--batch",

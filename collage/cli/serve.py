@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
+from collage.cli.completion import MODULES, complete_files
 from collage.cli.console import say
-from collage.cli.options import PATH, Count, Number, Seconds, option, refuse_unused
+from collage.cli.options import PATH, Count, Number, Seconds, given, option, refuse_unused
+from collage.errors import UsageError
+
+_OF_DECODERS = (
+    *("--tokenizer", "--policy", "--max-running", "--itl-target", "--cache-blocks", "--cache", "--parallel"),
+    *("--processes", "--replicas", "--cluster"),
+)
+_OF_MODULES = ("--max-batch", "--max-wait-ms", "--max-body-mib")
 
 
 def parse_origin(text: str) -> str:
@@ -23,7 +31,7 @@ def parse_origin(text: str) -> str:
 
 
 @click.command()
-@click.argument("model", metavar="MODEL", type=PATH)
+@click.argument("model", metavar="MODEL", type=PATH, shell_complete=complete_files(MODULES))
 @option("--host", default="127.0.0.1", help="Address to listen on.")
 @option("--port", type=Count(0, 65535), metavar="N", default=8000, help="Port; 0 takes any free one.")
 @option(
@@ -59,7 +67,27 @@ def parse_origin(text: str) -> str:
     type=Count(min=1),
     default=256,
     metavar="N",
-    help="Most sequences that wait; more get 429.",
+    help="Most sequences of a decoder that wait, or open requests of a module; more get 429.",
+)
+@option(
+    "--max-batch",
+    type=Count(min=1),
+    metavar="N",
+    help="Of a module: join requests along their first axis to calls of at most N rows. Default: each runs alone.",
+)
+@option(
+    "--max-wait-ms",
+    type=Number(min=0),
+    default=2.0,
+    metavar="MS",
+    help="Longest time that a request of a module waits for others to join it (--max-batch).",
+)
+@option(
+    "--max-body-mib",
+    type=Count(min=1),
+    default=64,
+    metavar="N",
+    help="Of a module: largest body of a request, in MiB; a larger one gets 413.",
 )
 @option(
     "--itl-target",
@@ -119,12 +147,16 @@ def serve(
     processes: int,
     replicas: int | None,
     cluster: str,
+    max_batch: int | None,
+    max_wait_ms: float,
+    max_body_mib: int,
     **options: Any,
 ) -> None:
-    """Serve a compiled decoder to many clients at a time, by OpenAI's API.
+    """Serve a compiled decoder by OpenAI's API, or a module by KServe's protocol V2, to many clients at a time.
 
     MODEL is a compiled decoder, or a folder that has one beside its tokenizer.json. Without a tokenizer, prompts are
-    token ids. Requests share iterations: they join and leave at any token. Ctrl-C or SIGTERM finishes open requests
+    token ids. Requests share iterations: they join and leave at any token. Or it is a module, as `collage compile`
+    writes it, which clients of Triton and KServe can use. Ctrl-C or SIGTERM finishes open requests
     first. Anybody who reaches the port may use it: put a proxy that asks for keys before it. A module file is a
     program, which runs with your rights: serve only files from people whose programs you would run.
 
@@ -135,17 +167,27 @@ def serve(
       collage serve model.collage --policy orca
       collage serve model.collage --parallel cache --processes 2
       collage serve model.collage --replicas 4 --cluster auto --host 0.0.0.0
+      collage serve module.collage --max-batch 32 --max-wait-ms 5
 
     \b
-    A client:
+    Clients of a decoder and of a module:
       curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
         -d '{"model": "model", "prompt": [1, 2, 3], "max_tokens": 8, "stream": true}'
+      curl localhost:8000/v2/models/module/infer \\
+        -d '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 1]}]}'
     """
     from collage.serve.http.options import ServerOptions
     from collage.serve.http.server import run_server
     from collage.serve.options import EngineOptions
     from collage.serve.parallel.options import Parallelism
 
+    if (module := _module_file(model)) is not None:
+        _refuse(_OF_DECODERS, f"a decoder, and {module} is a module")
+        if max_batch is None:
+            refuse_unused("--max-wait-ms", "--max-batch")
+        _serve_module(module, max_batch, max_wait_ms, max_waiting, max_body_mib, options)
+        return
+    _refuse(_OF_MODULES, f"a module, and {model} is none")
     if parallel is None:
         refuse_unused("--processes", "--parallel")
     if replicas is None:
@@ -160,3 +202,42 @@ def serve(
     from collage.serve.replicas.command import run_replicas
 
     run_replicas(server, replicas, ClusterAddress(cluster), lambda text: say(text, err=True))
+
+
+def _module_file(model: Path) -> Path | None:
+    """The module that a path or folder is; None if it is a decoder, or for who opens decoders to say what is wrong."""
+    from collage.module.file import open_archive
+
+    found = [model] if model.is_file() else sorted(model.glob("*.collage"))
+    if len(found) != 1 or found[0].suffix == ".onnx":
+        return None
+    return None if "decoder" in open_archive(found[0]).manifest else found[0]
+
+
+def _refuse(names: tuple[str, ...], what: str) -> None:
+    """Raise UsageError for options that were given and are for something else."""
+    if wrong := [name for name in names if given(name)]:
+        raise UsageError(f"{', '.join(wrong)}: for {what}.")
+
+
+def _serve_module(
+    module: Path,
+    max_batch: int | None,
+    max_wait_ms: float,
+    max_waiting: int,
+    max_body_mib: int,
+    options: dict[str, Any],
+) -> None:
+    from collage.serve.kserve.options import ModuleServerOptions
+    from collage.serve.kserve.server import run_module_server
+
+    shared = {name: options[name] for name in ("host", "port", "name", "drain_s", "allow_origins")}
+    server = ModuleServerOptions(
+        module,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        max_waiting=max_waiting,
+        max_body=max_body_mib << 20,
+        **shared,
+    )
+    run_module_server(server, lambda text: say(text, err=True))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from collage.module.file import Summary
+    from collage.report.page_data import ShownModule
     from collage.report.report import Report
     from collage.schedule.program import Program
 
@@ -65,14 +66,27 @@ _ALL = ""
 @click.command()
 @FILE_ARGUMENT
 @JSON_OPTION
-@option("--html", metavar="FILE", type=PATH, help="Write a page with a picture of the launches.")
+@option("--details", is_flag=True, help="Show all kernels, and how the compile went: times, memory, rejections.")
+@option(
+    "--html",
+    metavar="FILE",
+    type=PATH,
+    help="Write a page for browsers: the network with every candidate, the time line, and the costs.",
+)
+@option(
+    "--compare",
+    "other",
+    metavar="OTHER.collage",
+    type=PATH,
+    help="Compare with another module of the same model: what runs elsewhere or otherwise, and what that gains.",
+)
 @option(
     "--explain",
     metavar="[NODE]",
     is_flag=False,
     flag_value=_ALL,
     help="List the candidates of each node with their costs, or the reasons why they were not chosen. NODE, which is "
-    "a part of an operator's or ONNX name, or a number, selects nodes. Give it after the file.",
+    "a part of an operator's or ONNX name, or a kernel's number in the table, selects nodes. Give it after the file.",
 )
 @option(
     "--gaps",
@@ -93,7 +107,9 @@ _ALL = ""
 def show(
     file: Path,
     as_json: bool,
+    details: bool,
     html: Path | None,
+    other: Path | None,
     explain: str | None,
     model: Path | None,
     engine: str | None,
@@ -107,9 +123,11 @@ def show(
     \b
     Examples:
       collage show model.collage
+      collage show model.collage --details            all kernels, and how the compile went
       collage show model.collage --explain            every node
       collage show model.collage --explain conv1      nodes with conv1 in their name
       collage show model.collage --html model.html
+      collage show old.collage --compare new.collage
       collage show model.collage --gaps model.onnx    where an engine is faster
       collage show model.collage --json | jq '.regions[].backend'
     """
@@ -119,10 +137,16 @@ def show(
     from collage.serve.decoder.file import is_decoder
 
     if html is not None:
-        refuse_same(file, html, "--html", ".html")
+        for each in filter(None, (file, other)):
+            refuse_same(each, html, "--html", ".html")
         check_writable(html)
     if is_decoder(file):
-        _show_decoder(file, as_json, any((html, explain is not None, model, shapes)))
+        _show_decoder(file, as_json, any((html, other, explain is not None, model, shapes)))
+        return
+    if other is not None:
+        for name in ("--explain", "--gaps"):
+            refuse_useless(name, "--compare", "it shows other things")
+        show_comparison(file, other, once_each("--shape", shapes), html, as_json)
         return
     if model is None:
         refuse_unused("--engine", "--gaps")
@@ -132,13 +156,17 @@ def show(
         _show_gaps(file, model, engine, once_each("--shape", shapes), as_json)
         return
     summary = read_summary(file)
+    shown = range(len(summary.modules))
     if shapes:
-        summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
+        number = _number_of_shapes(summary, once_each("--shape", shapes))
+        shown = range(number, number + 1)
     if html is not None:
         from collage.report.show_html import as_page
 
+        page = as_page([shown_module(file, summary, number) for number in shown])
         with new_file(html) as stream:
-            stream.write(as_page(summary.modules).encode())
+            stream.write(page.encode())
+    summary = replace(summary, modules=tuple(summary.modules[number] for number in shown))
     if as_json:
         found = [_json(report, program, explain) for report, program in summary.modules]
         whole = summarise(found, summary.fallback) if summary.shaped else found[0]
@@ -151,7 +179,7 @@ def show(
                 say(f"shapes {shapes_text(program)}\n")
             print_rich(explanation(_entries(report, program, explain)))
     elif html is None:
-        print_rich(summary_view(summary))
+        print_rich(summary_view(summary, detailed=details))
     else:
         say(f"wrote {html}")
 
@@ -163,7 +191,8 @@ def _show_decoder(file: Path, as_json: bool, refused: bool) -> None:
 
     if refused:
         raise UsageError(
-            f"{file} is a decoder that was compiled for serving: --html, --explain, --gaps and --shape are for modules."
+            f"{file} is a decoder that was compiled for serving: --html, --compare, --explain, --gaps and --shape are "
+            "for modules."
         )
     found = read_decoder_summary(file)
     if as_json:
@@ -211,7 +240,7 @@ def _show_gaps(
     say(f"not slower: {len(found['gaps']) - len(lost) - len(unknown)} of {len(found['gaps'])}")
 
 
-def summary_view(summary: Summary) -> RenderableType:
+def summary_view(summary: Summary, *, detailed: bool = False) -> RenderableType:
     """The modules of a file, each with its shapes as a heading where there are several, and what else the file has."""
     from rich.console import Group
     from rich.text import Text
@@ -220,25 +249,73 @@ def summary_view(summary: Summary) -> RenderableType:
     from collage.report.show_terminal import report_view
     from collage.runtime.inputs import shapes_text
 
-    stored = f"the original model, {size(summary.model_bytes)}, is in the file for guarded regions"
+    stored = f"the original model, {size(summary.model_bytes)}, is in the file"
     more = [Text(stored)] if summary.model_bytes else []
     if not summary.shaped:
-        return Group(report_view(*summary.first), *more)
+        return Group(report_view(*summary.first, detailed=detailed), *more)
     parts: list[RenderableType] = []
     for report, program in summary.modules:
-        parts += [Text(f"shapes {shapes_text(program)}", style="bold"), report_view(report, program), Text()]
+        view = report_view(report, program, detailed=detailed)
+        parts += [Text(f"shapes {shapes_text(program)}", style="bold"), view, Text()]
     others = "run on ONNX Runtime, with one warning" if summary.fallback else "are errors"
     return Group(*parts, Text(f"other shapes {others}"), *more)
 
 
-def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
-    """The module for these shapes. Raises UsageError, which lists the shapes that the file has."""
-    from collage.module.file import closest
+def shown_module(file: Path, summary: Summary, number: int) -> ShownModule:
+    """A module of a file as its page shows it. Raises ModuleFileError."""
+    from collage.module.file import read_suffix_models
+    from collage.report.page_data import ShownModule
+
+    report, program = summary.modules[number]
+    return ShownModule(report, program, None if program.suffix is None else read_suffix_models(file)[number])
+
+
+def show_comparison(
+    file: Path, other: Path, shapes: Mapping[str, tuple[int, ...]], html: Path | None, as_json: bool
+) -> None:
+    """Show what two modules of one model do differently. Raises UsageError if a file has several and none is chosen."""
+    from collage.module.file import read_summary
+    from collage.report.compare import compared
+    from collage.report.show import headline
+    from collage.runtime.inputs import shapes_text
+
+    files = file, other
+    summaries = [read_summary(each) for each in files]
+    for path, summary in zip(files, summaries, strict=True):
+        if summary.shaped and not shapes:
+            there = "; ".join(shapes_text(program) for _, program in summary.modules)
+            raise UsageError(f"{path} has placements for several shapes: choose one with --shape. There are {there}.")
+    if file.samefile(other):
+        raise UsageError(f"{file} is compared with itself.")
+    numbers = [_number_of_shapes(each, shapes) for each in summaries]
+    one, two = (each.modules[number] for each, number in zip(summaries, numbers, strict=True))
+    names = (file.stem, other.stem) if file.stem != other.stem else (str(file), str(other))
+    found = compared(one, two, names)
+    if html is not None:
+        from collage.report.show_html import comparison_page
+
+        first, second = map(shown_module, files, summaries, numbers)
+        page = comparison_page(first, second, found, names)
+        with new_file(html) as stream:
+            stream.write(page.encode())
+    if as_json:
+        times = [report.measured_us if report.is_measured else None for report, _ in (one, two)]
+        print_json({"files": [*map(str, files)], "measured_us": times, **found.to_json()})
+    elif html is None:
+        from collage.report.show_terminal import comparison_view
+
+        print_rich(comparison_view(found, names, (headline(one[0]), headline(two[0]))))
+    else:
+        say(f"wrote {html}")
+
+
+def _number_of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of the first module for these shapes. Raises UsageError, which lists the shapes that the file has."""
     from collage.runtime.inputs import extents, shapes_text
 
-    report, program = closest(summary, wanted)
-    if wanted.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
-        return report, program
+    for number, (_, program) in enumerate(summary.modules):
+        if wanted.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
+            return number
     there = "; ".join(shapes_text(program) for _, program in summary.modules)
     raise UsageError(f"there is no placement for these shapes. There are placements for {there}.")
 
@@ -257,8 +334,11 @@ def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, d
     everything = list(enumerate(report.explain(program.regions)))
     if wanted == _ALL:
         return everything
-    if wanted.isdigit() and int(wanted) < len(everything):
-        return [everything[int(wanted)]]
+    if wanted.isdigit() and int(wanted) < len(program.regions):
+        region = program.regions[int(wanted)]
+        if not region.nodes:
+            raise UsageError(f"number {wanted} converts {region.layout}: there is one way to do that.")
+        return [everything[node] for node in region.nodes]
     found = [
         (node, entry) for node, entry in everything if wanted.lower() in f"{entry['source']}\n{entry['op']}".lower()
     ]

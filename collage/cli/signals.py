@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 from collage.core.child_process import signal_name
-from collage.core.interrupts import outside_imports
+from collage.core.interrupts import is_own, outside_imports, put_off
 from collage.core.temporary import remove_all
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -59,7 +58,7 @@ def stopping_first() -> Iterator[None]:
 def ending_on_signals() -> Iterator[None]:
     """Raise Terminated inside the block when a signal arrives, unless it is ignored (as under nohup).
 
-    Inside ``stopping_first`` the first one raises Stopped. Ctrl-C interrupts no import.
+    Inside ``stopping_first`` the first one raises Stopped. None interrupts an import.
 
     Python runs a handler only between two of its own instructions. A library may run for minutes in one of them, or
     swallow the exception. So a process that has not ended five seconds later removes its temporary folders and exits.
@@ -89,7 +88,9 @@ def ending_on_signals() -> Iterator[None]:
         os.close(writer)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+def _terminate(number: int, frame: FrameType | None) -> None:
+    if put_off(number, frame):
+        return
     if _Stops.handler:
         _Stops.handler = 0
         raise Stopped(number)
@@ -109,7 +110,7 @@ def _watch(reader: int, ended: threading.Event) -> None:
         found = os.read(reader, 1)
         if not found:
             break
-        if found[0] not in _SIGNALS:
+        if is_own() or found[0] not in _SIGNALS:
             continue
         if _Stops.watcher:
             _Stops.watcher = 0

@@ -23,7 +23,14 @@ def windtunnel() -> None:
 
 @windtunnel.command()
 @click.argument("pipeline", metavar="PIPELINE.joblib", type=PATH)
-@option("--data", required=True, metavar="TRAIN.parquet", type=PATH, help="The rows to fine-tune on.")
+@option(
+    "--data",
+    required=True,
+    multiple=True,
+    metavar="TRAIN.parquet",
+    type=PATH,
+    help="The rows to fine-tune on; once for each file.",
+)
 @option("--target", required=True, metavar="COLUMN", help="The column to predict.")
 @option(
     "-o",
@@ -80,7 +87,7 @@ def windtunnel() -> None:
 @QUIET_OPTION
 def fit(
     pipeline: Path,
-    data: Path,
+    data: tuple[Path, ...],
     target: str,
     output: Path,
     validation: str,
@@ -112,16 +119,21 @@ def fit(
 
     if output.suffix not in _SUFFIXES:
         raise UsageError(f"{output} is written as {' or '.join(_SUFFIXES)}: give it one of these endings.")
-    for each in (pipeline, data):
+    for each in (pipeline, *data):
         refuse_same(each, output, "--output", output.suffix)
     check_writable(output)
     try:
         from collage.windtunnel import translate
     except ImportError as error:
-        raise ModelError(f"WindTunnel needs {error.name}: pip install 'collage[windtunnel]'.") from error
+        raise ModelError(f"WindTunnel needs {error.name}: pip install 'collage-compiler[windtunnel]'.") from error
     tunnel = translate(read_object(pipeline, trust), front=front)
+    if tunnel.fronts_ and output.suffix == ".onnx":
+        names = ", ".join(each.path for each in tunnel.fronts_)
+        raise UsageError(
+            f"scikit-learn goes on running {names}, which ONNX cannot hold: write OUT.tunnel, or a pipeline without."
+        )
     found = tunnel.fine_tune(
-        *(data, target),
+        *(list(data), target),
         validation=_validation(validation, target),
         level=level,
         scope=scope,
@@ -134,20 +146,26 @@ def fit(
         progress=None if quiet else _progress(),
     )
     (found.to_onnx if output.suffix == ".onnx" else found.save)(output)
-    first, best = found.history_[0], max(found.history_, key=lambda each: each.score)
+    best = max(found.history_, key=lambda each: each.score)
+    source_score = float(found.source_score_ or 0.0)
+    kept = best.score <= source_score
     if as_json:
         print_json(
             {
                 "output": str(output),
                 "epochs": len(found.history_) - 1,
                 "best_epoch": best.number,
-                "score_before": first.score,
+                "source_score": source_score,
+                "source_kept": kept,
+                "score_before": found.history_[0].score,
                 "score": best.score,
                 "seconds": found.history_[-1].seconds,
             }
         )
         return
-    say(f"{output}: {best.score:.5f} on validation rows after epoch {best.number}, {first.score:.5f} before the first")
+    pipeline_has = f"the pipeline itself has {source_score:.5f}"
+    ending = f"; {pipeline_has}, and is kept" if kept else f"; {pipeline_has}"
+    say(f"{output}: {best.score:.5f} on validation rows after epoch {best.number}{ending}")
 
 
 def _validation(text: str, target: str) -> Any:

@@ -31,7 +31,7 @@ def import_ray() -> ModuleType:
         import ray
     except ImportError as error:
         raise ClusterError(
-            "a cluster needs Ray, which is not installed: pip install '.[cluster]' in Collage's checkout."
+            "a cluster needs Ray, which is not installed: pip install 'collage-compiler[cluster]'."
         ) from error
     found: ModuleType = ray
     return found
@@ -90,7 +90,7 @@ def _explained(address: ClusterAddress, problem: str) -> str:
     if "ersion mismatch" in text:
         return f"the cluster at {address} has another Ray or Python: {text}"
     if "ray[client]" in text:
-        return f"{CLIENT} addresses need Ray's client: pip install '.[cluster]' in Collage's checkout."
+        return f"{CLIENT} addresses need Ray's client: pip install 'collage-compiler[cluster]'."
     if address.text == AUTO and "Could not find any running Ray" in text:
         return f"this machine is part of no cluster. {_WAY_OUT}"
     return f"the cluster at {address} cannot be used: {text}. {_WAY_OUT}"

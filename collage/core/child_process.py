@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class ChildEndedError(ChildError):
     """
 
     def __init__(self, code: int | None) -> None:
-        super().__init__(f"its process ended ({_end(code)})")
+        super().__init__(f"its process ended ({_ending(code)})")
         self.code = code
 
 
@@ -103,6 +104,9 @@ class ChildProcess:
     ) -> None:
         """Start the child, with this process's environment unless ``env`` gives one, or take over a ``process``."""
         self._process: Process = _started(module, stderr, env) if process is None else process
+        self._owner = os.getpid()
+        ended = weakref.finalize(self, _end_process, self._process, self._owner)
+        ended.atexit = False  # children see that their pipe is closed
 
     @property
     def alive(self) -> bool:
@@ -156,17 +160,27 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the child and all processes that it started, and wait for it. The child has nothing to save.
 
-        The pipes are closed last: a measuring worker that sees them close assumes that its parent is dead, and removes
-        the folder that the next worker needs.
+        This also happens to a child that nobody holds any more. Killing twice does nothing.
         """
-        if self._process.returncode is None:  # nobody has waited for it yet, so its id is still its own
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        _end_process(self._process, self._owner)
+
+
+def _end_process(process: Process, owner: int) -> None:
+    """Kill a child, and wait for it.
+
+    The pipes are closed last: a measuring worker that sees them close assumes that its parent is dead, and removes the
+    folder that the next worker needs.
+    """
+    if os.getpid() != owner:  # a fork, which has copies of the parent's objects
+        return
+    if process.returncode is None:  # nobody has waited for it yet, so its id is still its own
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 def import_path() -> tuple[str, ...]:
@@ -199,7 +213,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _end(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is None:
         return "it closed its pipe"
     return f"status {code}" if code >= 0 else signal_name(-code)

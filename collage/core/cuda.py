@@ -73,4 +73,4 @@ def _dotted(version: tuple[int, int]) -> str:
 def needed(extra: str = "gpu") -> str:
     """What a machine needs for its GPU to be used, as the end of a sentence; ``extra`` is one of Collage's."""
     driver = f"its driver for CUDA {_dotted(OLDEST_DRIVER)} or later"
-    return f"an NVIDIA GPU, {driver}, and pip install '.[{extra}]' in Collage's checkout"
+    return f"an NVIDIA GPU, {driver}, and pip install 'collage-compiler[{extra}]'"

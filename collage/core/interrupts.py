@@ -14,28 +14,46 @@ _AGAIN_S, _PATIENCE_S = 0.02, 5.0
 
 
 class _Waits:
-    """When a signal was put off first."""
+    """When a signal was put off first, and how many signals of our own have not been noted yet."""
 
     since_s: float | None = None
+    own = 0
 
 
 def outside_imports(number: int, frame: FrameType | None) -> None:
-    """An action for SIGINT: KeyboardInterrupt, but a bit later within an import, whose locks would stay held forever.
+    """An action for SIGINT: KeyboardInterrupt, but a bit later within an import."""
+    if not put_off(number, frame):
+        raise KeyboardInterrupt
 
-    An import that takes more than five seconds is interrupted.
+
+def put_off(number: int, frame: FrameType | None) -> bool:
+    """Whether a signal's action comes too early, within an import, whose locks would stay held forever.
+
+    The signal is sent again then. An import that takes more than five seconds is interrupted.
     """
     now, each = time.monotonic(), frame
     while each is not None and not each.f_code.co_filename.startswith(_IMPORTLIB):
         each = each.f_back
     if each is not None and (_Waits.since_s is None or now - _Waits.since_s < _PATIENCE_S):
         _Waits.since_s = _Waits.since_s or now
-        main = threading.main_thread().ident or 0
-        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, number))
+        again = threading.Timer(_AGAIN_S, _send, (number,))
         again.daemon = True
         again.start()
-        return
+        return True
     _Waits.since_s = None
-    raise KeyboardInterrupt
+    return False
+
+
+def _send(number: int) -> None:
+    _Waits.own += 1
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def is_own() -> bool:
+    """Whether a signal that has come is one of those that were sent again. To be called once for each that may be."""
+    own = _Waits.own > 0
+    _Waits.own -= own
+    return own
 
 
 @contextmanager

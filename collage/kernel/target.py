@@ -127,7 +127,9 @@ def has_exact_int8_sums() -> bool:
 
 @cache
 def _cpu() -> tuple[str, str]:
-    return describe_cpu(_text(), lambda: platform.processor() or platform.machine())
+    device, hashed = describe_cpu(_text(), lambda: platform.processor() or platform.machine())
+    asked = os.environ.get("COLLAGE_ISA")  # which kernels heed, see native/kernels/cpu.h
+    return device, f"{hashed} {asked}" if asked == "avx2" else hashed
 
 
 def _text() -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from collage.errors import InputError, refuse_fixed
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.given_array import MismatchError, given_array
+from collage.graph.given_array import MismatchError, cast_hint, given_array
 from collage.graph.value_type import STRING, TENSOR, ValueType
 from collage.schedule.program import Port, Program
 from collage.schedule.suffix import ValuePort
@@ -161,9 +161,9 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, value: Any) -> Array:
             "Give that shape. Where the model leaves it open, a compile with --shape (shapes= in Python) takes another."
         )
     if array.dtype != expected:
-        convert = f".astype({expected.name!r})"
         raise InputError(
-            f"input {name} has dtype {array.dtype}, the model takes {expected}: convert it with {convert}."
+            f"input {name} has dtype {array.dtype}, the model takes {expected}: "
+            f"convert it with {cast_hint(value, expected.name)}."
         )
     return array
 

@@ -91,7 +91,7 @@ def _session(model: bytes | Framed, options: BuildOptions) -> Session:
     except Exception:  # ONNX Runtime's exceptions share no base class but Exception
         import onnx
 
-        from collage.frontend.model_artifacts import in_one_piece
+        from collage.frontend.engine_models import in_one_piece
         from collage.frontend.rewrite.expand import expand
 
         proto = onnx.load_from_string(in_one_piece(model))

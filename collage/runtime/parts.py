@@ -26,8 +26,9 @@ class Parts:
     """The parts of a module, which its file holds.
 
     ``artifacts`` are those of ``program.executed``, in order; that of a suffix is its ONNX model. ``constants`` are the
-    outputs that are constants, by id. ``versions`` are the library versions of the backends that are used. Where there
-    are scans, ``careful`` is the artifact of the original model, which answers calls in which a scan finds something.
+    outputs that are constants, by id. ``versions`` are the library versions of the backends that are used.
+    ``original`` is the artifact of the original model. It answers calls in which a scan finds something, and all calls
+    on a machine that the placement does not fit.
     """
 
     program: Program
@@ -35,7 +36,7 @@ class Parts:
     constants: Mapping[int, Array]
     target: Target
     versions: Mapping[str, str]
-    careful: Artifact | None = None
+    original: Artifact | None = None
 
 
 class Backends(Protocol):
@@ -71,7 +72,8 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
 
 def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
     """The executor of the launches, whose kernels are loaded. Raises CollageError where memory does not suffice."""
-    careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
+    guarded = parts.original is not None and parts.program.is_guarded
+    careful = Careful(parts.original, parts.program.threads) if guarded and parts.original is not None else None
     try:
         return Executor(parts.program, kernels, parts.constants, careful=careful)
     except MemoryError as error:

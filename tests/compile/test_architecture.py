@@ -20,7 +20,7 @@ TABLE = ROOT / "docs" / "architecture.md"
 OPTIONAL = (
     *("catboost", "cuda", "jinja2", "joblib", "lightgbm", "matplotlib", "mkl", "onednn", "openai", "openvino"),
     *("pandas", "prometheus_client", "pydantic", "ray", "skl2onnx", "sklearn", "starlette", "tensorrt", "tokenizers"),
-    *("torch", "uvicorn", "xgboost"),
+    *("huggingface_hub", "torch", "uvicorn", "xgboost"),
 )
 EXTRAS_AT_IMPORT = "collage.windtunnel"
 """Its classes are subclasses of those of its extra. No other layer imports it."""

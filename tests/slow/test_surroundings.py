@@ -46,6 +46,8 @@ COMMANDS = (
     ("backends",),
     ("db", "stats"),
     ("doctor",),
+    ("new-backend", "mine", "--output", "mine"),
+    ("check-backend", "onnxruntime", "--only", "available", "--only", "registration"),
     ("graphpipe", "--help"),
     ("windtunnel", "--help"),
 )

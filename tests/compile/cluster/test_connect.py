@@ -19,9 +19,7 @@ from tests.helpers.models import elementwise_net
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        ClusterError, match=r"^a cluster needs Ray, .*: pip install '\.\[cluster\]' in Collage's checkout\.$"
-    ):
+    with pytest.raises(ClusterError, match=r"^a cluster needs Ray, .*: pip install 'collage-compiler\[cluster\]'\.$"):
         import_ray()
     with pytest.raises(ClusterError, match="pip install"):
         collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="local")
@@ -48,7 +46,7 @@ def test_command_line(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     out = tmp_path / "m.collage"
     fails(2, "compile", network, "-o", out, "--cluster", "head", words=("head", "HOST:PORT"))
     monkeypatch.setitem(sys.modules, "ray", None)
-    fails(1, "compile", network, "-o", out, "--cluster", "auto", words=("'.[cluster]'",))
+    fails(1, "compile", network, "-o", out, "--cluster", "auto", words=("'collage-compiler[cluster]'",))
     assert not out.exists()
 
 

@@ -54,7 +54,7 @@ def test_a_placement_with_a_careful_model(tmp_path: Path) -> None:
     module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, backends=["onednn"])
     assert_right(module, model, {"x": drawn(0, 1, 3, 16, 16)})
     assert module.program.is_guarded
-    assert isinstance(parts_of(module).careful, Framed)
+    assert isinstance(parts_of(module).original, Framed)
     path = tmp_path / "module.collage"
     module.save(path)
     assert manifest(path)["format"] == 8

@@ -82,9 +82,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Lets Collage look like an installed package with these requirements, whether it is one or not."""
 
     def install(*requirements: str) -> None:
-        folder = tmp_path / "site" / "collage-1.dist-info"
+        folder = tmp_path / "site" / "collage_compiler-1.dist-info"
         folder.mkdir(parents=True)
-        lines = ["Metadata-Version: 2.1", "Name: collage", "Version: 1", "Requires-Python: >=3.10,<3.14"]
+        lines = ["Metadata-Version: 2.1", "Name: collage-compiler", "Version: 1", "Requires-Python: >=3.10,<3.14"]
         lines += [f"Requires-Dist: {each}" for each in requirements]
         (folder / "METADATA").write_text("\n".join(lines))
         monkeypatch.syspath_prepend(folder.parent)
@@ -168,10 +168,10 @@ def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     checks = json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
     (found,) = (each for each in checks if each["name"] == "GPU")
     assert found["status"] == "ok"
-    assert "no NVIDIA driver" in found["detail"] and "pip install '.[gpu]'" in found["detail"]
+    assert "no NVIDIA driver" in found["detail"] and "pip install 'collage-compiler[gpu]'" in found["detail"]
     listed = {each["name"]: each for each in json_of("backends", "--json")["backends"]}
     assert not listed["tvm_cuda"]["available"]
-    for words in ("no NVIDIA driver", "CUDA 13.0 or later", "'.[gpu]'"):
+    for words in ("no NVIDIA driver", "CUDA 13.0 or later", "'collage-compiler[gpu]'"):
         assert words in listed["tvm_cuda"]["reason"]
 
 

@@ -9,35 +9,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from click import Command, Context, Group
 from click.testing import CliRunner
-from onnx import helper
 
 from collage.cli.main import main
 from scripts.lib.bench.main import main as bench
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
-from tests.helpers.models import make_model
+from tests.helpers.documents import DYNAMIC, PAGES, ROOT, blocks, commands, image_model, name_of
 
-ROOT = Path(__file__).parents[3]
-README = ROOT / "README.md"
-DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
-DYNAMIC = ("docs/serving.md",)
-"""Documents that compile the model for several sets of shapes."""
+DOCUMENTS = [*PAGES, ROOT / "CONTRIBUTING.md"]
 TREES = "docs/tables.md"
 WINDTUNNEL = "docs/windtunnel.md"
 GRAPHPIPE = "docs/graphpipe.md"
+USAGE = "docs/usage.md"
 """The documents whose examples train models of their own."""
-DECODERS = ("docs/serving.md",)
-"""Documents that compile a decoder, too."""
+DECODERS = "docs/decoders.md"
+QUESTIONS = "docs/questions.md"
+"""The document that compiles a decoder."""
 
-
-def blocks(language: str, document: Path = README) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
+_REGISTER = """
+from torch._dynamo.backends import registry
+from collage.torch_backend import backend
+if "collage" not in registry.list_backends():  # the installed project is older than its entry point
+    registry.register_backend(backend.compile_subgraph, name="collage")
+"""
 
 
 def test_the_backend_of_the_readme_is_measured(network: Path, tmp_path: Path) -> None:
@@ -55,23 +53,11 @@ def test_the_backend_of_the_readme_is_measured(network: Path, tmp_path: Path) ->
     subprocess.run([sys.executable, script], check=True, env=environment)
 
 
-def image_model(*, dynamic: bool) -> onnx.ModelProto:
-    """Scores of an image: a multiplication by a constant, a relu, and the mean of each channel."""
-    nodes = [
-        helper.make_node("Mul", ["image", "half"], ["scaled"], "scale"),
-        helper.make_node("Relu", ["scaled"], ["positive"], "relu"),
-        helper.make_node("GlobalAveragePool", ["positive"], ["scores"], "mean"),
-    ]
-    shape = [1, 3, "height", "width"] if dynamic else [1, 3, 224, 224]
-    weights = {"half": np.array(0.5, np.float32)}
-    return make_model(nodes, {"image": shape}, {"scores": [1, 3, 1, 1]}, weights)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if blocks("python", ROOT / name)])
+@pytest.mark.parametrize("name", [name_of(page) for page in PAGES if blocks("python", page)])
 def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
     """All of its examples, one after another, in a folder that has the files they name; then the module they made."""
     onnx.save_model(image_model(dynamic=name in DYNAMIC), str(tmp_path / "model.onnx"))
-    if name in DECODERS:
+    if name == DECODERS:
         onnx.save_model(decoder(small(NAMED["gpt2_124m"], 1)), str(tmp_path / "decoder.onnx"))
     parts = [
         "import numpy as np",
@@ -90,10 +76,28 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
         )
     elif name == GRAPHPIPE:
         pytest.importorskip("torch")
+        (cluster,) = blocks("toml", ROOT / name)
+        (tmp_path / "cluster.toml").write_text(cluster)
         parts.append(
+            "assert '<svg' in found._repr_html_()\n"
             "network, batch, optimizer = build()\nnetwork(*batch(0, 8)).backward()\n"
             "optimizer(network.parameters()).step()"
         )
+    elif name == USAGE:
+        pytest.importorskip("torch")
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("skl2onnx")
+        parts.insert(0, _REGISTER)
+        parts.append(
+            "with torch.no_grad():\n"
+            "    torch.testing.assert_close(module(x), network(x), rtol=1e-3, atol=1e-4)\n"
+            "    torch.testing.assert_close(fast(x), network(x), rtol=1e-3, atol=1e-4)\n"
+            "np.testing.assert_array_equal(model.predict(X), pipeline.predict(X))"
+        )
+    elif name == DECODERS:
+        parts.append("assert logits.shape == (1, 256) and np.isfinite(logits).all()\nassert len(answers) == 4")
+    elif name == QUESTIONS:
+        parts.append("assert [*module.outputs][-1] == value.name")
     else:
         parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
     (tmp_path / "example.py").write_text("\n".join(parts))
@@ -110,7 +114,9 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
 
 
 def lines(command: str) -> list[str]:
-    found = [line for document in DOCUMENTS for block in blocks("sh", document) for line in block.splitlines()]
+    """The commands that begin so, of the documents and of the notes, without what they are piped into."""
+    pages = [*DOCUMENTS, *sorted((ROOT / "docs" / "notes").glob("*.md"))]
+    found = [part for page in pages for line in commands(page) for part in re.split(r" (?:&&|\|) ", line)]
     return [line for line in dict.fromkeys(found) if line.startswith(command)]
 
 
@@ -136,12 +142,10 @@ def test_benchmarks_and_their_options_exist(line: str) -> None:
     options_exist(bench, shlex.split(line, comments=True)[1:])
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
-def test_scripts_and_links_exist(document: Path) -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_scripts_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     for script in re.findall(r"scripts/(\w+)", text):
         assert (ROOT / "scripts" / script).exists(), script
     for name in re.findall(r"scripts/bench ([a-z][a-z-]*)", text):
         assert bench.get_command(Context(bench), name) is not None, name
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert ":" in link or (document.parent / link).exists(), link

@@ -34,7 +34,7 @@ from tests.helpers.cluster.models import Late, MadeUp, Slow, session_of
 from tests.helpers.compiler.null import chain, image
 from tests.helpers.measure_db import hostile
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install '.[cluster]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'collage-compiler[cluster]'")
 
 TWO = ClusterAddress("local", slots=2)
 ROOT = Path(__file__).parents[3]

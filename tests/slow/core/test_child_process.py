@@ -62,6 +62,15 @@ def child() -> Iterator[ChildProcess]:
     assert not started.alive
 
 
+def test_a_child_that_nobody_holds_is_killed() -> None:
+    forgotten = ChildProcess("tests.slow.core.test_child_process", subprocess.DEVNULL)
+    assert forgotten.ask("ready", 60) == "ready"
+    number = forgotten._process.pid
+    del forgotten  # also without a warning of pipes that are not closed
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
 def test_the_limit_does_not_run_while_the_child_waits_for_others(child: ChildProcess) -> None:
     assert child.ask("ready", 60) == "ready"
     assert child.ask("wait", 1.0) == "wait"

@@ -108,27 +108,12 @@ def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, 
     assert not list(tmp_path.glob(".net*")), "a temporary file stayed behind"
 
 
-def test_a_module_for_another_machine_is_refused(
-    module: collage.CompiledModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "net.collage"
-    module.save(path)
-    monkeypatch.setattr("collage.kernel.target._cpu", lambda: ("another CPU", "ffffffff"))
-    with pytest.raises(ModuleFileError, match=r"compiled for .*another CPU"):
-        collage.load(path)
-
-
-def test_a_module_for_other_libraries_is_refused(
-    module: collage.CompiledModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_without_any_backend_is_refused(module: collage.CompiledModule, tmp_path: Path) -> None:
     path = tmp_path / "net.collage"
     module.save(path)
     registry = collage.Registry()
     with pytest.raises(ModuleFileError, match=r"needs .*not registered"):
         collage.load(path, registry=registry)
-    monkeypatch.setattr("collage.module.file.__version__", "99.0")
-    with pytest.raises(ModuleFileError, match=r"was made by collage .*this is 99\.0"):
-        collage.load(path)
 
 
 def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
@@ -144,8 +129,8 @@ def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
 
 def test_missing_shapes_come_with_a_flag_to_paste() -> None:
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
-    with pytest.raises(UsageError, match=r"x: nx3xhxw.*--shape x:1x3x224x224"):
-        collage.compile(model, progress=False)
+    with pytest.raises(UsageError, match=r"x: n x 3 x h x w.*--shape x:1x3x224x224"):
+        collage.compile(model, progress=False, strict=True)
     with pytest.raises(UsageError, match=r"unknown input in the given shapes: q\. Valid: x"):
         collage.compile(model, shapes={"q": (1,)}, progress=False)
     with pytest.raises(UsageError, match="does not fit"):

@@ -50,7 +50,7 @@ import sys
 import numpy as np, collage
 path, feeds, out = sys.argv[1:]
 try:
-    module = collage.load(path)
+    module = collage.load(path, strict=True)
 except collage.CollageError as error:
     print(error)
     sys.exit(3)
@@ -206,7 +206,7 @@ def test_the_file_in_other_processes(gpu: Gpu, compiled: Compiled) -> None:
             {"COLLAGE_STANDIN_MIB": "0"},
             "out of memory of the GPU: 0 MiB wanted, 0 MiB free; end what else runs there",
         ),
-        ({"COLLAGE_STANDIN_CUDA": "12080"}, "not available, the NVIDIA driver is for CUDA 12.8; it needs"),
+        ({"COLLAGE_STANDIN_CUDA": "12080"}, "the NVIDIA driver is for CUDA 12.8; it needs"),
     ],
 )
 def test_a_file_that_cannot_be_loaded(gpu: Gpu, compiled: Compiled, settings: dict[str, str], words: str) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_loaded(gpu: Gpu, compiled: Compiled, settings: di
 
 def test_a_file_without_a_gpu(compiled: Compiled) -> None:
     with pytest.raises(CollageError, match=r"tvm_cuda|cublas") as raised:
-        collage.load(compiled.folder / "out.collage")
+        collage.load(compiled.folder / "out.collage", strict=True)
     assert "\n" not in str(raised.value)
 
 
@@ -251,7 +251,7 @@ def test_convolutions_within_a_tolerance(gpu: Gpu, tmp_path: Path) -> None:
         bare = Gpu.build(tmp_path / "gpu")
         done = bare.attempt(LOAD, paths[2], str(tmp_path / "model.onnx.npz"), "none")
         assert (done.returncode, len(done.stdout.splitlines())) == (3, 1), done.stderr
-        assert "pip install '.[cuda]'" in done.stdout and "cudnn" in done.stdout, done.stdout
+        assert "pip install 'collage-compiler[cuda]'" in done.stdout and "cudnn" in done.stdout, done.stdout
 
 
 def _small(net: Net, *shape: int) -> str:

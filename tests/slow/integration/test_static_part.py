@@ -25,7 +25,7 @@ from collage.graph.dataflow import TensorType
 from collage.kernel.buffers import aligned_array
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
-from collage.report.show_html import as_html
+from collage.report.show_html import as_page
 from tests.helpers.models import detector
 
 Values = dict[str, np.ndarray]
@@ -150,7 +150,7 @@ def test_saved_shown_and_run_in_another_process(module: collage.CompiledModule, 
     assert all(node["backend"] is not None for node in summary["nodes"])
     assert summary["regions"][-1]["backend"] == "onnxruntime"
     json.dumps(summary)
-    assert "NonMaxSuppression" in as_html(module.report, module.program)
+    assert "NonMaxSuppression" in as_page([module.shown])
     assert "onnxruntime" in repr(module)
 
 

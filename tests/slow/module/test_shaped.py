@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -227,7 +228,8 @@ def test_show(file: Path, tmp_path: Path) -> None:
     assert [each["inputs"] for each in one["shapes"]] == [{"a": [8, 16], "b": [8, 16]}]
     page = tmp_path / "page.html"
     succeeds("show", file, "--html", page)
-    assert page.read_text().count("<h2>") == 2
+    data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
+    assert [each["title"] for each in data["modules"]] == ["a:4x16 b:4x16", "a:8x16 b:8x16"]
     assert succeeds("show", file, "--explain").count("shapes a:") == 2
     fails(2, "show", file, "--shape", "a:7x16", words=("a:4x16 b:4x16; a:8x16 b:8x16",))
 

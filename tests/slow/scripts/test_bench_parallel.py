@@ -12,7 +12,7 @@ from scripts.lib.bench.main import main
 
 
 def test_the_study_on_a_tiny_decoder(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is missing: pip install '.[parallel]'")
+    pytest.importorskip("torch", reason="torch is missing: pip install 'collage-compiler[parallel]'")
     sizes = ["--cached", "40,500", "--batch", "2", "--rounds", "2"]
     options = ["--folder", str(tmp_path), "--db", str(tmp_path / "db.sqlite")]
     done = CliRunner().invoke(main, ["parallel", "tiny", *sizes, *options, "--json"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from collage.cli.signals import Terminated, ending_on_signals
 from collage.core.interrupts import outside_imports
 
 pytestmark = pytest.mark.skipif(
@@ -44,3 +45,19 @@ def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pyte
 def test_ctrl_c_interrupts_all_else_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_sigterm_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "terminated.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGTERM)\nsum(range(9))\ndone = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def terminated() -> None:
+        with ending_on_signals():
+            importlib.import_module("terminated")
+            time.sleep(4)  # less than the patience with a process that does not end
+
+    with pytest.raises(Terminated):
+        terminated()
+    assert sys.modules["terminated"].done
