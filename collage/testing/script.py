@@ -58,7 +58,10 @@ def whole_script(finding: Finding, backend: Backend) -> str:
 def _tries(call: str, finding: Finding) -> list[str]:
     if finding.kind != "concurrent":
         return [f"found = {call}"]
-    again = [f"for _ in range({_TRIES}):  # the calls of two threads do not meet in each try", f"    found = found or {call}"]
+    again = [
+        f"for _ in range({_TRIES}):  # the calls of two threads do not meet in each try",
+        f"    found = found or {call}",
+    ]
     return ["found = []", *again]
 
 
