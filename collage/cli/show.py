@@ -66,7 +66,7 @@ _ALL = ""
 @click.command()
 @FILE_ARGUMENT
 @JSON_OPTION
-@option("--details", is_flag=True, help="Show all kernels, and how the compile went: times, memory, rejections.")
+@option("--details", is_flag=True, help="Show all kernels, and how the compile went; of --explain all candidates.")
 @option(
     "--html",
     metavar="FILE",
@@ -85,7 +85,7 @@ _ALL = ""
     metavar="[NODE]",
     is_flag=False,
     flag_value=_ALL,
-    help="List the candidates of each node with their costs, or the reasons why they were not chosen. NODE, which is "
+    help="List the candidates of each node with their costs, and the reasons why they were not chosen. NODE, which is "
     "a part of an operator's or ONNX name, or a kernel's number in the table, selects nodes. Give it after the file.",
 )
 @option(
@@ -177,7 +177,7 @@ def show(
         for report, program in summary.modules:
             if summary.shaped:
                 say(f"shapes {shapes_text(program)}\n")
-            print_rich(explanation(_entries(report, program, explain)))
+            print_rich(explanation(_entries(report, program, explain), detailed=details))
     elif html is None:
         print_rich(summary_view(summary, detailed=details))
     else:

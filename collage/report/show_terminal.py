@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,8 @@ from collage.report.show import (
 from collage.schedule.program import Program
 
 _LONGEST_REASON = 160
+_MOST_NAMES = 4
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _MOST_ROWS = 24
 """A table of more regions than that shows the slowest ones."""
 
@@ -161,36 +165,60 @@ def _on(side: Side) -> str:
     return " ".join(filter(None, (" + ".join(side.backends), how and f"({how})", duration(side.us))))
 
 
-def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
-    """The view of entries of ``Report.explain``: each candidate of a node, with its cost or why it has none."""
+def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]], *, detailed: bool = False) -> RenderableType:
+    """The view of entries of ``Report.explain``: each candidate of a node, with its cost or why it has none.
+
+    Candidates without a cost are counted by their reasons, unless it is ``detailed``.
+    """
     parts: list[RenderableType] = []
     for node, entry in entries:
         origin = f" ({entry['source']})" if entry["source"] else ""
         parts.append(Text(f"node {node}: {entry['op']}{origin} on {entry['backend']}", style="bold"))
-        content = [_candidate(each) for each in sorted(entry["candidates"], key=_by_verdict)]
-        numbers = "operators", "us", "+-", "in place"
+        candidates = sorted(entry["candidates"], key=_by_verdict)
+        listed = [each for each in candidates if detailed or "cost_us" in each or each["verdict"] == "chosen"]
         found = table(
-            ("backend", "pattern", "layout", *numbers, "verdict"),
-            content or [("no candidate", *[""] * 7)],
-            right=numbers,
-            folded={"pattern": 2, "layout": 1, "verdict": 3},
+            ("backend", "pattern", "layout", "us", "in place", "verdict"),
+            [_candidate(each) for each in listed] or [("no candidate", *[""] * 5)],
+            right=("us", "in place"),
+            folded={"pattern": 3, "layout": 2, "verdict": 4},
         )
-        if content and content[0][-1] == "chosen":
+        if listed and listed[0]["verdict"] == "chosen":
             found.rows[0].style = "bold"
         parts += [found, Text()]
+        if others := [each for each in candidates if each not in listed]:
+            parts += [_by_reason(others), Text()]
     return Group(*parts)
 
 
+def _by_reason(candidates: Iterable[Mapping[str, Any]]) -> Table:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for each in candidates:
+        groups.setdefault(_NUMBER.sub("#", each["verdict"]), []).append(each)
+    content = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        least = min(group, key=lambda each: each.get("loss_us", math.inf))
+        backends = ", ".join(dict.fromkeys(each["backend"] for each in group))
+        more = " (the least of them)" if len({each["verdict"] for each in group}) > 1 else ""
+        content.append((str(len(group)), backends, least["verdict"] + more))
+    return table(("others", "backends", "verdict"), content, right=("others",), folded={"backends": 1, "verdict": 3})
+
+
 def _candidate(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    times = (entry.get(key) for key in ("cost_us", "noise_us", "in_network_us"))
+    cost, noise, in_network = (entry.get(key) for key in ("cost_us", "noise_us", "in_network_us"))
     return (
         entry["backend"],
-        entry["pattern"],
+        _short_pattern(entry["pattern"]),
         "; ".join(filter(None, (entry["layout"], entry["split"]))),
-        str(entry["operators"]),
-        *("" if us is None else f"{us:.1f}" for us in times),
+        "" if cost is None else f"{cost:.1f}" + (f" ±{noise:.1f}" if noise else ""),
+        "" if in_network is None else f"{in_network:.1f}",
         entry["verdict"],
     )
+
+
+def _short_pattern(pattern: str) -> str:
+    """The pattern without the class of its rule, and of many operators the first ones and the last."""
+    ops = pattern.rpartition("Rule: ")[2].split("+")
+    return "+".join(ops) if len(ops) <= _MOST_NAMES else f"{'+'.join(ops[: _MOST_NAMES - 1])}+…+{ops[-1]} ({len(ops)})"
 
 
 def _by_verdict(entry: Mapping[str, Any]) -> tuple[bool, bool, int, float]:

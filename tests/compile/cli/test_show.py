@@ -230,6 +230,10 @@ def test_explain(module: Path) -> None:
     of_a_kernel = json_of("show", module, "--json", "--explain", number)["nodes"]
     assert [each["source"] for each in of_a_kernel] == [nodes[node]["source"] for node in region.nodes]
     assert len(json_of("show", module, "--json", "--explain", "tanh")["nodes"]) == 1
+    listed = succeeds("show", module, "--explain", "TANH", "--details")
+    candidates = json_of("show", module, "--json", "--explain", "tanh")["nodes"][0]["candidates"]
+    assert listed.count("no match") == sum(each["verdict"].startswith("no match") for each in candidates) > 1
+    assert one.count("no match") <= len({each["verdict"] for each in candidates})
     fails(2, "show", module, "--explain", "nowhere", words=("nowhere", "tanh"))
 
 
