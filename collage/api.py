@@ -313,9 +313,8 @@ def compile_shapes(
     A call runs the placement for exactly the shapes of its inputs. Calls with other shapes run on ONNX Runtime, with
     one warning. ``strict`` makes such calls errors, and is handed on to ``compile``. ``options`` are those of
     ``compile``, which is called for each set; samples in an iterator are read once. The sets share ``budget_s``
-    seconds: each
-    has the same share of what those before it have left. After Ctrl-C the set that is compiled gets its best module so
-    far, and those after it their first one.
+    seconds: each has the same share of what those before it have left. After Ctrl-C the set that is compiled gets its
+    best module so far, and those after it their first one.
 
     Raises what ``compile`` raises, and UsageError for no sets or equal ones, before anything is measured.
     """
@@ -417,8 +416,7 @@ def load(
     """Load a module that ``save`` or ``collage compile`` wrote. Neither the model nor a database is needed.
 
     A module file is a program: it holds machine code, which runs with this process's rights. Load only files from
-    people whose programs you would run. Signatures are the work of
-    tools for files, such as gpg and cosign.
+    people whose programs you would run. Signatures are the work of tools for files, such as gpg and cosign.
 
     Weights stay in the file, which is mapped, so that processes share them. With ``share=False`` they are read into
     this process's memory, in huge pages where the system has any. Loading then takes longer, and networks with many

@@ -42,6 +42,8 @@ _MODULES = 32
 _WHOLE = 4.0
 """The error of a whole subgraph may be this many times that of a kernel: PyTorch sums in another order in each
 operation, and rounds each to 16 bits if tensors have as many."""
+_PIECE = 64
+"""Elements of each constant that every call compares."""
 _WHAT = "the subgraph"
 
 
@@ -56,7 +58,8 @@ def compile_subgraph(
 
     ``options`` are ``torch.compile``'s: those of ``collage.compile`` for one model, with ``budget_s`` for each subgraph
     (60 s unless it is given), and ``cache``: a folder for compiled subgraphs, or False for none. Parameters and
-    buffers become constants. Raises UsageError for unknown options, and for a mode.
+    buffers become constants. Raises UsageError for unknown options, and for a mode; the first call of a subgraph raises
+    it for values of options that are wrong.
     """
     options = {"budget_s": BUDGET_S, **(options or {})}
     if unknown := options.keys() - _OPTIONS:
@@ -108,11 +111,13 @@ class CompiledGraph:
         return call.outputs
 
     def _answer(self, call: FirstCall) -> Answer:
-        """The subgraph by Collage, or by PyTorch with a line that says why."""
+        """The subgraph by Collage, or by PyTorch with a line that says why. Raises UsageError for wrong options."""
         try:
             if len(self._answers) == _MODULES:
                 raise NotCompiledError(f"it has been compiled for {_MODULES} sets of weights, which are enough.")
             return _Running(self._graph, call, self._options)
+        except UsageError:  # the options
+            raise
         except (NotCompiledError, CollageError) as error:
             _tell(self._graph, str(error))
         except Exception as error:  # tracing, exporters and engines raise anything, and PyTorch can always go on
@@ -136,11 +141,13 @@ class _Running:
             raise NotCompiledError("all of its outputs are inputs of it, or views of them.")
         self._held = [call.args[at].detach() for at in subgraph.constants]  # so that no other tensor has their address
         self._versions = self._versions_of(call.args)
+        self._pieces = [_piece(_array(each)) for each in self._held]
+        self._contents = [each.tobytes() for each in self._pieces]
         self._module = _module(subgraph, call, made, options)
         self._check(call, float(options.get("tolerance", 0.0)))
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        if self._is_current and self._versions_of(args) != self._versions:
+        if self._is_current and self._has_changed(args):
             _tell(
                 self._graph,
                 "its parameters or buffers have changed since it was compiled. torch.compiler.reset() lets it be "
@@ -148,6 +155,10 @@ class _Running:
             )
             self._is_current = False
         return self._outputs(args) if self._is_current else self._graph.eager(*args)
+
+    def _has_changed(self, args: Sequence[Any]) -> bool:
+        """If a constant was written to. Fused optimizers, NumPy and ``.data`` show in the piece of it alone."""
+        return self._versions_of(args) != self._versions or [each.tobytes() for each in self._pieces] != self._contents
 
     def _versions_of(self, args: Sequence[Any]) -> list[int]:
         """How often each constant was written to. Tensors of the inference mode do not count that."""
@@ -189,6 +200,15 @@ def _module(subgraph: DynamoGraph, call: FirstCall, made: Sequence[int], options
 
 def _array(tensor: Any) -> Array:
     return np.asarray(array_over(tensor.detach()))
+
+
+def _piece(array: Array) -> Array:
+    """Some neighbouring elements from the middle of an array, as a view."""
+    flat = array.ravel("K")
+    if flat.size and not np.may_share_memory(flat, array):  # with gaps
+        flat = array[(0,) * (array.ndim - 1)]
+    middle = flat.size // 2
+    return flat[max(0, middle - _PIECE // 2) : middle + _PIECE // 2 + 1]
 
 
 def _tell(subgraph: DynamoGraph, reason: str) -> None:

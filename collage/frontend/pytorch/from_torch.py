@@ -55,6 +55,8 @@ def from_torch(obj: Any, example: Any = None) -> FromTorch | None:
 def _of_module(module: Any, example: Any) -> FromTorch:
     module = getattr(module, "_orig_mod", module)  # what torch.compile has made of a module
     name = type(module).__name__
+    if hasattr(module, "_c"):  # a ScriptModule, which PyTorch's exporter does not take
+        raise UsageError(f"a {name} is TorchScript, which cannot be exported: give the module that it was made from.")
     if example is None:
         raise UsageError(
             f"a {name} is a module of PyTorch, whose ONNX model depends on its inputs: give an example of them, such "

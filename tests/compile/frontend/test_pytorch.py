@@ -197,6 +197,7 @@ class Broken(nn.Module):  # type: ignore[misc,name-defined]
         (Broken(), {1: torch.ones(2, 2)}, UsageError, "an example that is a mapping has the names of the model's"),
         (Broken(), np.array(["a"]), UsageError, "an array of the example is no tensor"),
         (Broken(), (), ModelError, "PyTorch cannot export the Broken: TypeError"),
+        (torch.jit.trace(Broken(), torch.ones(2, 2)), torch.ones(2, 2), UsageError, "is TorchScript"),
     ],
 )
 def test_mistakes(compile: Any, model: Any, example: Any, kind: type, text: str, capfd: Any) -> None:

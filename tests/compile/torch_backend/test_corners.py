@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from collage.errors import UsageError
 from collage.torch_backend import backend
 from collage.torch_backend.fused import attention, encoder_layer, plain_form
 
@@ -361,3 +363,30 @@ def test_several_threads(told: Callable[[], list[str]]) -> None:
     for each in threads:
         each.join()
     assert failed == [] and told() == []
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.mul_(2),
+        lambda weight: np.multiply(weight.detach().numpy(), 2, out=weight.detach().numpy()),
+        lambda weight: torch.optim.SGD([weight], lr=10.0, fused=True).step(),
+    ],
+    ids=["data", "numpy", "fused"],
+)
+def test_writes_that_pytorch_does_not_count(told: Callable[[], list[str]], write: Callable[[Any], object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 3)).eval()
+    x = torch.randn(2, 4)
+    model(x).square().sum().backward()
+    found = check(model, x)
+    write(model[2].weight)
+    with torch.no_grad():
+        for _ in range(2):
+            same(found(x), model(x))
+    assert len(told()) == 1 and told()[0].startswith("its parameters or buffers have changed")
+
+
+def test_values_of_options_that_are_wrong() -> None:
+    found = torch.compile(nn.Linear(4, 4).eval(), backend="collage", options={"budget_s": -3})
+    with torch.no_grad(), pytest.raises(UsageError, match="budget_s must be more than 0 seconds"):
+        found(torch.randn(2, 4))
