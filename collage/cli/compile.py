@@ -263,17 +263,17 @@ def compile(
     if not (options["tolerance"] or pareto):
         refuse_unused("--metric", "--tolerance or --pareto")
     if isinstance(model, str):
-        check_writable(output)
+        check_writable(output, (".collage",))
         model = downloaded(model, quiet=quiet)
     check_model_path(model)
     refuse_same(model, output, "--output", ".collage")
-    check_writable(output)
+    check_writable(output, (".collage",))
     if pareto:
         from collage.bench.pareto import curve_files, picture_file
 
         for each in (*curve_files(output, options["tolerance"]).values(), picture_file(output)):
             refuse_same(model, each, "--pareto", ".collage")
-            check_writable(each)
+            check_writable(each, (each.suffix,))
     need_compiler()
     with measurements_survive(writes=not pareto), stopping_first():
         from collage import api

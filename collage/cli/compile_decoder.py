@@ -120,7 +120,7 @@ def compile_decoder(
 
     file = decoder_file(model)
     refuse_same(file, output, "--output", ".collage")
-    check_writable(output)
+    check_writable(output, (".collage",))
     positions = read_config(file).positions
     need_compiler()
     with measurements_survive(writes=True):

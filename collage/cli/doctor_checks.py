@@ -100,7 +100,12 @@ def module_checks(path: Path) -> list[Check]:
             module = load_file(path, registry)
     except CollageError as error:
         return [*found, Check("runs", FAIL, str(error), again)]
-    for each in getattr(module, "modules", [module]):
+    modules = getattr(module, "modules", [module])
+    threads, allowed = max(each.report.threads for each in modules), cores()
+    if threads > allowed.usable:
+        text = f"it was compiled for {threads} threads, and this process may use {allowed}: it runs more slowly"
+        found.append(Check("threads", WARN, text, f"compile the model with --threads {allowed.usable}"))
+    for each in modules:
         if each.instead:
             found.append(Check("runs", WARN, f"the original model, on ONNX Runtime: {each.instead}", again))
         else:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from collage.core.new_file import refuse_special
 from collage.errors import CollageError, UsageError
 
+_INPUTS = frozenset((".onnx", ".collage", ".joblib", ".pkl", ".parquet", ".py"))
 
-def check_writable(path: Path) -> None:
-    """Raise CollageError when a file cannot be made or replaced at that path, and UsageError for a stream."""
+
+def check_writable(path: Path, suffixes: Collection[str] = ()) -> None:
+    """Raise CollageError when a file cannot be made or replaced at that path, and UsageError for a stream.
+
+    A model or another input, by its suffix, is not replaced by a result that has other ``suffixes``: UsageError.
+    """
     if path.is_dir():
         raise CollageError(f"cannot write {path}: it is a directory. Give the name of a file.")
     if str(path) == "-":
@@ -20,6 +26,12 @@ def check_writable(path: Path) -> None:
     check_folder(path.resolve().parent, path)
     if path.exists() and not os.access(path, os.W_OK):
         raise CollageError(f"cannot write {path}: it is write-protected.")
+    suffix = path.suffix.lower()
+    if path.exists() and suffix in _INPUTS - {*suffixes}:
+        better = path.with_suffix(next(iter(suffixes), ".out"))
+        raise UsageError(
+            f"{path} exists, and is a file of another kind by its name: give another one, such as {better}."
+        )
 
 
 def check_folder(folder: Path, wanted: Path) -> None:

@@ -93,7 +93,7 @@ def plan(
     from collage.graphpipe.schedule import static_actions
 
     if output is not None:
-        check_writable(output)
+        check_writable(output, (".json",))
     costs = _costs(graph, cluster, batch)
     options = Options(ks, seconds=seconds)
     found = PLANNERS[name](costs, options)

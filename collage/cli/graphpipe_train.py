@@ -68,7 +68,7 @@ def profile(model: str, output: Path, most: int, runs: int, threads: int, seed: 
     """
     if most & (most - 1):
         raise UsageError("--most is a power of 2.")
-    check_writable(output)
+    check_writable(output, (".json", ".toml"))
     _torch(threads)
     from collage.graphpipe.graph import write_json
     from collage.graphpipe.profile import profiled
@@ -100,7 +100,7 @@ def cluster(devices: int, output: Path, limit_s: float) -> None:
     Example:
       collage graphpipe cluster --devices 2 -o cluster.toml
     """
-    check_writable(output)
+    check_writable(output, (".json", ".toml"))
     if not _is_rank():
         _launch(2, limit_s)
         return

@@ -93,7 +93,7 @@ def run(
     if trace is not None:
         for path in (file, *(path for _, path in inputs)):
             refuse_same(path, trace, "--trace", ".json")
-        check_writable(trace)
+        check_writable(trace, (".json",))
     module = api.load(file, verify=verify)
     outputs = flat(module.run(arrays))
     files = save_arrays(output_dir, outputs) if output_dir is not None else {}

@@ -139,7 +139,7 @@ def show(
     if html is not None:
         for each in filter(None, (file, other)):
             refuse_same(each, html, "--html", ".html")
-        check_writable(html)
+        check_writable(html, (".html",))
     if is_decoder(file):
         _show_decoder(file, as_json, any((html, other, explain is not None, model, shapes)))
         return
@@ -282,7 +282,7 @@ def show_comparison(
     files = file, other
     summaries = [read_summary(each) for each in files]
     for path, summary in zip(files, summaries, strict=True):
-        if summary.shaped and not shapes:
+        if len(summary.modules) > 1 and not shapes:
             there = "; ".join(shapes_text(program) for _, program in summary.modules)
             raise UsageError(f"{path} has placements for several shapes: choose one with --shape. There are {there}.")
     if file.samefile(other):
@@ -343,6 +343,8 @@ def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, d
         (node, entry) for node, entry in everything if wanted.lower() in f"{entry['source']}\n{entry['op']}".lower()
     ]
     if not found:
-        some = ", ".join(dict.fromkeys(entry["source"] or entry["op"] for _, entry in everything[:8]))
-        raise UsageError(f"no node has {wanted!r} in its name. There are {len(everything)}, the first: {some}.")
+        names = [*dict.fromkeys(entry["source"] or entry["op"] for _, entry in everything)]
+        raise UsageError(
+            f"no node has {wanted!r} in its name. There are {len(names)}, the first: {', '.join(names[:8])}."
+        )
     return found

@@ -121,7 +121,7 @@ def fit(
         raise UsageError(f"{output} is written as {' or '.join(_SUFFIXES)}: give it one of these endings.")
     for each in (pipeline, *data):
         refuse_same(each, output, "--output", output.suffix)
-    check_writable(output)
+    check_writable(output, _SUFFIXES)
     try:
         from collage.windtunnel import translate
     except ImportError as error:

@@ -40,6 +40,7 @@ class Losses:
         self._bench = bench
         self._whole = plan if isinstance(plan, Whole) else None
         self._mix = mixes[0] if mixes and bench.is_matched else None
+        self._than = " than the fastest mix" if self._whole else ""
         self._ran = {_key(c) for each in mixes for c in each.placement.candidates}
         self._left_out = bench.known.left_out
         self._until = time.monotonic() + _MOST_S
@@ -69,7 +70,7 @@ class Losses:
             # What is faster than the chosen kernels only since these ran slowly in their places is not faster.
             alone = self._alone.of(self._candidates_alone[request])
             if alone is not None and alone.total_us > _LEAST_US:
-                words = f"{alone.total_us:.1f} us slower, all timed alone{_parts(alone)}"
+                words = f"{alone.total_us:.1f} us slower{self._than}, all timed alone{_parts(alone)}"
                 return Loss(words, alone.total_us)
         return Loss(self._words(candidate, exchange, _key(candidate) in self._ran), exchange.total_us)
 
@@ -120,7 +121,7 @@ class Losses:
         total_us = exchange.total_us
         if total_us > _LEAST_US:
             least = "at least " if candidate.outrun else ""
-            return f"{least}{total_us:.1f} us slower{_parts(exchange)}"
+            return f"{least}{total_us:.1f} us slower{self._than}{_parts(exchange)}"
         if candidate.outrun:
             return "lost a race of kernels for the same operators"
         if total_us >= -max(exchange.noise_us, _LEAST_US):

@@ -97,13 +97,18 @@ def with_batch(model: onnx.ModelProto, shapes: Shapes, batch: int | None) -> dic
     """``shapes``, and those of other inputs whose first axis is open, which has ``batch`` elements then.
 
     An input that leaves more than its first axis open has no shape yet: its first axis is fixed in place. Raises
-    UsageError if no input's first axis is open, and that of some has another number of elements.
+    UsageError if no input's first axis is open, and that of some has another number of elements, or if a given shape
+    has another number of them.
     """
     found = {**shapes}
     fixed: dict[str, int] = {}
+    names: dict[str, int] = {}
     for info in model_inputs(model) if batch is not None else ():
         dims = info.type.tensor_type.shape.dim
-        if info.name in shapes or not dims:
+        if not dims:
+            continue
+        _name(info, dims[0], [*shapes.get(info.name, ()), batch or 0][0], names)
+        if info.name in shapes:
             continue
         if dims[0].HasField("dim_value") and dims[0].dim_value >= 0:
             fixed[info.name] = dims[0].dim_value
@@ -135,21 +140,15 @@ def chosen_shapes(model: onnx.ModelProto, shapes: Shapes, *, strict: bool = Fals
 
     A dimension that is given for one input holds for all inputs that name it. If no shape is given, a first axis that
     is open is placed for one element. If other axes are open as well, the model stays open and is measured on sizes
-    that are usual for its inputs; with ``strict`` nothing is chosen then.
+    that are usual for its inputs; with ``strict`` nothing is chosen then. Raises UsageError for a name with two sizes.
     """
     placed = {**shapes}
     names: dict[str, int] = {}
     opened = []
     for info in model_inputs(model):
-        dims = info.type.tensor_type.shape.dim
         if info.name in shapes:
-            for each, extent in zip(dims, shapes[info.name], strict=False):
-                if each.dim_param and names.setdefault(each.dim_param, extent) != extent:
-                    log.warning(
-                        "%s has %s = %d, and another input %d, although the model names them alike: the module may run "
-                        "on nothing",
-                        *(printable(info.name), printable(each.dim_param), extent, names[each.dim_param]),
-                    )
+            for each, extent in zip(_dims(info), shapes[info.name], strict=False):
+                _name(info, each, extent, names)
         elif not _is_static(info):
             opened.append(info)
     left = []
@@ -167,6 +166,15 @@ def chosen_shapes(model: onnx.ModelProto, shapes: Shapes, *, strict: bool = Fals
     if strict:
         return ChosenShapes(placed, {})
     return ChosenShapes(placed, _sizes(left, names))
+
+
+def _name(info: onnx.ValueInfoProto, dim: onnx.TensorShapeProto.Dimension, extent: int, names: dict[str, int]) -> None:
+    """Note the size of a dimension by its name. Raises UsageError if another input has another size of that name."""
+    if dim.dim_param and names.setdefault(dim.dim_param, extent) != extent:
+        raise UsageError(
+            f"{printable(info.name)} has {printable(dim.dim_param)} = {extent}, and another input "
+            f"{names[dim.dim_param]}: the model has one size of that name. Give both the same."
+        )
 
 
 def _sizes(inputs: Iterable[onnx.ValueInfoProto], names: dict[str, int]) -> dict[str, Sequence[int]]:

@@ -325,7 +325,7 @@
   let stretch = 1;
 
   /** A round time, without the zeros of `us`. */
-  const round = (at) => (at < 1000 ? `${Number(at.toPrecision(3))} µs` : `${Number((at / 1000).toPrecision(3))} ms`);
+  const round = (at) => (at < 1000 ? `${Number(at.toPrecision(3))} us` : `${Number((at / 1000).toPrecision(3))} ms`);
 
   function timeline(module) {
     const line = module.time_line;

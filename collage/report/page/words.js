@@ -5,7 +5,7 @@ const Words = (() => {
   /** Microseconds in a suitable unit, or "" if there is no figure. */
   function us(value) {
     if (value === null || value === undefined) return "";
-    if (value < 1000) return `${value.toFixed(value < 10 ? 2 : 1)} µs`;
+    if (value < 1000) return `${value.toFixed(value < 10 ? 2 : 1)} us`;
     return value < 1e6 ? `${(value / 1e3).toFixed(2)} ms` : `${(value / 1e6).toFixed(2)} s`;
   }
 

@@ -160,11 +160,19 @@ def test_output_must_not_replace_the_model(tmp_path: Path) -> None:
     before = path.read_bytes()
     fails(2, "compile", path, "-o", path, words=("--output would replace", "net.collage"))
     assert path.read_bytes() == before
-    curve = write(tmp_path / "net-0.01.onnx", elementwise_net())
-    fails(2, "compile", curve, "-o", path, "--pareto", words=("--pareto would replace", str(curve)))
+    curve = write(tmp_path / "net-0.01.collage", elementwise_net())
+    output = tmp_path / "net.collage"
+    fails(2, "compile", curve, "-o", output, "--pareto", words=("--pareto would replace", str(curve)))
     picture = write(tmp_path / "net.pareto.svg", elementwise_net())
-    fails(2, "compile", picture, "-o", path, "--pareto", words=("--pareto would replace", str(picture)))
+    fails(2, "compile", picture, "-o", output, "--pareto", words=("--pareto would replace", str(picture)))
     assert [each.read_bytes() for each in (path, curve, picture)] == [before] * 3
+
+
+def test_output_does_not_replace_another_model(tmp_path: Path) -> None:
+    path, other = (write(tmp_path / name, elementwise_net()) for name in ("net.onnx", "other.ONNX"))
+    before = other.read_bytes()
+    fails(2, "compile", path, "-o", other, words=("other.ONNX exists", "other.collage"))
+    assert other.read_bytes() == before
 
 
 def test_damaged_database(network: Path, tmp_path: Path) -> None:

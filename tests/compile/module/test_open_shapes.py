@@ -75,6 +75,15 @@ def test_a_batch_that_is_given_is_the_only_one(tmp_path: Path) -> None:
         module.run(x=np.zeros((5, 3, 16, 16), np.float32))
 
 
+def test_a_size_has_one_value(tmp_path: Path) -> None:
+    path, out = tmp_path / "net.onnx", tmp_path / "net.collage"
+    onnx.save_model(text_model(), path)
+    words = ("mask has batch = 3, and another input 2",)
+    fails(2, "compile", path, "-o", out, "--shape", "x:2x5x16", "--shape", "mask:3x5x1", words=words)
+    fails(2, "compile", path, "-o", out, "--batch", 3, "--shape", "x:2x5x16", words=words)
+    assert not out.exists()
+
+
 def test_other_open_dimensions_run_at_once(tmp_path: Path) -> None:
     model = text_model()
     module = collage.compile(model, **FEW, db=tmp_path / "db")

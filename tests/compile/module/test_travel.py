@@ -20,7 +20,9 @@ import pytest
 import collage
 from collage.backends.base import Availability
 from collage.backends.openvino import OpenVino
+from collage.cli import doctor_checks
 from collage.kernel import target
+from collage.kernel.target import Cores
 from collage.module import fit
 from collage.module.file import read_summary
 from collage.module.save import save_modules
@@ -214,6 +216,13 @@ def test_doctor_says_what_runs(engine_file: Path, tmp_path: Path) -> None:
     assert "kernels 13" in old and "the original model, on ONNX Runtime" in old
     shutil.copy(OLD / "mix.onnx", tmp_path / "mix.collage")
     fails(1, "doctor", tmp_path / "mix.collage", words=("no module file",))
+
+
+def test_doctor_says_that_there_are_fewer_cores(engine_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = collage.load(engine_file).report.threads
+    monkeypatch.setattr(doctor_checks, "cores", lambda: Cores(threads - 1))
+    (found,) = (each for each in doctor_checks.module_checks(engine_file) if each.name == "threads")
+    assert found.status == doctor_checks.WARN and f"compiled for {threads} threads" in found.detail
 
 
 @pytest.mark.parametrize("budget_s", [0.01, 1.0, 2.0])
