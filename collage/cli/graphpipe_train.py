@@ -351,9 +351,9 @@ def _launch(size: int, limit_s: float) -> None:
 
 
 def _hand_on(stream: Any, said: set[bytes]) -> None:
-    """Hand on what a rank writes to stderr, but for errors that another one has written already."""
+    """Hand on what a rank writes to stderr, but for errors and warnings that another one has written already."""
     for line in stream:
-        if not line.startswith(b"collage: error:") or line not in said:
+        if not line.startswith(b"collage: ") or line not in said:
             said.add(line)
             sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()

@@ -8,7 +8,7 @@ from typing import Any
 
 from collage.errors import UsageError
 from collage.graphpipe.plan import Plan
-from collage.graphpipe.runtime import Ended, Peers, Progress
+from collage.graphpipe.runtime import Ended, Peers, Progress, rank_and_size
 from collage.graphpipe.trace import Piece
 from collage.graphpipe.training import Training
 
@@ -28,6 +28,7 @@ def train_chain(
     traced = training.trace()
     pieces = [traced.piece(stage.blocks) for stage in plan.stages]
     _check(plan, pieces)
+    training.check_micro_batches(traced, plan, *rank_and_size())
     peers = Peers([stage.devices for stage in plan.stages], limit_s)
     at, last, piece = peers.rank, len(plan.stages) - 1, pieces[peers.rank]
     weights = [each for each in piece.module.parameters() if each.requires_grad]

@@ -48,8 +48,10 @@ def profiled(
 ) -> BlockGraph:
     """The blocks of a training with their seconds at 1, 2, 4, ... ``largest`` samples, by torch's present threads.
 
-    The network is not the same afterwards: optimizers have run. Raises CollageError.
+    The network is not the same afterwards: optimizers have run. Raises CollageError, also if the loss is not the mean
+    over the samples.
     """
+    training.check_samples(traced)
     pieces = [traced.piece([at]) for at in range(len(traced.blocks))]
     forward: list[list[float]] = [[] for _ in pieces]
     backward: list[list[float]] = [[] for _ in pieces]

@@ -277,6 +277,7 @@ def train(
     traced = training.trace()
     check_fit(plan, len(traced.blocks), [(each.source, each.target) for each in edges(traced)])
     wiring = Wiring(plan, torch_wires(traced, plan))
+    training.check_micro_batches(traced, plan, *rank_and_size())
     peers = Peers(wiring.ranks, limit_s)
     stage = TorchStage(training, traced, plan, wiring.place(peers.rank)[0])
     return run(peers, wiring, stage, traced.values, steps, checkpoints, resume, seed, progress)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import linecache
 import logging
+import math
 import operator
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from collage.graphpipe.coarsen import coarsened
 EXAMPLES = 4
 """The samples with which a module is exported."""
 
+_logger = logging.getLogger(__name__)
+_QUIET: Mapping[str, Any] = {"p": 1.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
+"""The values of arguments with which an operation of torch is not random: ``p`` is the probability of a one."""
 _BATCH_NORMS = ("batch_norm",)
 _BY_SAMPLES = "training"
 _CLOSE = {2: 1e-2, 4: 2e-5, 8: 1e-9}
@@ -123,7 +127,7 @@ def trace(module: Any, inputs: Sequence[Any]) -> Traced:
     whole = _exported(module, tuple(inputs))
     tensors = _tensors(whole)
     _refuse(whole)
-    _check_samples(whole, inputs)
+    check_samples(whole, inputs)
     _check_losses(whole, inputs)
     seen = _observed(whole, inputs, tensors)
     order = [each.name for each in whole.graph.nodes if each in tensors]
@@ -139,6 +143,49 @@ def trace(module: Any, inputs: Sequence[Any]) -> Traced:
         kept[home[name]].update(seen[name].kept)
     sizes = tuple(sum(each.values()) / len(inputs[0]) for each in kept)
     return Traced(whole, _block_names(whole, blocks, seen), blocks, values, sizes)
+
+
+def check_samples(whole: Any, inputs: Sequence[Any], size: int = 1, turn: int = 0, turns: int = 1) -> None:
+    """Raise TraceError unless the loss of an exported module is the mean of those of its micro-batches of ``size``.
+
+    The first micro-batch is taken together with each other one; of ``turns`` processes this one takes its share.
+    Dropouts are switched off. A module that is random all the same is not checked, and a warning says so.
+    """
+    import torch
+
+    parts = [[each[at : at + size] for each in inputs] for at in range(0, len(inputs[0]) if inputs else 0, size)]
+    mine = parts[1 + turn :: turns]
+    if not mine:
+        return
+    calm, left = _calm(whole)
+    if left:
+        _logger.warning(
+            "whether the loss is the mean over the samples is not checked, since the network is random by %s.",
+            ", ".join(dict.fromkeys(left)),
+        )
+        return
+    with torch.no_grad():
+        first = _loss(calm, parts[0])
+        for part in mine:
+            together = _loss(calm, [torch.cat(pair) for pair in zip(parts[0], part, strict=True)])
+            _compare(together, (first, _loss(calm, part)), size, _close(calm, calm(*part)))
+
+
+def _compare(together: float, alone: tuple[float, float], size: int, close: float) -> None:
+    """Raise TraceError unless a loss is the mean of two; a loss that is not finite says nothing."""
+    mean = sum(alone) / 2
+    if math.isfinite(together) and not abs(together - mean) <= close * max(abs(together), *map(abs, alone), 1e-6):
+        each = "each alone" if size == 1 else f"each {size} of them"
+        raise TraceError(
+            f"the loss of {2 * size} samples is {together:.6g}, and the mean of those of {each} is {mean:.6g}: "
+            "the module has to give the mean over its samples, without operations from one sample to another."
+        )
+
+
+def _close(module: Any, outputs: Any) -> float:
+    """The relative difference of losses that rounding explains."""
+    tensors = [*_floats(outputs), *(each for each in module.parameters() if each.is_floating_point())]
+    return _CLOSE[min((each.element_size() for each in tensors), default=4)]
 
 
 def _exported(module: Any, inputs: tuple[Any, ...]) -> Any:
@@ -247,28 +294,38 @@ def _argument(node: Any, name: str) -> Any:
     return None
 
 
-def _check_samples(whole: Any, inputs: Sequence[Any]) -> None:
-    """Raise TraceError unless the loss of all samples is the mean of the losses of each. Random networks may pass."""
+def _calm(whole: Any) -> tuple[Any, list[str]]:
+    """The exported module without random operations, with buffers of its own, and the operations that stay random.
+
+    Dropouts, also those of attention and of recurrent layers, do nothing; other operations have no such argument.
+    """
     import torch
 
-    if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in whole.graph.nodes):
-        return
-    with torch.no_grad():
-        outputs = whole(*inputs)
-        together = _loss(outputs)
-        alone = [_loss(whole(*(each[at : at + 1] for each in inputs))) for at in range(len(inputs[0]))]
-    mean = sum(alone) / len(alone)
-    tensors = [*_floats(outputs), *(each for each in whole.parameters() if each.is_floating_point())]
-    close = _CLOSE[min((each.element_size() for each in tensors), default=4)]
-    if abs(together - mean) > close * max(abs(together), abs(mean), 1e-6):
-        raise TraceError(
-            f"the loss of {len(alone)} samples is {together:.6g}, and the mean of those of each alone is {mean:.6g}: "
-            "the module has to give the mean over its samples, without operations from one sample to another."
-        )
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(whole.graph, {}))
+    left = []
+    for node in graph.nodes:
+        name = str(getattr(getattr(node.target, "_schema", None), "name", ""))
+        if "dropout" not in name and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            continue
+        quiet = {each.name: at for at, each in enumerate(node.target._schema.arguments) if each.name in _QUIET}
+        if not quiet or any(isinstance(_argument(node, each), torch.fx.Node) for each in quiet):
+            left.append(name.removeprefix("aten::"))
+            continue
+        for name, at in quiet.items():
+            if at < len(node.args):
+                node.update_arg(at, _QUIET[name])
+            else:
+                node.update_kwarg(name, _QUIET[name])
+    calm = torch.fx.GraphModule(whole, graph)
+    for name, each in [*calm.named_buffers()]:
+        place, _, last = name.rpartition(".")
+        setattr(calm.get_submodule(place), last, each.clone())
+    return calm, left
 
 
-def _loss(found: Any) -> float:
-    return sum(float(each.double().mean()) for each in _floats(found))
+def _loss(module: Any, inputs: Sequence[Any]) -> float:
+    return sum(float(each.double().mean()) for each in _floats(module(*inputs)))
 
 
 def _floats(found: Any) -> list[Any]:

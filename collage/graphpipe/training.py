@@ -11,7 +11,10 @@ from typing import Any
 
 from collage.core.library_text import raised
 from collage.errors import CollageError, UsageError
-from collage.graphpipe.trace import EXAMPLES, Traced, trace
+from collage.graphpipe.plan import Plan
+from collage.graphpipe.trace import EXAMPLES, Traced, check_samples, trace
+
+_CHECKED_STEPS, _CHECKED_SAMPLES = 3, 16
 
 
 def sgd(parameters: list[Any]) -> Any:
@@ -34,8 +37,29 @@ class Training:
     optimizer: Callable[[list[Any]], Any] = sgd
 
     def trace(self) -> Traced:
-        """The blocks of the module. Raises CollageError."""
-        return trace(self.module, self.inputs(0, EXAMPLES))
+        """The blocks of the module. Raises CollageError, also if the same batch is not the same twice."""
+        inputs = self.inputs(0, EXAMPLES)
+        for at, (one, other) in enumerate(zip(inputs, self.inputs(0, EXAMPLES), strict=False)):
+            same = one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+            if not same:
+                raise UsageError(
+                    f"batch(0, {EXAMPLES}) gives another tensor {at} when it is called again: it has to give the same "
+                    "batch in each process, with a torch.Generator().manual_seed(step) for example."
+                )
+        return trace(self.module, inputs)
+
+    def check_samples(self, traced: Traced) -> None:
+        """Raise TraceError unless the loss is the mean over the samples, for some samples of the first steps."""
+        for step in range(_CHECKED_STEPS):
+            check_samples(traced.module, self.inputs(step, _CHECKED_SAMPLES))
+
+    def check_micro_batches(self, traced: Traced, plan: Plan, turn: int, turns: int) -> None:
+        """Raise TraceError unless the loss of the first mini-batch is the mean of those of a plan's micro-batches.
+
+        Each of ``turns`` processes checks its share of them.
+        """
+        size = min(each.b // len(each.devices) for each in plan.stages)
+        check_samples(traced.module, self.inputs(0, plan.mini_batch), size, turn, turns)
 
     def optimizer_of(self, parameters: list[Any]) -> Any:
         """The optimizer of parameters. Raises CollageError unless it is one of torch's that needs no closure."""

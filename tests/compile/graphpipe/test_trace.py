@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from collage.errors import CollageError
+from collage.errors import CollageError, UsageError
 from collage.graphpipe.coarsen import coarsened
+from collage.graphpipe.plan import Plan, Stage
 from collage.graphpipe.profile import edges, profiled
+from collage.graphpipe.runtime import train
 from collage.graphpipe.trace import Traced, TraceError, trace
 from collage.graphpipe.training import Training, load_training
 from tests.helpers.graphpipe import diamond
@@ -185,6 +189,126 @@ def test_losses_that_are_none_are_refused() -> None:
     assert trace(Extra(True), rows).blocks
     with pytest.raises(TraceError, match="no output of the module has a gradient"):
         trace(mean_of(nn.Linear(6, 6)).requires_grad_(False), rows)
+
+
+class Contrast(nn.Module):
+    """A loss between the samples of a batch."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        found = self.layer(x).flatten(1)
+        return nn.functional.cross_entropy(found @ found.T / 100, torch.arange(x.shape[0]))
+
+
+class Drops(nn.Module):
+    """Samples are dropped at random, as in stochastic depth, or by noise that cannot be switched off."""
+
+    def __init__(self, noise: bool) -> None:
+        super().__init__()
+        self.line, self.noise = nn.Linear(6, 6), noise
+
+    def forward(self, x: Any) -> Any:
+        found = self.line(x)
+        kept = torch.rand_like(found[:, :1]) if self.noise else found.new_empty(x.shape[0], 1).bernoulli_(0.9)
+        return (found * kept).square().mean()
+
+
+class First(nn.Module):
+    """A recurrent layer without its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(6, 6, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)[0]
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+
+
+RANDOM = {
+    "dropout": lambda: nn.Dropout(0.3),
+    "no dropout": lambda: nn.Dropout(0.0),
+    "channels": lambda: nn.Dropout2d(0.3),
+    "alpha": lambda: nn.AlphaDropout(0.3),
+    "slopes": lambda: nn.RReLU(),
+    "attention": lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.1, batch_first=True),
+    "recurrent": lambda: First(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_network_with_dropout_is_checked_without_it(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(4, 5, 3, 3) if name == "channels" else torch.randn(4, 5, 6)
+    width = x.shape[-1]
+    assert trace(mean_of(nn.Sequential(nn.Linear(width, width), RANDOM[name]())), (x,)).blocks
+    with pytest.raises(TraceError, match="has to give the mean over its samples"):
+        trace(Contrast(nn.Sequential(nn.Linear(width, width), RANDOM[name]())), (x,))
+    assert not _warnings(caplog)
+
+
+def test_a_network_that_stays_random_is_not_checked_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert trace(Drops(False), (torch.randn(4, 6),)).blocks
+    assert not _warnings(caplog)
+    assert trace(Drops(True), (torch.randn(4, 6),)).blocks
+    assert _warnings(caplog) == [
+        "whether the loss is the mean over the samples is not checked, since the network is random by rand_like."
+    ]
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 50)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        self.count.add_(1.0)
+        return nn.functional.cross_entropy(self.line(x), y, ignore_index=0)
+
+
+def labelled(late: Callable[[int, int, Any], Any]) -> Training:
+    """Labels are above 0, but for those that ``late`` sets."""
+
+    def batch(step: int, samples: int) -> tuple[Any, ...]:
+        random = torch.Generator().manual_seed(step)
+        return torch.randn(samples, 6, generator=random), late(step, samples, torch.ones(samples, dtype=torch.long))
+
+    return Training(Counts(), batch)
+
+
+def test_samples_of_later_steps_and_of_the_whole_mini_batch_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rare = labelled(lambda step, samples, y: y.index_fill(0, torch.tensor([3]), int(step != 2)))
+    traced = rare.trace()
+    with pytest.raises(TraceError, match=r"the loss of 2 samples is .* of those of each alone is nan"):
+        profiled(rare, traced, "rare", largest=1, runs=1)
+    padded = labelled(lambda step, samples, y: y.index_fill(0, torch.tensor([samples - 1]), int(samples < 32)))
+    traced = padded.trace()
+    count = float(traced.module.count)
+    padded.check_samples(traced)
+    stages = (Stage((*range(len(traced.blocks)),), 8, (0, 1), 1, 8),)
+    padded.check_micro_batches(traced, Plan(32, stages, ()), 1, 2)  # micro-batches 0 and 2, 0 and 4, 0 and 6
+    padded.check_micro_batches(traced, Plan(32, (Stage(stages[0].blocks, 32, (0,), 1, 32),), ()), 0, 1)  # the only one
+    assert traced.module.count == count
+    with pytest.raises(TraceError, match=r"the loss of 8 samples is .* of those of each 4 of them is"):
+        train(padded, Plan(32, stages, ()), 1, 5.0)
+
+
+def test_a_batch_that_is_another_one_each_time_is_refused() -> None:
+    torch.manual_seed(0)
+    training = Training(mean_of(nn.Linear(6, 6)), lambda step, samples: (torch.randn(samples, 6),))
+    with pytest.raises(UsageError, match=r"batch\(0, 4\) gives another tensor 0 when it is called again"):
+        training.trace()
+    same = Training(mean_of(nn.Linear(6, 6)), lambda step, samples: (torch.full((samples, 6), float("nan")),))
+    assert same.trace().blocks
 
 
 @pytest.mark.parametrize(
