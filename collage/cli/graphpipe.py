@@ -216,6 +216,7 @@ def _planned(plan_file: Path, graph: Path, cluster: Path, greedy: bool) -> tuple
 
     plan = read_json(plan_file, Plan.from_json)
     costs = _costs(graph, cluster, plan.mini_batch)
+    plan.check_network(costs.graph.names)
     check(plan, costs.graph, costs.cluster, static_actions(plan))
     if not greedy:
         return plan, costs, static_actions(plan)

@@ -183,7 +183,7 @@ def run(
         from collage.graphpipe.stages import slowed
         from collage.graphpipe.wiring import check_fit
 
-        check_fit(plan, len(graph.blocks), [(each.source, each.target) for each in graph.edges])
+        check_fit(plan, graph.names, [(each.source, each.target) for each in graph.edges])
         slow, slower = slowed(graph, plan)
         graph, factor = (slow, slower) if asleep else (graph, 1.0)
     predicted_s = _predicted(plan, graph, cluster_file)

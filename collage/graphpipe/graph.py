@@ -83,6 +83,11 @@ class BlockGraph:
         return 1 << (len(self.blocks[0].forward_s) - 1)
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the blocks."""
+        return tuple(each.name for each in self.blocks)
+
+    @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """For each block, the blocks that read from it, ascending."""
         return tuple(tuple(sorted(e.target for e in self.edges if e.source == at)) for at in range(len(self.blocks)))

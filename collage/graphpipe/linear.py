@@ -26,6 +26,7 @@ def train_chain(
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     traced = training.trace()
+    plan.check_network(traced.names)
     pieces = [traced.piece(stage.blocks) for stage in plan.stages]
     _check(plan, pieces)
     training.check_micro_batches(traced, plan, *rank_and_size())

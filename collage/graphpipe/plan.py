@@ -37,13 +37,15 @@ class Stage:
 class Plan:
     """Stages in a topological order, and the edges between them, which go from one to a later one.
 
-    A ``chain`` runs its stages one after another, also those that do not depend on each other.
+    A ``chain`` runs its stages one after another, also those that do not depend on each other. ``network`` are the names
+    of the blocks of the network that it is for; none in files of former versions.
     """
 
     mini_batch: int
     stages: tuple[Stage, ...]
     edges: tuple[tuple[int, int], ...]
     planner: str = ""
+    network: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises UsageError unless there are stages, and their numbers are positive."""
@@ -60,6 +62,16 @@ class Plan:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each stage, those that it follows, ascending."""
         return tuple(tuple(sorted(x for x, y in self.edges if y == at)) for at in range(len(self.stages)))
+
+    def check_network(self, names: Sequence[str]) -> None:
+        """Raise UsageError if the plan is for a network with other blocks than these."""
+        stages = sum(len(each.blocks) for each in self.stages)
+        mine, wanted = len(self.network) or stages, len(names)
+        if mine != wanted:
+            raise UsageError(f"the plan is for another network: it has {mine} blocks, and the network has {wanted}.")
+        for at, (one, other) in enumerate(zip(self.network, names, strict=False)):
+            if one != other:
+                raise UsageError(f"the plan is for another network: its block {at} is {one}, and here it is {other}.")
 
     @cached_property
     def depth(self) -> int:
@@ -82,6 +94,7 @@ class Plan:
         return {
             "format": _FORMAT,
             "planner": self.planner,
+            "network": list(self.network),
             "mini_batch": self.mini_batch,
             "stages": [
                 {
@@ -113,7 +126,8 @@ class Plan:
                 for each in value["stages"]
             )
             edges = tuple((int(one), int(other)) for one, other in value["edges"])
-            return Plan(int(value["mini_batch"]), stages, edges, str(value.get("planner", "")))
+            network = tuple(map(str, value.get("network", ())))
+            return Plan(int(value["mini_batch"]), stages, edges, str(value.get("planner", "")), network)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the plan is malformed: {type(error).__name__}: {error}.") from error
 
@@ -174,7 +188,7 @@ def assemble(
         Stage(tuple(sorted(choices[at].blocks)), choices[at].b, devices[number[at]], choices[at].k, 0) for at in order
     )
     numbered = tuple(sorted((number[one], number[other]) for one, other in edges))
-    return scheduled(Plan(costs.mini_batch, stages, numbered, planner), ks)
+    return scheduled(Plan(costs.mini_batch, stages, numbered, planner, costs.graph.names), ks)
 
 
 def scheduled(plan: Plan, ks: Sequence[int] | None = None) -> Plan:

@@ -275,7 +275,7 @@ def train(
 ) -> Ended:
     """Train the network of a plan as one of its processes (see ``run``). Raises CollageError."""
     traced = training.trace()
-    check_fit(plan, len(traced.blocks), [(each.source, each.target) for each in edges(traced)])
+    check_fit(plan, traced.names, [(each.source, each.target) for each in edges(traced)])
     wiring = Wiring(plan, torch_wires(traced, plan))
     training.check_micro_batches(traced, plan, *rank_and_size())
     peers = Peers(wiring.ranks, limit_s)
@@ -285,7 +285,7 @@ def train(
 
 def sleep(slow: BlockGraph, plan: Plan, steps: int, limit_s: float) -> Ended:
     """Run a plan as one of its processes, with sleeps by the times of a graph. Raises CollageError."""
-    check_fit(plan, len(slow.blocks), [(each.source, each.target) for each in slow.edges])
+    check_fit(plan, slow.names, [(each.source, each.target) for each in slow.edges])
     wires, values = sleep_wires(slow, plan), sleep_values(slow)
     wiring = Wiring(plan, wires)
     peers = Peers(wiring.ranks, limit_s)

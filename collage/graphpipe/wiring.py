@@ -116,11 +116,12 @@ class Wiring:
         return {key: tuple(messages) for key, messages in found.items()}
 
 
-def check_fit(plan: Plan, blocks: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Raise CollageError if a plan is not one for a graph of so many blocks with these edges, or cannot run."""
+def check_fit(plan: Plan, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
+    """Raise CollageError if a plan is not one for a graph of blocks with these names and edges, or cannot run."""
+    plan.check_network(names)
     home = {block: at for at, stage in enumerate(plan.stages) for block in stage.blocks}
-    if sorted(home) != [*range(blocks)] or sum(len(each.blocks) for each in plan.stages) != blocks:
-        raise UsageError(f"the plan is for another network: it has {len(home)} blocks, and the network has {blocks}.")
+    if sorted(each for stage in plan.stages for each in stage.blocks) != [*range(len(names))]:
+        raise UsageError(f"the plan is malformed: its stages do not have each of {len(names)} blocks once.")
     for one, other in edges:
         if home[one] != home[other] and (home[one], home[other]) not in plan.edges:
             raise UsageError(

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,6 @@ def test_processes_that_do_not_match_the_plan_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="the plan is for 4 processes, one a device, and there are 2"):
         train(diamond(), plan_of(names, FOUR, EDGES, BATCH), 1, 5.0)
+    plan = replace(plan_of(names, FOUR, EDGES, BATCH), network=("other", *names[1:]))
+    with pytest.raises(UsageError, match="the plan is for another network: its block 0 is other"):
+        train(diamond(), plan, 1, 5.0)

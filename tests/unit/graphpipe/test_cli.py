@@ -165,6 +165,24 @@ def test_files_with_mistakes_are_named(
         run("simulate", plan, graph, "--cluster", cluster)
 
 
+def test_a_plan_for_another_network_is_refused(files: tuple[str, str, str]) -> None:
+    graph, cluster, plan = files
+    run("plan", graph, "--cluster", cluster, "--batch", "16", "-o", plan)
+    value = json.loads(Path(graph).read_text())
+    value["blocks"][1]["name"] = "other"
+    Path(graph).write_text(json.dumps(value))
+    given = (plan, graph, "--cluster", cluster)
+    for words in (("simulate", *given), ("show", *given), ("run", plan, "--sleep", "--graph", graph)):
+        with pytest.raises(
+            UsageError, match=r"the plan is for another network: its block 1 is .*, and here it is other\."
+        ):
+            run(*words)
+    old = json.loads(Path(plan).read_text())
+    del old["network"]
+    Path(plan).write_text(json.dumps(old))
+    assert "samples/s" in run("simulate", *given)
+
+
 def test_a_schedule_of_no_passes_is_refused(files: tuple[str, str, str]) -> None:
     graph, cluster, plan = files
     made = json.loads(run("plan", graph, "--cluster", cluster, "--batch", "16", "-o", plan, "--json"))["plan"]
