@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from collage.graphpipe.costs import Costs
-from collage.graphpipe.graph import Atom, Series
 from collage.graphpipe.planner import DEFAULTS, Found, NoPlanError, Options, plan, search
-from collage.graphpipe.spaces import closed_sets, set_space, tree_space
+from collage.graphpipe.spaces import chain_space, closed_sets, set_space
 
 MOST_SETS = 10_000
 """The most sets of blocks, closed under predecessors, with which Piper's planner begins."""
@@ -20,8 +19,7 @@ MOST_SETS = 10_000
 def pipedream(costs: Costs, options: Options = DEFAULTS) -> Found:
     """PipeDream's plan: stages are intervals of the blocks in their order. Raises NoPlanError."""
     started = time.process_time()
-    chain = Series(tuple(Atom((at,)) for at in range(len(costs.graph.blocks))))
-    return search(costs, [tree_space(costs, chain, chain=True)], "pipedream", options, started)
+    return search(costs, [chain_space(costs)], "pipedream", options, started)
 
 
 def piper(costs: Costs, options: Options = DEFAULTS) -> Found:

@@ -37,8 +37,8 @@ class Stage:
 class Plan:
     """Stages in a topological order, and the edges between them, which go from one to a later one.
 
-    A ``chain`` runs its stages one after another, also those that do not depend on each other. ``network`` are the names
-    of the blocks of the network that it is for; none in files of former versions.
+    A ``chain`` runs its stages one after another, also those that do not depend on each other. ``network`` has the
+    names of the blocks of the network that it is for; none in files of former versions.
     """
 
     mini_batch: int

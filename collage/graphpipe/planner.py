@@ -3,6 +3,7 @@
 For a bound on the time per sample the dynamic program finds a plan with the fewest in-flight samples at its source. The
 bound does not see that a deep pipeline fills slowly, so the planner collects a Pareto set of (time per sample, memory,
 depth): least times for each micro-batch alone and for all together, and plans that are a little slower but less deep.
+The best chain is one of the plans, and the search leaves out micro-batches that are far slower per sample than it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collage.graphpipe.costs import Costs, degrees
 from collage.graphpipe.graph import decompose
 from collage.graphpipe.plan import Choice, Plan, assemble
 from collage.graphpipe.simulate import simulated, stage_times
-from collage.graphpipe.spaces import SetSpace, Space, closed_sets, set_space, tree_space
+from collage.graphpipe.spaces import SetSpace, Space, chain_space, closed_sets, set_space, tree_space
 from collage.native.pipeline_walk import PipeCosts, TimeOver
 from collage.native.pipeline_walk import plan as plan_compiled
 
@@ -27,19 +28,24 @@ _SLOWEST, _STEP = 2.5, 1.02  # times per sample over the least one, up to which 
 _LEAST_SIMULATED, _PASSES_SIMULATED = 8, 12_000  # plans, and forward and backward passes of all of them
 _MOST_MICRO_BATCHES = 256  # in a mini-batch, unless no plan fits the memory
 _WINDOWS = (1, 2, 3)  # neighbouring micro-batches that plans may have, besides all of them
-_FINE_SETS, _FINE_DEVICES = 256, 4
+_FINE_SETS, _FINE_DEVICES, _FINE_S = 256, 4, 3.0
 _MOST_SIMULATED = 1 << 16  # micro-batches of a plan
+_ANY = float("inf")
+_CHAIN_SHARE = 1 / 6  # of the seconds of a search, at most
+_HOPELESS = 1.5  # times the seconds per sample of the best chain; messages that overlap may explain as much
 
 
 @dataclass(frozen=True)
 class Options:
     """How to search: ``ks`` of kFkB, the micro-batches (default: all that are possible), and the seconds at most.
 
-    Seconds of a search are processor time."""
+    ``chain_s`` are the seconds for the best chain, which GraphPipe's planner begins with. Seconds of a search are
+    processor time."""
 
     ks: tuple[int, ...] = (1,)
     micro_batches: tuple[int, ...] | None = None
     seconds: float = float("inf")
+    chain_s: float = 5.0
 
 
 DEFAULTS = Options()
@@ -81,7 +87,7 @@ class Finder:
 
     def __init__(self, costs: Costs, space: Space, name: str, deadline: float = float("inf")) -> None:
         self.costs, self.space, self.name = costs, space, name
-        self._deadline = deadline
+        self.deadline = deadline
         self.states = 0
 
     def plan(self, choices: Sequence[Choice]) -> Plan:
@@ -119,7 +125,7 @@ class Finder:
             cluster.devices,
             costs.tables,
         )
-        left = self._deadline - time.process_time()
+        left = self.deadline - time.process_time()
         if left <= 0:
             raise TimeOver("the search has taken longer than it may.")
         stages, states = plan_compiled(numbers, self.space.problem, t_max * (1 + 1e-12), left)
@@ -133,10 +139,12 @@ class Finder:
         b, k = configs[stage["config"]]
         return b, 1 << int(stage["degree"]), k
 
-    def least(self, configs: Configs) -> Sequence[Choice] | None:
-        """The stages of the plan of the least time per sample. Raises TimeOver."""
+    def least(self, configs: Configs, most: float = _ANY) -> Sequence[Choice] | None:
+        """The stages of the plan of the least time per sample, if it is at most ``most``. Raises TimeOver."""
         lowest = low = high = self._lowest()
-        best = None
+        best = self.find(configs, most) if most < _ANY else None
+        if best is None and most < _ANY:
+            return None
         while best is None and low < float("inf"):
             high = high * 1.25 if high < 1e3 * lowest else float("inf")
             best = self.find(configs, high)
@@ -163,9 +171,11 @@ class Finder:
 def plan(costs: Costs, options: Options = DEFAULTS) -> Found:
     """GraphPipe's plan: Algorithm 2 on the series-parallel tree, and on all convex stages if the graph is small.
 
-    Raises NoPlanError.
+    It is at least as fast as the best chain that is found in ``chain_s``. Raises NoPlanError.
     """
     started = time.process_time()
+    seconds = min(options.chain_s, options.seconds * _CHAIN_SHARE)
+    chain = _plans(costs, [Finder(costs, chain_space(costs), "graphpipe", started + seconds)], options)[0]
     root = decompose(costs.graph).root
     tree = tree_space(costs, root)
     spaces: list[Space] = [tree]
@@ -174,15 +184,29 @@ def plan(costs: Costs, options: Options = DEFAULTS) -> Found:
         spaces.append(mixed)
     if costs.cluster.devices <= _FINE_DEVICES and (sets := closed_sets(costs.graph, _FINE_SETS)):
         spaces.append(set_space(costs, sets, chain=False))
-    return search(costs, spaces, "graphpipe", options, started)
+    return search(costs, spaces, "graphpipe", options, started, chain)
 
 
-def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, started: float) -> Found:
-    """The ranked plans of all spaces. Raises NoPlanError."""
-    deadline = started + options.seconds
-    finders = [Finder(costs, each, name, deadline) for each in spaces]
+def search(
+    costs: Costs, spaces: Sequence[Space], name: str, options: Options, started: float, chain: Sequence[Plan] = ()
+) -> Found:
+    """The ranked plans of all spaces, and the best of those of a ``chain``. Raises NoPlanError."""
+    best = rank(chain, costs)[:1]
+    most = _ANY
+    if best:
+        most = max(_HOPELESS * best[0][1] / costs.mini_batch, min(each.tps(costs) for each in chain))
+    finders = [Finder(costs, each, name, started + options.seconds) for each in spaces]
+    found, late = _plans(costs, finders, options, most)
+    if not found and not best:
+        raise _no_plan(costs, spaces, name, options, late)
+    ranked = sorted(dict.fromkeys((*rank(found, costs), *best)), key=lambda pair: pair[1])
+    least = min((*found, *chain), key=lambda each: each.tps(costs))
+    return Found(tuple(ranked), least, time.process_time() - started, sum(each.states for each in finders), late)
+
+
+def _plans(costs: Costs, finders: Sequence[Finder], options: Options, most: float = _ANY) -> tuple[list[Plan], bool]:
+    """Plans of at most ``most`` seconds a sample, and whether the time was over before the end. Raises NoPlanError."""
     found: list[Plan] = []
-    late = False
     all_of_them = options.micro_batches or costs.micro_batches
     if costs.mini_batch > _MOST_SIMULATED * max(all_of_them):
         raise NoPlanError(
@@ -190,53 +214,54 @@ def search(costs: Costs, spaces: Sequence[Space], name: str, options: Options, s
             "take one that a larger power of 2 divides."
         )
     large = tuple(b for b in all_of_them if costs.mini_batch // b <= _MOST_MICRO_BATCHES)
-    try:
-        for micro_batches in dict.fromkeys((large, all_of_them)):
-            if not found:
-                for plan in _candidates(finders, micro_batches, options.ks, costs):
+    late = False
+    for micro_batches in dict.fromkeys((large, all_of_them)):
+        for number, finder in enumerate(finders if not found else ()):
+            further = number > 0 and isinstance(finder.space, SetSpace)
+            if further:
+                finder.deadline = min(finder.deadline, time.process_time() + _FINE_S)
+            try:
+                for plan in _candidates(finder, micro_batches, options.ks, most, number > 0):
                     found.append(plan)
-    except TimeOver:
-        late = True
-    if not found:
-        raise _no_plan(costs, spaces, name, options, late)
-    ranked = rank(found, costs)
-    least = min(found, key=lambda each: each.tps(costs))
-    return Found(ranked, least, time.process_time() - started, sum(each.states for each in finders), late)
+            except TimeOver:
+                late = late or not further
+    return found, late
 
 
 def _candidates(
-    finders: Sequence[Finder], micro_batches: tuple[int, ...], ks: Sequence[int], costs: Costs
+    finder: Finder, micro_batches: tuple[int, ...], ks: Sequence[int], most: float, further: bool
 ) -> Iterator[Plan]:
+    """Plans of a space; of a ``further`` one, fewer."""
     windows = [micro_batches[at : at + size] for size in _WINDOWS for at in range(len(micro_batches) + 1 - size)]
     if len(micro_batches) > max(_WINDOWS):
         windows.append(micro_batches)
-    for number, finder in enumerate(finders):
-        known = set()
-        for chosen in windows:
-            whole = isinstance(finder.space, SetSpace) and chosen == micro_batches
-            if number and len(chosen) > 1 and not whole:
-                continue  # further spaces are worth less time
-            configs = [(b, k) for b in chosen for k in ks if b * k <= costs.mini_batch]
-            best = finder.least(configs)
-            if best is None:
-                continue
-            for plan in _front(finder, configs, best):
-                if (key := frozenset(plan.stages)) not in known:
-                    known.add(key)
-                    yield plan
+    known = set()
+    for chosen in windows:
+        whole = isinstance(finder.space, SetSpace) and chosen == micro_batches
+        if further and len(chosen) > 1 and not whole:
+            continue  # further spaces are worth less time
+        configs = [(b, k) for b in chosen for k in ks if b * k <= finder.costs.mini_batch]
+        best = finder.least(configs, most)
+        if best is None:
+            continue
+        for plan in _front(finder, configs, best, most):
+            if (key := frozenset(plan.stages)) not in known:
+                known.add(key)
+                yield plan
 
 
-def _front(finder: Finder, configs: Configs, best: Sequence[Choice]) -> Iterator[Plan]:
+def _front(finder: Finder, configs: Configs, best: Sequence[Choice], most: float) -> Iterator[Plan]:
     """The plan of the least time per sample, and for each smaller depth one that is as fast as can be, roughly."""
     start = finder.tps(best)
     first = finder.plan(best)
     yield first
-    last = finder.find(configs, start * _SLOWEST)
+    slowest = min(start * _SLOWEST, most)
+    last = finder.find(configs, slowest)
     if last is None:
         return
     slow = finder.plan(last)
     yield slow
-    todo = [(start, first, start * _SLOWEST, slow)]
+    todo = [(start, first, slowest, slow)]
     while todo:
         low, fast, high, slow = todo.pop()
         high = min(high, slow.tps(finder.costs))

@@ -53,6 +53,11 @@ def tree_space(costs: Costs, root: Series, *, chain: bool = False, mixed: bool =
     return TreeSpace(builder.problem(), builder.sets, chain)
 
 
+def chain_space(costs: Costs) -> TreeSpace:
+    """The space of chains whose stages are intervals of the blocks in their order."""
+    return tree_space(costs, Series(tuple(Atom((at,)) for at in range(len(costs.graph.blocks)))), chain=True)
+
+
 @dataclass(eq=False)
 class _Builder:
     """Arrays of a tree (see search/pipeline.h). It numbers the parts, the root last, and finds those of equal costs."""

@@ -130,7 +130,7 @@ def _random(graphs: int) -> _Found:
             costs = random_costs(random.Random(seed), blocks)
             expected = best_plan(costs, layouts, chain=chain)
             try:
-                result = search(costs, Options())
+                result = search(costs, Options(chain_s=0.0))
             except NoPlanError:
                 result = None
             if expected is None or result is None:
@@ -157,7 +157,7 @@ def _compared(costs: Costs, piper_seconds: float) -> _Found:
         if name == "piper" and not piper_seconds:
             continue
         try:
-            result = search(costs, Options(seconds=piper_seconds if name == "piper" else float("inf")))
+            result = search(costs, Options(seconds=piper_seconds if name == "piper" else float("inf"), chain_s=0.0))
         except NoPlanError as error:
             cell["failed"][name] = str(error)
             continue
@@ -190,7 +190,7 @@ def _case() -> _Found:
         for name, search, b in (("chain, b=2", pipedream, 2), ("graph, b=2", planner.plan, 2),
                                 ("chain, b=4", pipedream, 4), ("graph, b=4", planner.plan, 4)):  # fmt: skip
             try:
-                result = search(costs, Options(micro_batches=(b,)))
+                result = search(costs, Options(micro_batches=(b,), chain_s=0.0))
             except NoPlanError as error:
                 iterations[name] = {"failed": str(error)}
                 continue

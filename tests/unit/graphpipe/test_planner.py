@@ -69,6 +69,36 @@ def test_the_tree_search_gives_valid_plans_that_are_not_better_than_the_best(see
     assert plan.tps(costs) == finder.tps(choices) >= expected.tps(costs) * (1 - 1e-9)
 
 
+def crossed(devices: int) -> Costs:
+    """Layers of two blocks, each of which reads both of the layer before, so that no part is series-parallel."""
+    blocks = tuple(Block(f"b{at}", (1e-3, 2e-3), (2e-3, 4e-3), 1e-4, 4e7, 1e4) for at in range(8))
+    edges = tuple(Edge(at, to, 1e3) for at in range(6) for to in (at // 2 * 2 + 2, at // 2 * 2 + 3))
+    link = Link(1e-5, 1e9)
+    return Costs(BlockGraph("crossed", blocks, edges), Cluster(devices, 1e10, link, link, devices), 32)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_a_plan_is_never_slower_than_the_best_chain(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a part that is not series-parallel, without the time for the search of all convex stages."""
+    monkeypatch.setattr(planner, "_FINE_S", 0.0)
+    costs = crossed(devices)
+    found, chain = planner.plan(costs), pipedream(costs)
+    assert not found.late
+    assert found.iteration_s <= chain.iteration_s
+    assert planner.plan(costs, Options(chain_s=0.0)).iteration_s > 1.2 * chain.iteration_s
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(deadline=None, max_examples=25)
+def test_a_bound_by_the_best_chain_loses_no_plan(seed: int) -> None:
+    costs = random_costs(random.Random(seed), most_blocks=6, most_devices=3)
+    try:
+        alone = planner.plan(costs, Options(chain_s=0.0))
+    except NoPlanError:
+        return
+    assert planner.plan(costs).iteration_s <= alone.iteration_s * (1 + 1e-9)
+
+
 @given(st.integers(0, 10**9))
 @settings(deadline=None, max_examples=25)
 def test_both_searches_agree_on_chains(seed: int) -> None:
