@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import socket
 import subprocess
@@ -35,6 +36,8 @@ _LAUNCHER = "COLLAGE_GRAPHPIPE_LAUNCHER"
 """The variable with the id of the process that has started a rank."""
 _MALLOC = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20}
 """glibc's M_MMAP_THRESHOLD (the most that it takes), M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
+_FAR = 0.3
+"""The relative error of a simulation that is remarked on."""
 _GRACE_S = 5.0
 """The seconds that processes have to end by themselves once another one has failed."""
 _THREADS = option("--threads", default=1, type=Count(min=1), metavar="N", help="Threads of torch in a process.")
@@ -163,7 +166,7 @@ def run(
       torchrun --nproc-per-node 2 --no-python collage graphpipe run plan.json model.py:build
     """
     if asleep == (model is not None):
-        raise UsageError(f"give {_MODEL}, or --sleep.")
+        raise UsageError(f"give {_MODEL} or --sleep{', not both' if asleep else ''}.")
     if asleep and (graph_file is None or folder is not None):
         raise UsageError("--sleep needs --graph, and has no --checkpoint.")
     if resume and folder is None:
@@ -202,7 +205,7 @@ def run(
         if asleep and graph is not None:
             found = runtime.sleep(graph, plan, steps, limit_s)
         else:
-            show = _steps(steps) if os.environ["RANK"] == "0" and not as_json else lambda step, loss, seconds: None
+            show = _steps(steps, as_json) if os.environ["RANK"] == "0" else lambda step, loss, seconds: None
             training = load_training(str(model), seed)
             if on_torch:
                 from collage.graphpipe.linear import train_chain
@@ -243,16 +246,28 @@ def _report(found: Ended, plan: Plan, predicted_s: float | None, factor: float, 
         }
         print_json(result)
         return
+    if wrong := sum(not math.isfinite(each) for each in found.losses):
+        say(f"{wrong} of {len(found.losses)} losses are not finite.")
     mode = f" in sleep mode (times x {factor:.4g})" if asleep else ""
     say(f"An iteration took {seconds * 1e3:.4g} ms{mode}, {plan.mini_batch / seconds:.4g} samples/s.")
     if predicted_s is not None:
-        say(f"The simulation says {predicted_s * 1e3:.4g} ms, {(predicted_s / seconds - 1) * 100:+.1f} %.")
+        error = predicted_s / seconds - 1
+        say(f"The simulation says {predicted_s * 1e3:.4g} ms, {error * 100:+.1f} %.")
+        if abs(error) > _FAR:
+            say("Processes on one machine share its cores and memory; so profile on a calm machine, and compare again.")
 
 
-def _steps(steps: int) -> Callable[[int, float, float], None]:
-    """Shows about twenty steps."""
+def _steps(steps: int, quiet: bool) -> Callable[[int, float, float], None]:
+    """Shows about twenty steps, unless it is ``quiet``, and warns of the first loss that is not finite."""
+    wrong = False
 
     def show(step: int, loss: float, seconds: float) -> None:
+        nonlocal wrong
+        if not wrong and not math.isfinite(loss):
+            wrong = True
+            say(f"collage: warning: the loss of step {step + 1} is {loss:g}; the run goes on.", err=True)
+        if quiet:
+            return
         if (step + 1) % max(1, steps // 20) == 0 or step + 1 == steps:
             say(f"step {step + 1}: loss {loss:.6g}, {seconds * 1e3:.4g} ms")
 

@@ -121,4 +121,4 @@ def _memory(plan: Plan, graph: BlockGraph, cluster: Cluster, actions: Sequence[A
         need = graph.state_factor * sum(each.weight_bytes for each in blocks)
         need += sum(each.activation_bytes for each in blocks) * most * stage.b / len(stage.devices)
         if need > cluster.memory_bytes * (1 + 1e-9):
-            yield f"memory: stage {at} needs {need / 1e9:.3f} GB of a device's {cluster.memory_bytes / 1e9:.3f} GB."
+            yield f"memory: stage {at} needs {need / 1e9:.3g} GB of a device's {cluster.memory_bytes / 1e9:.3g} GB."

@@ -59,9 +59,13 @@ class Checkpoints:
 
         found: dict[str, Any] = {"weights": {}, "state": {}, "groups": []}
         last: Any = read_json(self.folder / _LAST)
-        for stage in range(last["stages"]):
+        try:
+            step, stages = int(last["step"]), int(last["stages"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the checkpoint in {self.folder} is damaged: {_LAST} names no step.") from error
+        for stage in range(stages):
             try:
-                part = torch.load(self._place(last["step"]) / f"stage-{stage}.pt", weights_only=True)
+                part = torch.load(self._place(step) / f"stage-{stage}.pt", weights_only=True)
             except Exception as error:
                 raise UsageError(
                     f"the checkpoint in {self.folder} is damaged: stage {stage} cannot be read."
@@ -69,7 +73,7 @@ class Checkpoints:
             found["weights"] |= part["weights"]
             found["state"] |= part["state"]
             found["groups"] = found["groups"] or part["groups"]
-        return int(last["step"]), found
+        return step, found
 
     def _place(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"

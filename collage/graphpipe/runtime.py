@@ -73,13 +73,14 @@ class Peers:
             dist.init_process_group("gloo", timeout=limit)
             return [dist.new_group([*each], timeout=limit) if len(each) > 1 else None for each in ranks]
 
+        start = time.monotonic()
         try:
             with _without_stderr():  # gloo writes to it
                 self._groups = in_thread(meet).result(limit_s)  # some of gloo's waits have no limit
         except (RuntimeError, ValueError, TimeoutError, LateError) as error:
+            within = f" within {limit_s:g} s" if time.monotonic() - start >= limit_s else ""
             raise CollageError(
-                f"rank {self.rank}: the {self.size} processes have not met within {limit_s:g} s; one has never "
-                f"started, or has ended."
+                f"rank {self.rank}: the {self.size} processes have not met{within}; one has never started, or is gone."
             ) from error
         self._wait_ends = float("inf")
         threading.Thread(target=self._watch, name="collage-graphpipe-watch", daemon=True).start()
@@ -278,9 +279,15 @@ def train(
     check_fit(plan, traced.names, [(each.source, each.target) for each in edges(traced)])
     wiring = Wiring(plan, torch_wires(traced, plan))
     training.check_micro_batches(traced, plan, *rank_and_size())
+    known = checkpoints.read() if resume and checkpoints is not None and checkpoints.there else None
     peers = Peers(wiring.ranks, limit_s)
     stage = TorchStage(training, traced, plan, wiring.place(peers.rank)[0])
-    return run(peers, wiring, stage, traced.values, steps, checkpoints, resume, seed, progress)
+    first = 0
+    if known is not None:
+        first, state = known
+        stage.load(state)
+        del known, state
+    return run(peers, wiring, stage, traced.values, steps, first, checkpoints, seed, progress)
 
 
 def sleep(slow: BlockGraph, plan: Plan, steps: int, limit_s: float) -> Ended:
@@ -299,12 +306,12 @@ def run(
     work: StageWork,
     values: Mapping[str, Value],
     steps: int,
+    first: int = 0,
     checkpoints: Checkpoints | None = None,
-    resume: bool = False,
     seed: int = 0,
     progress: Progress = lambda step, loss, seconds: None,
 ) -> Ended:
-    """Run the iterations up to step ``steps``; with ``resume`` from the last checkpoint on.
+    """Run the iterations from step ``first`` up to step ``steps``.
 
     ``progress`` is called with the step, its loss and its seconds. Random numbers follow from the seed, the step and
     the rank. Raises CollageError.
@@ -313,10 +320,6 @@ def run(
 
     stage, number = wiring.place(peers.rank)
     engine = Engine(peers, wiring, work, values)
-    first = 0
-    if resume and checkpoints is not None and checkpoints.there and isinstance(work, TorchStage):
-        first, found = checkpoints.read()
-        work.load(found)
     peers.add_up([torch.zeros(1)])
     losses, seconds = [], []
     for step in range(first, steps):

@@ -141,6 +141,35 @@ def test_a_chain_has_the_same_losses_on_torch(tmp_path: Path, monkeypatch: pytes
     assert "Traceback" not in err
 
 
+def test_what_goes_wrong_in_a_run_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses that are not finite, a simulation that is far off, and a damaged checkpoint."""
+    model = MODEL.replace("        return torch.randn(", "        return (step < 2 or torch.nan) * torch.randn(")
+    (tmp_path / "model.py").write_text(model)
+    monkeypatch.chdir(tmp_path)
+    here("profile", "model.py:build", "-o", "graph.json", "--most", "4", "--runs", "1")
+    (tmp_path / "cluster.toml").write_text("devices = 2\nmemory_gb = 1\n[inner]\nlatency_us = 10\nbandwidth_gb_s = 1\n")
+    given = ("--graph", "graph.json", "--cluster", "cluster.toml")
+    here("plan", "graph.json", "--cluster", "cluster.toml", "--batch", "8", "-o", "plan.json")
+    _two_stages(tmp_path / "plan.json", tmp_path / "graph.json")
+    graph = json.loads((tmp_path / "graph.json").read_text())
+    for block in graph["blocks"]:
+        block["forward_s"] = [10.0 for _ in block["forward_s"]]
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    process = start(tmp_path, "run", "plan.json", "model.py:build", "--steps", "5", "--checkpoint", "kept", *given)
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0
+    assert err.splitlines() == ["collage: warning: the loss of step 3 is nan; the run goes on."]
+    assert "3 of 5 losses are not finite." in out
+    assert "so profile on a calm machine" in out
+    for text, message in (("{", "last.json is no JSON file"), ("{}", "kept is damaged: last.json names no step")):
+        (tmp_path / "kept" / "last.json").write_text(text)
+        process = start(tmp_path, "run", "plan.json", "model.py:build", "--checkpoint", "kept", "--resume")
+        lines = process.communicate(timeout=150)[1].splitlines()
+        assert len(lines) == 2, lines
+        assert message in lines[0]
+        assert lines[1] == "collage: error: the run has ended, since rank 0, 1 failed."
+
+
 def _children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

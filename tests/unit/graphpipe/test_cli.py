@@ -66,6 +66,11 @@ def test_a_plan_for_another_cluster_is_refused(files: tuple[str, str, str], tmp_
     other.write_text(Path(cluster).read_text().replace("devices = 4", "devices = 1"))
     with pytest.raises(CollageError, match="C3: a device is in two stages, or not in the cluster"):
         run("simulate", plan, graph, "--cluster", str(other))
+    other.write_text(Path(cluster).read_text().replace("memory_gb = ", "memory_gb = 0.00001 # "))
+    with pytest.raises(CollageError, match=r"memory: stage 0 needs .* GB of a device's 1e-05 GB"):
+        run("simulate", plan, graph, "--cluster", str(other))
+    with pytest.raises(UsageError, match=r"give MODEL.py:function or --sleep, not both\."):
+        run("run", plan, "model.py:build", "--sleep", "--graph", graph)
     other.write_text(Path(cluster).read_text().replace("memory_gb = ", "memory_gb = 0.01 # "))
     with pytest.raises(CollageError, match="GB are missing"):
         run("plan", graph, "--cluster", str(other), "--batch", "16")
