@@ -108,6 +108,15 @@ def test_a_search_is_cut_off_and_says_so(files: tuple[str, str, str]) -> None:
         run("plan", graph, "--cluster", cluster, "--batch", "1000003")
 
 
+def test_an_odd_mini_batch_is_remarked_on(files: tuple[str, str, str]) -> None:
+    graph, cluster, _ = files
+    words = ("plan", graph, "--cluster", cluster, "--batch")
+    text = " ".join(run(*words, "17").split())
+    assert "powers of 2 that divide the mini-batch: those of 17 have 1 sample, which take " in text
+    assert " ms each; --batch 24 takes " in text
+    assert "powers of 2" not in run(*words, "16")
+
+
 def test_ctrl_c_ends_a_search_at_once() -> None:
     """The compiled search looks at a flag."""
     costs = candle(Device(), 4096, 16)
