@@ -19,7 +19,7 @@ import click
 
 from collage.cli.console import print_json, print_table, say
 from collage.cli.files import check_writable, make_folder
-from collage.cli.options import JSON_OPTION, PATH, SEED_OPTION, Count, Seconds, flag, option
+from collage.cli.options import JSON_OPTION, PATH, SEED_OPTION, Count, Number, Seconds, flag, option
 from collage.cli.signals import Terminated
 from collage.core.child_process import import_path, signal_name
 from collage.core.memory import physical_bytes
@@ -129,6 +129,12 @@ def cluster(devices: int, output: Path, limit_s: float) -> None:
 @option("--checkpoint", "folder", metavar="DIR", type=PATH, help="Write checkpoints to this folder.")
 @option("--every", default=100, type=Count(min=1), metavar="N", help="Steps from one checkpoint to the next.")
 @flag("--resume", help="Go on from the last checkpoint in --checkpoint, if there is one, by this or another plan.")
+@option(
+    "--clip-norm",
+    type=Number(min=0, min_open=True),
+    metavar="X",
+    help="Clip the norm of all gradients together, as clip_grad_norm_ does in one process.",
+)
 @flag("--sleep", "asleep", help="Sleep for the profiled time of each pass, with messages of true size; needs --graph.")
 @flag("--torch", "on_torch", help="Run a chain on torch.distributed.pipelining (1F1B) instead, to compare with.")
 @option("--graph", "graph_file", metavar="GRAPH.json", type=PATH, help="The profile, to predict an iteration.")
@@ -144,6 +150,7 @@ def run(
     folder: Path | None,
     every: int,
     resume: bool,
+    clip_norm: float | None,
     asleep: bool,
     on_torch: bool,
     graph_file: Path | None,
@@ -173,6 +180,8 @@ def run(
         raise UsageError("--resume needs --checkpoint.")
     if cluster_file is not None and graph_file is None:
         raise UsageError("--cluster needs --graph: an iteration is predicted from both.")
+    if clip_norm is not None and (asleep or on_torch or not clip_norm > 0):
+        raise UsageError("--clip-norm is above 0, and has no --sleep and no --torch.")
     if on_torch and (asleep or folder is not None):
         raise UsageError("--torch has no --sleep and no --checkpoint.")
     from collage.graphpipe.checkpoint import Checkpoints
@@ -213,7 +222,7 @@ def run(
                 found = train_chain(training, plan, steps, limit_s, show)
             else:
                 checkpoints = None if folder is None else Checkpoints(folder, every)
-                found = runtime.train(training, plan, steps, limit_s, checkpoints, resume, seed, show)
+                found = runtime.train(training, plan, steps, limit_s, checkpoints, resume, seed, show, clip_norm)
         if os.environ["RANK"] == "0":
             _report(found, plan, predicted_s, factor, asleep, as_json)
 

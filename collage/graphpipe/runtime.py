@@ -167,11 +167,14 @@ class _Posted:
 
 
 class Engine:
-    """The iterations of a rank."""
+    """The iterations of a rank. With ``clip_norm`` the norm of all gradients together is that at most."""
 
-    def __init__(self, peers: Peers, wiring: Wiring, work: StageWork, values: Mapping[str, Value]) -> None:
+    def __init__(
+        self, peers: Peers, wiring: Wiring, work: StageWork, values: Mapping[str, Value], clip_norm: float | None
+    ) -> None:
         self._peers, self._wiring, self._work, self._values = peers, wiring, work, values
-        self._stage, _ = wiring.place(peers.rank)
+        self._clip_norm = clip_norm
+        self._stage, self._number = wiring.place(peers.rank)
         self._actions = static_actions(wiring.plan)[self._stage]
         self._sends: dict[Action, list[tuple[Message, Any, Any]]] = {}
         self._iteration = 0
@@ -195,10 +198,27 @@ class Engine:
             self._send(action, given)
         for action in [*self._sends]:
             self._sent(action)
-        self._peers.add_up(self._work.grads(), self._stage)
+        grads = self._work.grads()
+        self._peers.add_up(grads, self._stage)
+        if self._clip_norm is not None:
+            self._clip(grads, self._clip_norm)
         loss = torch.tensor([self._work.update()], dtype=torch.float64)
         self._peers.add_up([loss])
         return float(loss)
+
+    def _clip(self, grads: Sequence[Any], most: float) -> None:
+        """Scale gradients as torch.nn.utils.clip_grad_norm_ does. The first rank of each stage gives its squares.
+
+        A weight is in one stage only, also if it is shared.
+        """
+        import torch
+
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in grads if self._number == 0]
+        squares = sum((each.square() for each in norms), torch.zeros((), dtype=torch.float64)).reshape(1)
+        self._peers.add_up([squares])
+        factor = (most / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        for each in grads:
+            each.mul_(factor.to(each.dtype))
 
     def _tag(self, message: Message, forward: bool) -> int:
         """Of two neighbouring iterations no two messages have the same tag."""
@@ -273,6 +293,7 @@ def train(
     resume: bool = False,
     seed: int = 0,
     progress: Progress = lambda step, loss, seconds: None,
+    clip_norm: float | None = None,
 ) -> Ended:
     """Train the network of a plan as one of its processes (see ``run``). Raises CollageError."""
     traced = training.trace()
@@ -287,7 +308,7 @@ def train(
         first, state = known
         stage.load(state)
         del known, state
-    return run(peers, wiring, stage, traced.values, steps, first, checkpoints, seed, progress)
+    return run(peers, wiring, stage, traced.values, steps, first, checkpoints, seed, progress, clip_norm)
 
 
 def sleep(slow: BlockGraph, plan: Plan, steps: int, limit_s: float) -> Ended:
@@ -310,16 +331,18 @@ def run(
     checkpoints: Checkpoints | None = None,
     seed: int = 0,
     progress: Progress = lambda step, loss, seconds: None,
+    clip_norm: float | None = None,
 ) -> Ended:
     """Run the iterations from step ``first`` up to step ``steps``.
 
+    With ``clip_norm`` the norm of the gradients of all stages together is clipped to it before each update.
     ``progress`` is called with the step, its loss and its seconds. Random numbers follow from the seed, the step and
     the rank. Raises CollageError.
     """
     import torch
 
     stage, number = wiring.place(peers.rank)
-    engine = Engine(peers, wiring, work, values)
+    engine = Engine(peers, wiring, work, values, clip_norm)
     peers.add_up([torch.zeros(1)])
     losses, seconds = [], []
     for step in range(first, steps):

@@ -67,7 +67,19 @@ def test_a_network_is_profiled_planned_and_trained(tmp_path: Path, monkeypatch: 
     given = ("--cluster", "cluster.toml")
     here("plan", "graph.json", *given, "--batch", "8", "-o", "plan.json")
     _two_stages(tmp_path / "plan.json", tmp_path / "graph.json")
-    words = ("--steps", "5", "--graph", "graph.json", *given, "--checkpoint", "kept", "--resume", "--json")
+    words = (
+        "--steps",
+        "5",
+        "--graph",
+        "graph.json",
+        *given,
+        "--checkpoint",
+        "kept",
+        "--resume",
+        "--json",
+        "--clip-norm",
+        "1",
+    )
     found = json.loads(run(tmp_path, "run", "plan.json", "model.py:build", *words))
     assert (tmp_path / "kept" / "last.json").exists()
     assert len(found["losses"]) == 5
@@ -84,10 +96,12 @@ def test_a_network_is_profiled_planned_and_trained(tmp_path: Path, monkeypatch: 
     assert len(lines) <= 2
     with pytest.raises(UsageError, match="kept has a checkpoint: --resume goes on from it"):
         here("run", "plan.json", "model.py:build", "--checkpoint", "kept")
-    for words in (("plan.json",), ("plan.json", "m.py:build", "--resume"), ("plan.json", "--sleep")):
+    for words in (("plan.json",), ("plan.json", "m.py:build", "--resume"), ("plan.json", "--sleep"), CLIPPED):
         with pytest.raises(UsageError, match="--"):
             here("run", *words)
 
+
+CLIPPED = ("plan.json", "--sleep", "--graph", "graph.json", "--clip-norm", "1")
 
 CHAIN = """
 import torch

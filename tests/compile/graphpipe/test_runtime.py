@@ -28,6 +28,7 @@ BATCH, ENDLESS = 16, 100_000
 ALONE = (("stem", "left", "right", "head"), 16, 1)
 FOUR = (("stem",), 2, 1), (("left",), 4, 1), (("right",), 8, 1), (("head",), 2, 1)
 """Micro-batches of 2 times, 4 times, half and a quarter of those before, and of the same size along the skip."""
+TWO = (("stem", "left"), 2, 1), (("right", "head"), 4, 1)
 SHARED = (("stem",), 4, 1), (("left", "right"), 8, 2), (("head",), 4, 1)
 EDGES = ((0, 1), (0, 2), (1, 3), (2, 3), (0, 3))
 CHAIN = ((0, 1), (1, 2), (0, 2))
@@ -39,7 +40,14 @@ def names() -> tuple[str, ...]:
 
 
 def _train(
-    folder: Path, plan: Plan, dtype: str, steps: int, momentum: bool, checkpoint: bool, limit_s: float = 60.0
+    folder: Path,
+    plan: Plan,
+    dtype: str,
+    steps: int,
+    momentum: bool,
+    checkpoint: bool,
+    limit_s: float = 60.0,
+    clip_norm: float | None = None,
 ) -> None:
     """Train as one rank, and write losses and weights."""
     from collage.graphpipe import runtime
@@ -60,16 +68,23 @@ def _train(
     def progress(step: int, loss: float, seconds: float) -> None:
         time.sleep(0.005 if steps == ENDLESS else 0)
 
-    found = runtime.train(training, plan, steps, limit_s, kept, resume, progress=progress)
+    found = runtime.train(training, plan, steps, limit_s, kept, resume, progress=progress, clip_norm=clip_norm)
     weights = {name: each.detach() for name, each in stages[0].weights.items()}
     torch.save((found.first_step, found.losses, weights), folder / f"found-{os.environ['RANK']}.pt")
 
 
-def _found(folder: Path, plan: Plan, dtype: str = "float64", steps: int = 1, momentum: bool = False) -> Any:
+def _found(
+    folder: Path,
+    plan: Plan,
+    dtype: str = "float64",
+    steps: int = 1,
+    momentum: bool = False,
+    clip_norm: float | None = None,
+) -> Any:
     """Losses and weights of a training in processes of its own."""
     folder.mkdir()
     size = sum(len(each.devices) for each in plan.stages)
-    statuses = ended(together(_train, size, folder, plan, dtype, steps, momentum, False))
+    statuses = ended(together(_train, size, folder, plan, dtype, steps, momentum, False, 60.0, clip_norm))
     assert statuses == [0] * size, [each.read_text() for each in folder.glob("rank-*")]
     return _read(folder, size)
 
@@ -80,13 +95,16 @@ def _read(folder: Path, size: int) -> Any:
     return parts[0][1], {name: each for _, _, weights in parts for name, each in weights.items()}
 
 
-def _one_process(dtype: str, steps: int, momentum: bool) -> tuple[list[float], dict[str, Any]]:
+def _one_process(
+    dtype: str, steps: int, momentum: bool, clip_norm: float = float("inf")
+) -> tuple[list[float], dict[str, Any]]:
     training = diamond(dtype, momentum)
     optimizer = training.optimizer([*training.module.parameters()])
     losses = []
     for step in range(steps):
         loss = training.module(*training.batch(step, BATCH))
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(training.module.parameters(), clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -128,6 +146,20 @@ def test_losses_are_those_of_one_process_over_50_steps(
     wanted, _ = _one_process("float64", 50, True)
     assert losses == pytest.approx(wanted, rel=1e-8)
     assert losses[-1] != pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(("stages", "edges"), [(TWO, ((0, 1),)), (SHARED, CHAIN)])
+@pytest.mark.parametrize("clip_norm", [0.05, 100.0])
+def test_the_norm_of_all_gradients_is_clipped_as_in_one_process(
+    names: tuple[str, ...], tmp_path: Path, stages: Any, edges: Any, clip_norm: float
+) -> None:
+    """By two stages, and by one of them on several devices, whose gradients count once."""
+    losses, weights = _found(tmp_path / "run", plan_of(names, stages, edges, BATCH), steps=3, clip_norm=clip_norm)
+    wanted_losses, wanted = _one_process("float64", 3, False, clip_norm)
+    assert losses == pytest.approx(wanted_losses, abs=1e-10)
+    assert max(float((weights[name] - each).abs().max()) for name, each in wanted.items()) <= 1e-10
+    free, _ = _one_process("float64", 3, False)
+    assert (losses == pytest.approx(free, rel=1e-6)) == (clip_norm > 1)
 
 
 def test_the_others_end_when_a_rank_is_killed_and_training_resumes(names: tuple[str, ...], tmp_path: Path) -> None:
