@@ -154,9 +154,9 @@ def check_samples(whole: Any, inputs: Sequence[Any], size: int = 1, turn: int = 
     import torch
 
     parts = [[each[at : at + size] for each in inputs] for at in range(0, len(inputs[0]) if inputs else 0, size)]
-    mine = parts[1 + turn :: turns]
-    if not mine:
+    if len(parts) < 2:
         return
+    mine = dict.fromkeys([1, *range(1 + turn, len(parts), turns)])  # most errors are the same in each process
     calm, left = _calm(whole)
     if left:
         _logger.warning(
@@ -165,10 +165,11 @@ def check_samples(whole: Any, inputs: Sequence[Any], size: int = 1, turn: int = 
         )
         return
     with torch.no_grad():
-        first = _loss(calm, parts[0])
-        for part in mine:
-            together = _loss(calm, [torch.cat(pair) for pair in zip(parts[0], part, strict=True)])
-            _compare(together, (first, _loss(calm, part)), size, _close(calm, calm(*part)))
+        found = calm(*parts[0])
+        first, close = _loss(found), _close(calm, found)
+        for part in (parts[at] for at in mine):
+            together = _loss(calm(*map(torch.cat, zip(parts[0], part, strict=True))))
+            _compare(together, (first, _loss(calm(*part))), size, close)
 
 
 def _compare(together: float, alone: tuple[float, float], size: int, close: float) -> None:
@@ -324,8 +325,8 @@ def _calm(whole: Any) -> tuple[Any, list[str]]:
     return calm, left
 
 
-def _loss(module: Any, inputs: Sequence[Any]) -> float:
-    return sum(float(each.double().mean()) for each in _floats(module(*inputs)))
+def _loss(found: Any) -> float:
+    return sum(float(each.double().mean()) for each in _floats(found))
 
 
 def _floats(found: Any) -> list[Any]:

@@ -295,11 +295,18 @@ def test_samples_of_later_steps_and_of_the_whole_mini_batch_are_checked(monkeypa
     count = float(traced.module.count)
     padded.check_samples(traced)
     stages = (Stage((*range(len(traced.blocks)),), 8, (0, 1), 1, 8),)
-    padded.check_micro_batches(traced, Plan(32, stages, ()), 1, 2)  # micro-batches 0 and 2, 0 and 4, 0 and 6
+    padded.check_micro_batches(traced, Plan(32, stages, ()), 1, 2)  # not the last one
     padded.check_micro_batches(traced, Plan(32, (Stage(stages[0].blocks, 32, (0,), 1, 32),), ()), 0, 1)  # the only one
     assert traced.module.count == count
     with pytest.raises(TraceError, match=r"the loss of 8 samples is .* of those of each 4 of them is"):
         train(padded, Plan(32, stages, ()), 1, 5.0)
+    uneven = labelled(lambda step, samples, y: y * (torch.arange(samples) > 0))
+    errors = []
+    for turn in (0, 1):
+        with pytest.raises(TraceError) as error:
+            uneven.check_micro_batches(traced, Plan(32, stages, ()), turn, 2)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
 
 
 def test_a_batch_that_is_another_one_each_time_is_refused() -> None:
