@@ -127,7 +127,11 @@ def trace(module: Any, inputs: Sequence[Any]) -> Traced:
     whole = _exported(module, tuple(inputs))
     tensors = _tensors(whole)
     _refuse(whole)
-    check_samples(whole, inputs)
+    if random := check_samples(whole, inputs):
+        _logger.warning(
+            "whether the loss is the mean over the samples is not checked, since the network is random by %s.",
+            ", ".join(random),
+        )
     _check_losses(whole, inputs)
     seen = _observed(whole, inputs, tensors)
     order = [each.name for each in whole.graph.nodes if each in tensors]
@@ -145,37 +149,35 @@ def trace(module: Any, inputs: Sequence[Any]) -> Traced:
     return Traced(whole, _block_names(whole, blocks, seen), blocks, values, sizes)
 
 
-def check_samples(whole: Any, inputs: Sequence[Any], size: int = 1, turn: int = 0, turns: int = 1) -> None:
+def check_samples(whole: Any, inputs: Sequence[Any], size: int = 1, turn: int = 0, turns: int = 1) -> Sequence[str]:
     """Raise TraceError unless the loss of an exported module is the mean of those of its micro-batches of ``size``.
 
     The first micro-batch is taken together with each other one; of ``turns`` processes this one takes its share.
-    Dropouts are switched off. A module that is random all the same is not checked, and a warning says so.
+    Dropouts are switched off. A module that is random all the same is not checked: the result names its operations.
     """
     import torch
 
     parts = [[each[at : at + size] for each in inputs] for at in range(0, len(inputs[0]) if inputs else 0, size)]
     if len(parts) < 2:
-        return
+        return ()
     mine = dict.fromkeys([1, *range(1 + turn, len(parts), turns)])  # most errors are the same in each process
     calm, left = _calm(whole)
     if left:
-        _logger.warning(
-            "whether the loss is the mean over the samples is not checked, since the network is random by %s.",
-            ", ".join(dict.fromkeys(left)),
-        )
-        return
+        return left
     with torch.no_grad():
         found = calm(*parts[0])
         first, close = _loss(found), _close(calm, found)
         for part in (parts[at] for at in mine):
             together = _loss(calm(*map(torch.cat, zip(parts[0], part, strict=True))))
             _compare(together, (first, _loss(calm(*part))), size, close)
+    return ()
 
 
 def _compare(together: float, alone: tuple[float, float], size: int, close: float) -> None:
     """Raise TraceError unless a loss is the mean of two; a loss that is not finite says nothing."""
     mean = sum(alone) / 2
-    if math.isfinite(together) and not abs(together - mean) <= close * max(abs(together), *map(abs, alone), 1e-6):
+    near = abs(together - mean) <= close * max(abs(together), *map(abs, alone), 1e-6)
+    if math.isfinite(together) and not (math.isfinite(mean) and near):
         each = "each alone" if size == 1 else f"each {size} of them"
         raise TraceError(
             f"the loss of {2 * size} samples is {together:.6g}, and the mean of those of {each} is {mean:.6g}: "
@@ -295,7 +297,7 @@ def _argument(node: Any, name: str) -> Any:
     return None
 
 
-def _calm(whole: Any) -> tuple[Any, list[str]]:
+def _calm(whole: Any) -> tuple[Any, Sequence[str]]:
     """The exported module without random operations, with buffers of its own, and the operations that stay random.
 
     Dropouts, also those of attention and of recurrent layers, do nothing; other operations have no such argument.
@@ -304,14 +306,14 @@ def _calm(whole: Any) -> tuple[Any, list[str]]:
 
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(whole.graph, {}))
-    left = []
+    left: dict[str, None] = {}
     for node in graph.nodes:
         name = str(getattr(getattr(node.target, "_schema", None), "name", ""))
         if "dropout" not in name and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             continue
         quiet = {each.name: at for at, each in enumerate(node.target._schema.arguments) if each.name in _QUIET}
         if not quiet or any(isinstance(_argument(node, each), torch.fx.Node) for each in quiet):
-            left.append(name.removeprefix("aten::"))
+            left[name.removeprefix("aten::")] = None
             continue
         for name, at in quiet.items():
             if at < len(node.args):
@@ -322,7 +324,7 @@ def _calm(whole: Any) -> tuple[Any, list[str]]:
     for name, each in [*calm.named_buffers()]:
         place, _, last = name.rpartition(".")
         setattr(calm.get_submodule(place), last, each.clone())
-    return calm, left
+    return calm, [*left]
 
 
 def _loss(found: Any) -> float:

@@ -89,6 +89,13 @@ class Across(nn.Module):
         return (x - x.mean(0)).square().mean()
 
 
+class Variance(nn.Module):
+    """Infinite for a sample alone."""
+
+    def forward(self, x: Any) -> Any:
+        return x.square().sum() / torch.full((1,), x.shape[0] - 1.0)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -96,6 +103,7 @@ class Across(nn.Module):
         (Asks(), r"does not export: line \d+ of .*test_trace.py, `return x.mean\(\) if x.sum\(\) > 0"),
         (Fixed(), r"a size in it is that of the example, 4 samples: write -1"),
         (Across(), "has to give the mean over its samples"),
+        (Variance(), "the mean of those of each alone is inf"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(module: Any, message: str) -> None:
