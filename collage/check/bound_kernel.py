@@ -10,7 +10,7 @@ from collage.backends.base import DRAWS, Backend
 from collage.backends.tuner import Tuner
 from collage.check.sample import Sample
 from collage.check.samples import Samples
-from collage.check.stages import RejectedError, stage
+from collage.check.stages import RejectedError, made_artifact, stage
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, stored_type
@@ -47,8 +47,7 @@ class KernelSource:
             raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, DRAWS))
         if self.ready is not None:
             return self.ready
-        with stage("codegen"):
-            return self.backend.codegen(self.subgraph, self.options)
+        return made_artifact(lambda: self.backend.codegen(self.subgraph, self.options))
 
 
 @dataclass(frozen=True)

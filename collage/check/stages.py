@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from collage.backends.base import UnsupportedError
@@ -39,6 +39,15 @@ def stage(name: str) -> Iterator[None]:
         raise
     except BaseException as error:  # a backend raises anything, also SystemExit; the worker ignores SIGINT
         raise RejectedError(rejection_of(name, error)) from error
+
+
+def made_artifact(make: Callable[[], object]) -> bytes:
+    """The artifact that a call of a backend makes. Raises RejectedError, also if it gives anything but bytes."""
+    with stage("codegen"):
+        made = make()
+        if not isinstance(made, (bytes, bytearray, memoryview)):
+            raise TypeError(f"an artifact is bytes, and no {type(made).__name__}")
+        return bytes(made)
 
 
 def rejection_of(name: str, error: BaseException) -> Rejection:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from collage.backends.base import BUILT_IN
 from collage.compiler.bench import Bench
 from collage.errors import NoPlacementError
-from collage.measure_db.results import Slower
+from collage.measure_db.results import Rejection, Slower
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, possible_transforms
 from collage.search.dp import place as placed
@@ -21,7 +21,7 @@ from collage.search.transforms import ValueTransform
 NOISE_MARGIN = 1.0
 """The number of half-widths of its confidence interval that a candidate is charged, so that noise decides nothing."""
 _NAMED = 5
-"""The most nodes that an error message names; it counts the others."""
+"""The most nodes, and the most reasons, that an error message names. It counts the other nodes."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,20 @@ def least_us(bench: Bench, budget: ErrorBudget) -> float:
 
 
 def why_uncovered(bench: Bench, nodes: Sequence[int]) -> str:
-    """The ONNX nodes that no kernel of the backends runs, and the backends that could be allowed, too."""
+    """The ONNX nodes that no kernel of the backends runs, why those that were tried do not, and other backends."""
     task = bench.task
     named = ", ".join(map(bench.model.describe_node, nodes[:_NAMED]))
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
     asked = [name for name in task.backends if name not in BUILT_IN]
     others = [name for name, here in task.registry.availability().items() if here and name not in asked]
     wider = f" Allow more backends, such as {', '.join(others)}." if others else ""
-    return f"no kernel of {', '.join(asked)} can run {named}{more}.{wider}"
+    tried = {
+        f"{request.backend}: {outcome.message}": None
+        for request, outcome in bench.known.outcomes.items()
+        if isinstance(outcome, Rejection) and not {*nodes}.isdisjoint(request.nodes)
+    }
+    why = f" ({'; '.join([*tried][:_NAMED])})" if tried else ""
+    return f"no kernel of {', '.join(asked)} can run {named}{more}{why}.{wider}"
 
 
 def uncovered(bench: Bench) -> Collection[int]:

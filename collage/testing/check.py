@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import onnx
 
 from collage.backends.base import Backend
-from collage.backends.registry import Registry
+from collage.backends.registry import Registry, builtin_registry
 from collage.core import forked_process
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, RegistrationError, UsageError
@@ -201,7 +201,11 @@ class _Kit:
     def _registered(self) -> bytes | None:
         """The backend's pickle, or None if it cannot be registered or pickled."""
         try:
-            Registry().register(self._backend)
+            registry = builtin_registry(with_entry_points=False)
+            name = getattr(self._backend, "name", "")
+            if name in registry and type(registry[name]) is type(self._backend):
+                registry = Registry()  # it is the built-in one itself
+            registry.register(self._backend)
             return pickle_backend(self._backend.name, self._backend)
         except (RegistrationError, MeasurementError) as error:
             self._add("registration", str(error))

@@ -11,7 +11,7 @@ CHECKS: Mapping[str, str] = {
     "registration": "the name, the kind, methods of other roles, storage formats, and whether it can be pickled",
     "available": "available() raises, gives another type, or takes more than three seconds",
     "rules": "sources() or a rule raises, names an operator as ONNX does, or takes nothing at all",
-    "claims": "variants() or codegen() refuse all that a rule claims, or raise other errors than UnsupportedError",
+    "claims": "variants() or codegen() refuse all that a rule claims, raise other errors, or give no bytes",
     "raises": "load(), bind() or the call raises",
     "crash": "the process ends",
     "hang": "a kernel takes longer than the time limit",

@@ -22,7 +22,7 @@ from collage.check.bound_kernel import KernelSource, usual_sample
 from collage.check.gate import Judge, same_bytes
 from collage.check.sample import Sample
 from collage.check.samples import Samples
-from collage.check.stages import RejectedError, stage
+from collage.check.stages import RejectedError, made_artifact, stage
 from collage.core.library_text import raised
 from collage.frontend.model import from_simplified
 from collage.frontend.read.apart import with_changed
@@ -63,8 +63,7 @@ class Trial:
             return self.source.compiled()
         backend, model = self.source.backend, self.source.subgraph.model
         assert isinstance(backend, Engine)
-        with stage("codegen"):
-            return backend.codegen_model(model.onnx, self.source.options)
+        return made_artifact(lambda: backend.codegen_model(model.onnx, self.source.options))
 
     def loaded(self, artifact: bytes) -> Kernel:
         """The kernel of an artifact. Raises DefectError.

@@ -218,6 +218,18 @@ class _Claims(Right):
         return super().codegen(subgraph, options)
 
 
+class _Text(Right):
+    """The artifact is a text, which load() takes."""
+
+    name = "text"
+
+    def codegen(self, subgraph: collage.Subgraph, options: collage.BuildOptions) -> Any:
+        return super().codegen(subgraph, options).hex()
+
+    def load(self, artifact: Any, options: collage.BuildOptions) -> collage.Kernel:
+        return super().load(bytes.fromhex(artifact), options)
+
+
 class _Refuses(Right):
     name = "refuses"
 
@@ -297,6 +309,10 @@ class _LockHolder(Right):
         self.lock = threading.Lock()
 
 
+class _TakenName(Right):
+    name = "onednn"
+
+
 class _InPlace(Right):
     """Products cannot overwrite their input, and this one says that they can."""
 
@@ -336,6 +352,8 @@ def _weights_shared() -> collage.Backend:
     return backend
 
 
+TEXT = _Text()
+
 PLANTED: Sequence[tuple[str, collage.Backend]] = (
     ("numbers", planted("off_by_little", _wrong_number)),
     ("numbers", planted("short_indices", _wrong_if_large)),
@@ -354,6 +372,7 @@ PLANTED: Sequence[tuple[str, collage.Backend]] = (
     ("threads", _OfThreads()),
     ("formats", _OfFormats()),
     ("claims", _Claims()),
+    ("claims", TEXT),
     ("claims", _Refuses()),
     ("load", _Leaves()),
     ("load", _Remembers()),
@@ -361,5 +380,6 @@ PLANTED: Sequence[tuple[str, collage.Backend]] = (
     ("rules", _OnnxNamesInSets()),
     ("available", _Unavailable()),
     ("registration", _LockHolder()),
+    ("registration", _TakenName()),
 )
 """Each with the check that has to find it."""

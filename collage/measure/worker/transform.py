@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from collage.backends.base import Backend
-from collage.check.stages import RejectedError, stage
+from collage.check.stages import RejectedError, made_artifact, stage
 from collage.core.quiet import quiet_machine
 from collage.graph.dataflow import np_dtype
 from collage.graph.storage import CUDA, stored_type, to_layout
@@ -42,8 +42,7 @@ def measure_transform(
     count = math.prod(kind.shape)
     plain = (np.arange(count) % _VALUES).astype(np_dtype(kind.dtype)).reshape(kind.shape)
     try:
-        with stage("codegen"):
-            artifact = backend.codegen_transform(transform, options)
+        artifact = made_artifact(lambda: backend.codegen_transform(transform, options))
         with stage("load"):
             stored, made = to_layout(plain, source), stored_type(kind, target)
             source_array = empty_on(source.device, stored.shape, stored.dtype)

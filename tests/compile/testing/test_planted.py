@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 import collage
 from collage.testing import CHECKS, Finding, check_backend, check_kernel
-from tests.helpers.planted import PLANTED, OffByLittle, Right
+from tests.helpers.planted import PLANTED, TEXT, OffByLittle, Right
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = (
@@ -41,6 +42,14 @@ def test_each_defect_is_found_and_its_script_shows_it(
         runpy.run_path(str(script))
     assert end.value.code == 1
     assert capsys.readouterr().out.startswith(f"{kind}: ")
+
+
+def test_the_error_of_a_compile_has_the_reason_why_no_kernel_runs(tmp_path: Path) -> None:
+    registry = collage.builtin_registry(with_entry_points=False)
+    registry.register(TEXT)
+    model = onnx.parser.parse_model(MODELS[1])
+    with pytest.raises(collage.ModelError, match=r"\(text: codegen: TypeError: an artifact is bytes, and no str\)"):
+        collage.compile(model, backends=["text"], registry=registry, db=tmp_path / "db", quick=True, progress=False)
 
 
 def test_a_script_stands_alone(tmp_path: Path) -> None:
