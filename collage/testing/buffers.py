@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
@@ -12,13 +14,13 @@ from collage.check.stages import RejectedError, stage
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, TensorType, np_dtype
 from collage.graph.storage import CUDA, PLAIN, Storage, from_layout, stored_type, to_layout
-from collage.kernel.buffers import aligned_bytes, as_bytes
+from collage.kernel.buffers import ALIGNMENT, as_bytes
 from collage.kernel.device_array import empty_on, on_device, poison, put, to_host
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import Variant
 
-_MARGIN = 4096
-"""Bytes on each side of a buffer that nobody may write to."""
+_MARGIN = mmap.PAGESIZE + ALIGNMENT
+"""Bytes on each side of a buffer that nobody may write to. The buffer begins at no page."""
 _GUARD = 0xFF
 """The byte there: floats made of it are NaN, of a kind that arithmetic does not make."""
 _OTHERS = (0x5A, 0x25)
@@ -52,10 +54,23 @@ class Guarded:
         if storage.device == CUDA:
             self.array = empty_on(CUDA, stored.shape, stored.dtype)
             return
-        self._memory = aligned_bytes(stored.nbytes + 2 * _MARGIN)
+        pages = mmap.mmap(-1, stored.nbytes + 2 * _MARGIN, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = np.frombuffer(pages, np.uint8)
         self._memory.fill(_GUARD)
         inside = self._memory[_MARGIN : _MARGIN + stored.nbytes]
         self.array = inside.view(np_dtype(stored.dtype)).reshape(stored.shape)
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Whatever writes to the array, or to what is around it, ends the process."""
+        if self._memory is None:
+            yield
+            return
+        _protect(self._memory, mmap.PROT_READ)
+        try:
+            yield
+        finally:
+            _protect(self._memory, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def written(self) -> str:
         """Where around the array something was written; "" if nothing was."""
@@ -66,6 +81,14 @@ class Guarded:
             if count := int(np.count_nonzero(side != _GUARD)):
                 return f"{count} bytes {where}"
         return ""
+
+
+def _protect(memory: Array, access: int) -> None:
+    """Choose who may read and write the pages of ``memory``, which begins at one."""
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    if protect(memory.ctypes.data, memory.nbytes, access):
+        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 class Bound:
@@ -117,6 +140,14 @@ class Bound:
                 poison(each)
         self.call()
         self.check_memory(stored, about)
+
+    def run_read_only(self, stored: Sequence[Array]) -> None:
+        """Run once on inputs that cannot be written: a kernel that does ends the process, also if it restores them."""
+        self.fill(stored)
+        with ExitStack() as stack:
+            for each in self._inputs:
+                stack.enter_context(each.read_only())
+            self.call()
 
     def check_memory(self, stored: Sequence[Array], about: str = "") -> None:
         """Compare what no call may change with what it was. Raises DefectError."""

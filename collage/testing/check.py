@@ -30,7 +30,7 @@ from collage.testing.catalogue import TrialModel, catalogue
 from collage.testing.finding import CHECKS, Finding, checked_names
 from collage.testing.protocol import Begin, Begun, Claim, Open, Opened, Reload, Seen, Tried, Try, TryFurther
 from collage.testing.script import script_of, whole_script
-from collage.testing.worker import STAGE
+from collage.testing.worker import READ_ONLY, STAGE
 
 ModelLike: TypeAlias = "onnx.ModelProto | str | Path | bytes"
 
@@ -378,10 +378,10 @@ class _Process:
         except WorkerDiedError as died:
             rejection = died.rejection
             doing = self._place / STAGE
-            what = f"{doing.read_text()}: " if doing.exists() else ""
+            what = doing.read_text() if doing.exists() else ""
             self.renew()
-            kind = "hang" if rejection.kind is RejectionKind.TIMEOUT else "crash"
-            raise _EndedError(kind, f"{what}{rejection.message}") from died
+            kind = "hang" if rejection.kind is RejectionKind.TIMEOUT else "inputs" if what == READ_ONLY else "crash"
+            raise _EndedError(kind, f"{what}: {rejection.message}" if what else rejection.message) from died
 
 
 def _onnx_names(backend: Backend) -> str:

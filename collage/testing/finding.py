@@ -21,7 +21,7 @@ CHECKS: Mapping[str, str] = {
     "hostile": "outputs are wrong on NaN, infinities or huge numbers, although the backend says keeps_nan",
     "unwritten": "elements of an output keep what they held before the call",
     "outside": "the kernel writes before or after its buffers",
-    "inputs": "the kernel writes to its inputs, or in_place() promises what does not hold",
+    "inputs": "the kernel writes to its inputs, also if it restores them, or in_place() promises what does not hold",
     "state": "a call changes a later one, or the call of another kernel",
     "concurrent": "calls in two threads at once disturb each other",
     "load": "the artifact gives no right kernel in another process",

@@ -47,6 +47,7 @@ from collage.testing.kernel import (
     check_numbers,
     check_session,
     kind_of_wrong,
+    stored,
     unsupported,
 )
 from collage.testing.protocol import Begin, Begun, Claim, Open, Opened, Reload, Seen, Tried, Try, TryFurther
@@ -240,6 +241,9 @@ class Worker:
             check_numbers(trial, kernel)
             if trial.whole:
                 check_session(trial)
+            self._stage(READ_ONLY)
+            bound = trial.bound(kernel)
+            bound.run_read_only(stored(bound, trial.usual))
         except RefusedError as refused:
             return Tried(refused=str(refused))
         except DefectError as defect:
@@ -279,6 +283,8 @@ WHOLE = "the whole model"
 """The variant of an engine's kernel of a whole model, for people."""
 STAGE = "stage"
 """The file, in the folder of Begin, that says what the process does."""
+READ_ONLY = "a call whose inputs cannot be written"
+"""What the process does, if its end means that a kernel writes to its inputs."""
 
 
 def _where(name: str, subgraph: Subgraph, variant: Variant, options: BuildOptions) -> Where:

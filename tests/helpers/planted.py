@@ -117,6 +117,13 @@ def _writes_input(right: Any, inputs: Arrays, outputs: Arrays, kernel: Any) -> N
     np.maximum(inputs[0], 0, out=inputs[0])
 
 
+def _borrows_input(right: Any, inputs: Arrays, outputs: Arrays, kernel: Any) -> None:
+    before = inputs[0].copy()
+    inputs[0][...] = 0
+    inputs[0][...] = before
+    right()
+
+
 def _accumulates(right: Any, inputs: Arrays, outputs: Arrays, kernel: Any) -> None:
     right()
     kernel.runs = getattr(kernel, "runs", 0) + 1
@@ -361,6 +368,7 @@ PLANTED: Sequence[tuple[str, collage.Backend]] = (
     ("unwritten", planted("forgets_rest", _unwritten)),
     ("outside", planted("one_vector_more", _outside)),
     ("inputs", planted("writes_input", _writes_input)),
+    ("inputs", planted("borrows_input", _borrows_input)),
     ("inputs", _InPlace()),
     ("state", planted("accumulates", _accumulates)),
     ("state", _weights_shared()),
