@@ -11,7 +11,20 @@ import onnx
 from onnx import helper, numpy_helper
 
 from collage.graph.dataflow import Array
-from collage.testing.onnx_cases import BINARY, CASES, UNARY, Case, Feed, as_model, case, f32, i64, normal, scalar
+from collage.testing.onnx_cases import (
+    BINARY,
+    CASES,
+    REDUCTIONS,
+    UNARY,
+    Case,
+    Feed,
+    as_model,
+    case,
+    f32,
+    i64,
+    normal,
+    scalar,
+)
 
 
 @dataclass(frozen=True)
@@ -22,8 +35,10 @@ class TrialModel:
     model: onnx.ModelProto
 
 
-_SHAPES = ((), (1,), (37,), (1, 1, 1, 1), (2, 16, 9, 11), (67, 1031))
+_SHAPES = ((), (1,), (37,), (1, 1, 1, 1), (2, 16, 9, 11), (131, 523))
 """A scalar, a single number, lengths that no vector divides, four axes, and what does not fit into the first cache."""
+_ROWS = Feed((131, 37), low=0.1)
+"""More rows than kernels that take 64, 100 or 128 at once have in one step."""
 _ALIKE = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow")
 _DTYPES = ("float16", "float64", "int8", "uint8", "int32", "int64")
 _TO_NEGATE = ("Abs", "Neg", "Sign", "Relu")
@@ -65,7 +80,7 @@ def _shaped() -> Iterator[Case]:
     """Elementwise operators on other shapes, and pairs of shapes that broadcast."""
     for each in UNARY:
         if each.op in ("Softmax", "LogSoftmax", "Hardmax"):
-            for extents, axis in (((1, 1), 1), ((37,), 0), ((5, 257), 1), ((2, 3, 5, 7), 1), ((4, 1031), -1)):
+            for extents, axis in (((1, 1), 1), ((37,), 0), ((131, 257), 1), ((2, 3, 5, 7), 1), ((4, 1031), -1)):
                 yield replace(each, inputs=(Feed(extents),), attrs={"axis": axis}, opset=18)
         elif all(given is None or not isinstance(given, Feed) or given.shape == (2, 3, 4) for given in each.inputs):
             if any(isinstance(given, np.ndarray) and given.size > 1 for given in each.inputs):
@@ -74,8 +89,8 @@ def _shaped() -> Iterator[Case]:
                 feeds = (replace(given, shape=shape) if isinstance(given, Feed) else given for given in each.inputs)
                 yield replace(each, inputs=tuple(feeds))
     pairs = (
-        *(((37,), (37,)), ((1,), (1,)), ((), ()), ((2, 16, 9, 11), (2, 16, 9, 11)), ((67, 1031), (67, 1031))),
-        *(((2, 16, 9, 11), (16, 1, 1)), ((2, 16, 9, 11), (1,)), ((5, 37), ()), ((1, 37), (5, 1)), ((37,), (5, 37))),
+        *(((37,), (37,)), ((1,), (1,)), ((), ()), ((2, 16, 9, 11), (2, 16, 9, 11)), ((131, 523), (131, 523))),
+        *(((2, 16, 9, 11), (16, 1, 1)), ((2, 16, 9, 11), (1,)), ((5, 37), ()), ((1, 37), (5, 1)), ((37,), (131, 37))),
     )
     for op in _ALIKE:
         for one, other in pairs:
@@ -97,18 +112,25 @@ def _typed() -> Iterator[Case]:
         yield case("Where", Feed((3, 37), "bool"), x, y)
     for dtype in ("float16", "float64"):
         yield from (case(op, Feed((3, 37), dtype)) for op in "Exp Sigmoid Tanh Softplus Elu".split())
-        yield case("Softmax", Feed((3, 37), dtype), axis=-1)
+        yield case("Softmax", Feed((131, 37), dtype), axis=-1)
         yield case("Gemm", Feed((3, 8), dtype), np.asarray(normal(8, 5), dtype))
 
 
 def _along() -> Iterator[Case]:
     """Operators along one axis, of matrices and of longer arrays."""
-    for shape in ((1, 1), (5, 37), (64, 257), (2, 3, 4, 5)):
+    for shape in ((1, 1), (5, 37), (131, 257), (2, 3, 4, 5)):
         for axis in range(len(shape)):
             yield case("CumSum", Feed(shape), scalar(axis, np.int64))
             yield case("ReduceMean", Feed(shape), i64(axis), keepdims=1)
             yield case("ReduceMax", Feed(shape), i64(axis), keepdims=0)
             yield case("Concat", Feed(shape), Feed(shape), axis=axis)
+    for each in REDUCTIONS:
+        if all(np.size(constant) == 1 for constant in each.inputs[1:]):
+            yield replace(each, inputs=(_ROWS, *each.inputs[1:]))
+    yield case("LayerNormalization", _ROWS, normal(37), normal(37), axis=-1)
+    yield case("LayerNormalization", Feed((2, 70, 37)), normal(37), axis=-1)
+    yield case("RMSNormalization", _ROWS, normal(37), axis=-1, opset=23)
+    yield case("LpNormalization", _ROWS, axis=-1)
 
 
 def _constant() -> Iterator[Case]:
@@ -127,7 +149,7 @@ def _dtype(given: Feed | Array | None) -> str:
 
 
 def _products() -> Iterator[Case]:
-    for rows, depth, columns in ((1, 1, 1), (1, 64, 100), (17, 37, 5), (64, 128, 96), (3, 1031, 33)):
+    for rows, depth, columns in ((1, 1, 1), (1, 64, 100), (17, 37, 5), (131, 128, 96), (3, 1031, 33)):
         yield case("MatMul", Feed((rows, depth)), normal(depth, columns))
         yield case("MatMul", Feed((rows, depth)), Feed((depth, columns)))
         yield case("MatMul", normal(rows, depth), Feed((depth, columns)))
