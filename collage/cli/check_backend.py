@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from collage.cli.completion import complete_backends
 from collage.cli.console import print_json, print_rich, say
-from collage.cli.options import JSON_OPTION, PATH, option
+from collage.cli.options import JSON_OPTION, PATH, SHAPES_OPTION, once_each, option, refuse_unused
 from collage.core.library_text import raised
 from collage.errors import UsageError
 
@@ -40,6 +40,7 @@ def _complete_checks(_: click.Context, __: click.Parameter, incomplete: str) -> 
     shell_complete=_complete_checks,
 )
 @option("--model", "models", metavar="FILE", multiple=True, type=PATH, help="Try this model instead of the catalogue.")
+@SHAPES_OPTION
 @option(
     "--threads",
     type=click.IntRange(1),
@@ -55,6 +56,7 @@ def check_backend(
     backend: str,
     only: tuple[str, ...],
     models: tuple[Path, ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
     threads: tuple[int, ...],
     time_limit_s: float,
     output: Path | None,
@@ -84,11 +86,14 @@ def check_backend(
 
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"--output {output} is a file; give a folder for the scripts.")
+    if not models:
+        refuse_unused("--shape", "--model")
     with _progress() as progress:
         found = check(
             named(backend),
             only=only or CHECKS,
             models=models or None,
+            shapes=once_each("--shape", shapes),
             threads=threads or None,
             time_limit_s=time_limit_s,
             progress=progress,

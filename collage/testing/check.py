@@ -21,6 +21,7 @@ from collage.core import forked_process
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, RegistrationError, UsageError
 from collage.frontend.read.load import load_onnx
+from collage.frontend.read.shapes import Shapes, chosen_shapes, fix_shapes
 from collage.kernel.target import usable_cores
 from collage.measure.worker.process import WorkerDiedError, WorkerProcess
 from collage.measure.worker.serialisation import pickle_backend
@@ -54,13 +55,15 @@ def check_backend(
     *,
     only: Iterable[str] | None = None,
     models: Sequence[ModelLike] | None = None,
+    shapes: Shapes | None = None,
     threads: Sequence[int] | None = None,
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Finding]:
     """Check a backend against its contract on a catalogue of small models, or on ``models``, and return what is wrong.
 
-    ``only`` are the names of checks (``CHECKS``), by default all that find defects. ``threads`` are the numbers of
+    ``only`` are the names of checks (``CHECKS``), by default all that find defects. ``shapes`` are those of inputs that
+    ``models`` leave open, by name; a first axis alone has one element by default. ``threads`` are the numbers of
     threads that kernels are built for, by default 1 and up to 4. A kernel may take ``time_limit_s`` seconds.
     ``progress`` is called with a line for each model. The backend runs in other processes, which it may bring down.
     Raises UsageError for unknown checks, models that cannot be read, and a backend that is not available.
@@ -69,7 +72,7 @@ def check_backend(
     counts = threads or sorted({1, max(2, min(4, usable_cores()))})
     kit = _Kit(backend, wanted, time_limit_s, progress)
     kit.of_catalogue = models is None
-    return kit.run([*catalogue()] if models is None else [_trial_model(each) for each in models], counts)
+    return kit.run([*catalogue()] if models is None else [_trial_model(each, shapes) for each in models], counts)
 
 
 def check_kernel(
@@ -77,6 +80,7 @@ def check_kernel(
     model: ModelLike,
     *,
     only: Iterable[str] | None = None,
+    shapes: Shapes | None = None,
     nodes: Sequence[int] | None = None,
     variant: str | None = None,
     threads: int = 1,
@@ -84,32 +88,37 @@ def check_kernel(
 ) -> list[Finding]:
     """Check the kernels that a backend has for one model, thoroughly, and return what is wrong.
 
-    ``model`` is ONNX: a model, a path, or ONNX's textual syntax. By default all kernels of the model are checked:
-    ``nodes`` and ``variant`` choose one, as ``Finding.where`` has them. If the backend takes nothing of the model, that
-    is a finding with the reasons. A test takes less than 3 s: ``assert not check_kernel(MyBackend(), model)``.
+    ``model`` is ONNX: a model, a path, or ONNX's textual syntax, and ``shapes`` are as in ``check_backend``. By default
+    all kernels of the model are checked: ``nodes`` and ``variant`` choose one, as ``Finding.where`` has them. If the
+    backend takes nothing of the model, that is a finding with the reasons. A test takes less than 3 s:
+    ``assert not check_kernel(MyBackend(), model)``.
 
     Raises UsageError as ``check_backend``, and if no kernel is chosen.
     """
     kit = _Kit(backend, checked_names(only), time_limit_s, None)
     kit.chosen = _Chosen(None if nodes is None else tuple(nodes), variant)
     kit.thorough = True
-    found = kit.run([_trial_model(model)], [threads])
+    found = kit.run([_trial_model(model, shapes)], [threads])
     if not kit.chosen.met and kit.chosen.asked:
         raise UsageError(f"no kernel of nodes {nodes} in the variant {variant}. There are: {'; '.join(kit.claimed)}.")
     return found
 
 
-def _trial_model(model: ModelLike) -> TrialModel:
-    """The model with a name. Raises UsageError for what is none."""
+def _trial_model(model: ModelLike, shapes: Shapes | None) -> TrialModel:
+    """The model with a name and with fixed shapes. Raises UsageError for what is none."""
     if isinstance(model, str) and model.lstrip().startswith("<"):
         try:
-            return TrialModel("the model", onnx.parser.parse_model(model))
+            name, found = "the model", onnx.parser.parse_model(model)
         except onnx.parser.ParseError as error:
             raise UsageError(
                 f"the model's text is not ONNX's textual syntax: {' '.join(str(error).split())}"
             ) from error
-    name = str(model) if isinstance(model, (str, Path)) else "the model"
-    return TrialModel(name, load_onnx(model))
+    else:
+        name = str(model) if isinstance(model, (str, Path)) else "the model"
+        found = load_onnx(model)
+    if placed := chosen_shapes(found, shapes or {}, strict=True).placed:
+        fix_shapes(found, placed)
+    return TrialModel(name, found)
 
 
 @dataclass

@@ -45,6 +45,17 @@ def test_a_right_backend_has_no_defects(model: Path) -> None:
     assert "0 defects" in succeeds("check-backend", "native", "--model", model, "--threads", 1, "--only", "numbers")
 
 
+def test_open_shapes_are_given_or_have_one_row(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[N,L] x) => (float[N,L] y) { y = Relu(x) }'
+    onnx.save_model(onnx.parser.parse_model(text), str(tmp_path / "open.onnx"))
+    onnx.save_model(onnx.parser.parse_model(text.replace("N,L", "N,5")), str(tmp_path / "rows.onnx"))
+    call = "check-backend", WRONG, "--only", "numbers", "--threads", 1
+    fails(2, *call, "--model", tmp_path / "open.onnx", words=("x: N x L", "--shape x:1x"))
+    assert "float32[2x7]" in collage(*call, "--model", tmp_path / "open.onnx", "--shape", "x:2x7").stdout
+    assert "float32[1x5]" in collage(*call, "--model", tmp_path / "rows.onnx").stdout
+    fails(2, *call, "--shape", "x:2x7", words=("--shape is for --model",))
+
+
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
