@@ -21,7 +21,7 @@ from collage.errors import UsageError
 
 if TYPE_CHECKING:
     from collage.backends.base import Backend
-    from collage.testing import Finding
+    from collage.testing import Finding, Findings
 
 
 def _complete_checks(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -112,7 +112,9 @@ def check_backend(
             }
             for each, path in zip(found, paths, strict=True)
         ]
-        print_json({"backend": backend, "defects": defects, "findings": listed})
+        by_dtype = {dtype: vars(tally) for dtype, tally in found.by_dtype.items()}
+        kernels = {**vars(found.kernels), "by_dtype": by_dtype}
+        print_json({"backend": backend, "defects": defects, "kernels": kernels, "findings": listed})
     elif found:
         from collage.report.show_terminal import table
 
@@ -122,6 +124,7 @@ def check_backend(
     if output is not None and found and not as_json:
         say(f"scripts in {output}")
     if not as_json:
+        say(_kernels(found))
         say(f"{defects} defects" if defects != 1 else "1 defect")
     if defects:
         raise click.exceptions.Exit(1)
@@ -176,6 +179,16 @@ def _written(folder: Path, found: list[Finding]) -> list[str]:
     for path, each in zip(paths, found, strict=True):
         path.write_text(each.script)
     return [str(path) for path in paths]
+
+
+def _kernels(found: Findings) -> str:
+    """A line with the numbers of kernels, and the dtypes for which there was none."""
+    parts = [f"{dtype}: {tally.checked}" for dtype, tally in found.by_dtype.items() if tally.checked]
+    missing = [dtype for dtype, tally in found.by_dtype.items() if not tally.checked]
+    if parts and missing:
+        parts.append(f"none: {', '.join(missing)}")
+    text = f"{found.kernels.checked} of {found.kernels.claimed} claimed kernels checked"
+    return f"{text} ({'; '.join(parts)})" if parts else text
 
 
 def _row(finding: Finding, path: str) -> tuple[str, str, str, str]:

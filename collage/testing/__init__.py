@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collage.testing.check import check_backend, check_kernel
-    from collage.testing.finding import CHECKS, Finding, Where
+    from collage.testing.finding import CHECKS, Finding, Findings, Tally, Where
 
 _HOMES = {
     "CHECKS": "collage.testing.finding",
     "Finding": "collage.testing.finding",
+    "Findings": "collage.testing.finding",
+    "Tally": "collage.testing.finding",
     "Where": "collage.testing.finding",
     "check_backend": "collage.testing.check",
     "check_kernel": "collage.testing.check",
 }
 
-__all__ = ["CHECKS", "Finding", "Where", "check_backend", "check_kernel"]
+__all__ = ["CHECKS", "Finding", "Findings", "Tally", "Where", "check_backend", "check_kernel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from collage.backends.registry import Registry, builtin_registry
 from collage.core import forked_process
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, RegistrationError, UsageError
+from collage.frontend.messages import DTYPES
 from collage.frontend.read.load import load_onnx
 from collage.frontend.read.shapes import Shapes, chosen_shapes, fix_shapes
 from collage.kernel.target import usable_cores
@@ -28,7 +29,7 @@ from collage.measure.worker.serialisation import pickle_backend
 from collage.measure_db.results import RejectionKind
 from collage.patterns.names import relax_names
 from collage.testing.catalogue import TrialModel, catalogue
-from collage.testing.finding import CHECKS, Finding, checked_names
+from collage.testing.finding import CHECKS, Finding, Findings, Tally, checked_names
 from collage.testing.protocol import Begin, Begun, Claim, Open, Opened, Reload, Seen, Tried, Try, TryFurther
 from collage.testing.script import script_of, whole_script
 from collage.testing.worker import READ_ONLY, STAGE
@@ -46,6 +47,9 @@ _NO_KERNELS = frozenset(("registration", "available", "rules"))
 _FURTHER = frozenset(("state", "concurrent", "leak", "reproducible", "time"))
 """Checks that need more than runs of one kernel."""
 
+_ALL = ""
+"""The key of a count of all dtypes."""
+
 Kept: TypeAlias = "tuple[TrialModel, int, Claim, bytes]"
 """An artifact that another process shall load: its model, and the number of its claim."""
 
@@ -59,7 +63,7 @@ def check_backend(
     threads: Sequence[int] | None = None,
     time_limit_s: float = 10.0,
     progress: Callable[[str], None] | None = None,
-) -> list[Finding]:
+) -> Findings:
     """Check a backend against its contract on a catalogue of small models, or on ``models``, and return what is wrong.
 
     ``only`` are the names of checks (``CHECKS``), by default all that find defects. ``shapes`` are those of inputs that
@@ -85,7 +89,7 @@ def check_kernel(
     variant: str | None = None,
     threads: int = 1,
     time_limit_s: float = 10.0,
-) -> list[Finding]:
+) -> Findings:
     """Check the kernels that a backend has for one model, thoroughly, and return what is wrong.
 
     ``model`` is ONNX: a model, a path, or ONNX's textual syntax, and ``shapes`` are as in ``check_backend``. By default
@@ -167,15 +171,20 @@ class _Kit:
         """Whether the models are the kit's own, and whether each kernel is looked at thoroughly."""
         self.chosen = _Chosen()
         self.claimed: list[str] = []
+        self._claims: Counter[str] = Counter()
+        self._checked: Counter[str] = Counter()
+        self._dtypes: set[str] = set()
+        """What is claimed and checked of each dtype and of ``_ALL``, and the dtypes of all models and claims."""
         self._found: dict[tuple[Any, ...], Finding] = {}
         self._alike: Counter[tuple[Any, ...]] = Counter()
         self._patterns: defaultdict[str, _Claimed] = defaultdict(_Claimed)
         self._why: dict[str, str] = {}
         self._thorough: set[Any] = set()
 
-    def run(self, tried: Sequence[TrialModel], threads: Sequence[int]) -> list[Finding]:
+    def run(self, tried: Sequence[TrialModel], threads: Sequence[int]) -> Findings:
         """Check everything on these models."""
         models = tried
+        self._dtypes.update(*map(_dtypes_in, tried))
         if (pickled := self._registered()) is None:
             return self._findings()
         if forked_process.kept is None:
@@ -191,10 +200,14 @@ class _Kit:
             self._check_claims(tried)
         return self._findings()
 
-    def _findings(self) -> list[Finding]:
+    def _findings(self) -> Findings:
         order = {kind: number for number, kind in enumerate(CHECKS)}
         found = [replace(each, alike=self._alike[key] - 1) for key, each in self._found.items()]
-        return sorted(found, key=lambda each: (not each.defect, order[each.kind]))
+        return Findings(
+            sorted(found, key=lambda each: (not each.defect, order[each.kind])),
+            Tally(self._claims[_ALL], self._checked[_ALL]),
+            {each: Tally(self._claims[each], self._checked[each]) for each in sorted(self._dtypes)},
+        )
 
     def _add(self, kind: str, text: str, model: onnx.ModelProto | None = None, claim: Claim | None = None) -> None:
         """Note a finding; of several that are alike the first is kept."""
@@ -271,7 +284,12 @@ class _Kit:
         for number, claim in enumerate(opened.claims):
             self._patterns[claim.pattern]
             self.claimed.append(f"nodes {claim.where.nodes} ({claim.where.operators}), {claim.where.variant}")
-            if not self.chosen.takes(claim) or self._wanted <= _NO_KERNELS:
+            if not self.chosen.takes(claim):
+                continue
+            counted = {_ALL, *_dtypes_of(claim)}
+            self._claims.update(counted)
+            self._dtypes |= counted - {_ALL}
+            if self._wanted <= _NO_KERNELS:
                 continue
             key = (claim.pattern, claim.where.variant, claim.large, process.threads)
             deep = bool(self._wanted & _FURTHER) and (self.thorough or key not in self._thorough)
@@ -282,6 +300,7 @@ class _Kit:
                     further = process.ask(TryFurther(), self._limit_s * _THOROUGH_TIMES, each)
             except _EndedError as ended:
                 self._add(ended.kind, str(ended), each.model, claim)
+                self._checked.update(counted)
                 continue
             for kind, text in (*tried.found, *further.found):
                 self._add(kind, text, each.model, claim)
@@ -289,6 +308,7 @@ class _Kit:
             if tried.refused:
                 state.refused.append((claim, tried.refused, each.model))
                 continue
+            self._checked.update(counted)
             state.right += 1
             if tried.artifact is not None and (deep or key not in self._thorough):
                 self._thorough.add(key)
@@ -391,6 +411,17 @@ class _Process:
             self.renew()
             kind = "hang" if rejection.kind is RejectionKind.TIMEOUT else "inputs" if what == READ_ONLY else "crash"
             raise _EndedError(kind, f"{what}: {rejection.message}" if what else rejection.message) from died
+
+
+def _dtypes_in(each: TrialModel) -> set[str]:
+    """The dtypes of a model's inputs and outputs."""
+    kinds = {info.type.tensor_type.elem_type for info in (*each.model.graph.input, *each.model.graph.output)}
+    return {DTYPES[kind] for kind in kinds & DTYPES.keys()}
+
+
+def _dtypes_of(claim: Claim) -> set[str]:
+    """The dtypes of a kernel's inputs and outputs."""
+    return {kind.partition("[")[0] for kind in (*claim.where.inputs, *claim.where.outputs)}
 
 
 def _onnx_names(backend: Backend) -> str:

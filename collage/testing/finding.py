@@ -84,6 +84,26 @@ class Finding:
         return f"{self.kind}: {self.what}{place}{more}"
 
 
+@dataclass(frozen=True)
+class Tally:
+    """The number of kernels that a backend claims, and of those that were checked: the others it refused."""
+
+    claimed: int = 0
+    checked: int = 0
+
+
+class Findings(list[Finding]):
+    """What is wrong with a backend, and what was tried.
+
+    ``kernels`` counts all kernels, and ``by_dtype`` has those of each dtype of the models' inputs and outputs and of
+    the kernels'. A kernel of several dtypes counts for each. Kernels for each number of threads count apart.
+    """
+
+    def __init__(self, found: Iterable[Finding], kernels: Tally, by_dtype: Mapping[str, Tally]) -> None:
+        super().__init__(found)
+        self.kernels, self.by_dtype = kernels, by_dtype
+
+
 def checked_names(only: Iterable[str] | None) -> frozenset[str]:
     """The checks that are asked for, by default all that find defects. Raises UsageError for unknown names."""
     wanted = CHECKS.keys() - NOTES if only is None else frozenset(only)

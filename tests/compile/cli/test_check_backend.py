@@ -37,12 +37,22 @@ def test_findings_as_json(model: Path) -> None:
     report = json.loads(result.stdout)
     (found,) = report["findings"]
     assert (report["defects"], found["kind"], found["where"]["operators"]) == (1, "numbers", "relu")
+    counts = {"claimed": 2, "checked": 2}
+    assert report["kernels"] == {**counts, "by_dtype": {"float32": counts}}
     assert found["script"].startswith('"""numbers: ')
 
 
 def test_a_right_backend_has_no_defects(model: Path) -> None:
     assert succeeds("check-backend", RIGHT, "--model", model, "--threads", 1).endswith("0 defects\n")
     assert "0 defects" in succeeds("check-backend", "native", "--model", model, "--threads", 1, "--only", "numbers")
+
+
+def test_dtypes_that_nothing_was_tried_for_are_named(model: Path, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float16[3,5] x) => (float16[3,5] y) { y = Relu(x) }'
+    onnx.save_model(onnx.parser.parse_model(text), str(tmp_path / "half.onnx"))
+    call = "check-backend", RIGHT, "--model", model, "--model", tmp_path / "half.onnx", "--threads", 1
+    wanted = "1 of 1 claimed kernels checked (float32: 1; none: float16)\n0 defects\n"
+    assert succeeds(*call).endswith(wanted)
 
 
 def test_open_shapes_are_given_or_have_one_row(tmp_path: Path) -> None:
