@@ -19,7 +19,7 @@ from collage.doors.binding import IOBinding, given_value
 from collage.doors.node_args import NodeArg, of_info, of_programs
 from collage.errors import InputError, UsageError, unknown_names
 from collage.graph.value_type import TENSOR
-from collage.module.module import CompiledModule
+from collage.module.module import NOT_PICKLED, CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.runtime.inputs import collect_inputs
 from collage.schedule.suffix import ValuePort
@@ -62,15 +62,16 @@ class InferenceSession:
       is kept in memory alone. What is measured goes to the usual database, so that the next session begins with the
       plan of this one. To compile for longer, and to start in milliseconds, use ``collage compile`` and the file that
       it writes.
-    - A model with open shapes is compiled in the first ``run``, for its inputs. Runs with other shapes go to ONNX
-      Runtime, with one warning. Models of tables and trees take any number of rows.
+    - A model with open shapes is compiled in the first ``run``, for its inputs, or when ``module`` is asked for. Runs
+      with other shapes go to ONNX Runtime, with one warning. Models of tables and trees take any number of rows.
 
     ``sess_options`` is an ``onnxruntime.SessionOptions``. Its ``intra_op_num_threads`` are the threads of a model that
-    is compiled. All other options that are not at their defaults, providers but those of the CPU, and their options
-    have no meaning here: they are ignored, with one warning that names them. What was added to the options by calls
-    (``add_session_config_entry``, ``add_free_dimension_override_by_name``) is ignored. With ``CPUExecutionProvider``
-    alone the model is compiled for the CPU. Other keywords are options of ``collage.compile``, such as ``budget_s``,
-    ``tolerance`` or ``db``.
+    is compiled, and its free dimension overrides fix dimensions of an ``.onnx`` file: runs with other sizes are errors.
+    All other options that are not at their defaults, providers but those of the CPU, and their options have no meaning
+    here: they are ignored, with one warning that names them. What else was added to the options by calls
+    (``add_session_config_entry``, ``add_initializer``, ``register_custom_ops_library``) cannot be read back, and is
+    ignored. With ``CPUExecutionProvider`` alone the model is compiled for the CPU. Other keywords are options of
+    ``collage.compile``, such as ``budget_s``, ``tolerance`` or ``db``.
 
     Raises what ``collage.load`` and ``collage.compile`` raise, and UsageError for unknown keywords.
     """
@@ -91,8 +92,11 @@ class InferenceSession:
             ignored.append("provider_options")
         self._sess_options = sess_options
         self._lock = threading.Lock()
+        self._told: set[str] = set()
+        self._checked: Callable[[Mapping[str, Any]], object] | None = None
+        """Raises InputError for inputs of sizes that the session options do not allow, where the module takes them."""
         self._module: Module | None = None
-        self._compile: Callable[[Mapping[str, Any]], Module] | None = None
+        self._compile: Callable[[Mapping[str, Any] | None], Module] | None = None
         found = _module_of(path_or_module)
         if found is None:
             threads = changed.pop(_THREADS, None)
@@ -117,6 +121,7 @@ class InferenceSession:
     def _open(self, source: Any, options: Mapping[str, Any]) -> None:
         """Read a model, and compile it unless its shapes are open."""
         need_compiler()
+        from collage.doors.free_dimensions import fix_free_dimensions
         from collage.frontend.read.load import load_onnx
         from collage.frontend.read.rows import take_rows
         from collage.frontend.read.shapes import fixed_inputs, model_inputs
@@ -131,24 +136,35 @@ class InferenceSession:
         with WeightFiles() as files:
             model = load_onnx(source, files)
             infos, fixed = model_inputs(model), fixed_inputs(model)
+            options_given = self._sess_options is not None
+            overridden = options_given and fix_free_dimensions(infos, model.graph.output, self._sess_options)
             self._inputs = [of_info(each) for each in infos]
             self._outputs = [of_info(each) for each in model.graph.output]
             self._about = _metadata(model)
             ports = [ValuePort(each.name, value_type(each.type)) for each in infos]
             is_open = any(port.type.kind == TENSOR and None in (port.type.shape or (None,)) for port in ports)
             is_open = is_open and not take_rows(model)
+        if overridden and not is_open:
+            shapes = {port.name: port.type.shape for port in ports if port.type.kind == TENSOR}
+            options["shapes"] = {**shapes, **(options.get("shapes") or {})}
         if not is_open or options.keys() & {*_SHAPES}:
             self._module = api.compile(source, **options)
             return
 
-        def compiled(values: Mapping[str, Any]) -> ShapedModule:
-            inputs = dict(
-                zip([port.name for port in ports], collect_inputs(ports, (), values, fixed=fixed), strict=True)
-            )
+        def checked(values: Mapping[str, Any]) -> dict[str, Any]:
+            found = collect_inputs(ports, (), values, fixed=fixed)
+            return dict(zip([port.name for port in ports], found, strict=True))
+
+        def compiled(values: Mapping[str, Any] | None) -> Module:
+            if values is None:
+                return api.compile(source, **options)
+            inputs = checked(values)
             shapes = {name: each.shape for name, each in inputs.items() if isinstance(each, np.ndarray)}
             return api.compile_shapes(source, [shapes], inputs=inputs, **options)
 
         self._compile = compiled
+        if overridden:
+            self._checked = checked
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
@@ -224,8 +240,39 @@ class InferenceSession:
         return self._about
 
     def get_session_options(self) -> Any:
-        """The options that the session was given."""
+        """The options that the session was given, or the default ones."""
+        if self._sess_options is None:
+            from onnxruntime import SessionOptions
+
+            self._sess_options = SessionOptions()
         return self._sess_options
+
+    def end_profiling(self) -> str:
+        """ "", as of a session without profiling. ``module.trace`` gives a time line."""
+        self._nothing_done("end_profiling")
+        return ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """0, as of a session without profiling."""
+        self._nothing_done("get_profiling_start_time_ns")
+        return 0
+
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
+        """Do nothing, with a warning: a compile chooses among all backends."""
+        self._nothing_done("set_providers")
+
+    def disable_fallback(self) -> None:
+        """Do nothing, with a warning."""
+        self._nothing_done("disable_fallback")
+
+    def enable_fallback(self) -> None:
+        """Do nothing, with a warning."""
+        self._nothing_done("enable_fallback")
+
+    def _nothing_done(self, method: str) -> None:
+        if method not in self._told:
+            self._told.add(method)
+            log.warning("%s() has no meaning for Collage, and does nothing", method)
 
     def get_providers(self) -> list[str]:
         """Collage, and ONNX Runtime on the CPU for runs that need the original model."""
@@ -237,20 +284,31 @@ class InferenceSession:
 
     @property
     def module(self) -> Module:
-        """The module that runs. Raises UsageError for a model with open shapes before its first run."""
-        if self._module is None:
-            raise UsageError("the model has open shapes, and is compiled in the first run: run it first.")
-        return self._module
+        """The module that runs.
+
+        Before the first run of a model with open shapes it is compiled as ``collage.compile`` does it without shapes:
+        for one row if nothing but the first axis is open, and otherwise with an engine that takes any shapes.
+        """
+        return self._compiled(None)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(NOT_PICKLED)
+
+    def _compiled(self, values: Mapping[str, Any] | None) -> Module:
+        """The module, which is compiled first if that was not done yet, for these inputs if there are any."""
+        with self._lock:
+            if self._module is None:
+                assert self._compile is not None
+                self._module = self._compile(values)
+            return self._module
 
     def _run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(inputs, Mapping):
             raise InputError(f"inputs must be a mapping from names to arrays, not a {type(inputs).__name__}.")
         values = {name: given_value(value) for name, value in inputs.items()}
-        with self._lock:
-            if self._module is None:
-                assert self._compile is not None
-                self._module = self._compile(values)
-        return self._module.run(values)
+        if self._checked is not None:
+            self._checked(values)
+        return self._compiled(values).run(values)
 
 
 def _module_of(given: Any) -> Module | None:

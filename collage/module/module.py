@@ -34,6 +34,12 @@ def summary_of(report: Report, program: Program) -> dict[str, Any]:
     return {"inputs": shapes, "assumes": program.assumptions, **report.summary(program.regions)}
 
 
+NOT_PICKLED = (
+    "a compiled module is not pickled or copied: clone() shares its kernels, and save(path) writes a file that "
+    "collage.load(path) reads in another process."
+)
+
+
 class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
@@ -163,10 +169,7 @@ class CompiledModule:
         return trace(own, self._collected((), inputs))
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a compiled module is not pickled or copied: clone() shares its kernels, and save(path) writes a file that "
-            "collage.load(path) reads in another process."
-        )
+        raise TypeError(NOT_PICKLED)
 
     def _table(self, table: Any) -> dict[str, Any]:
         return table_inputs(self.parts.program.model_inputs, table, self.report.columns)

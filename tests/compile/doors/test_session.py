@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,6 @@ def test_open_shapes(fast: dict[str, Any], caplog: pytest.LogCaptureFixture) -> 
     ).SerializeToString()
     session, reference = InferenceSession(model, **fast), onnxruntime.InferenceSession(model)
     assert session.get_inputs()[0].shape == ["batch", "length", 8]
-    with pytest.raises(collage.UsageError, match="compiled in the first run"):
-        _ = session.module
     for wrong in ({}, {"x": np.zeros((1, 2, 7), np.float32)}, {"x": np.zeros((1, 2, 8))}):
         with pytest.raises(collage.InputError, match="input"):
             session.run(None, wrong)
@@ -223,6 +222,67 @@ def test_open_shapes(fast: dict[str, Any], caplog: pytest.LogCaptureFixture) -> 
             x = np.random.default_rng().normal(size=shape).astype(np.float32)
             check(session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0])
     assert sum("was not compiled for" in each.getMessage() for each in caplog.records) == 1
+
+
+def linear(*shape: str | int) -> bytes:
+    """y = x @ w of any rows."""
+    weights = {"w": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    return make_model([node], {"x": [*shape, 8]}, {"y": [*shape, 4]}, weights).SerializeToString()
+
+
+@pytest.mark.parametrize("shape", [("batch",), ("batch", "length")])
+def test_the_module_of_open_shapes_before_the_first_run(
+    shape: tuple[str, ...], fast: dict[str, Any], tmp_path: Path
+) -> None:
+    model = linear(*shape)
+    session, reference = InferenceSession(model, **fast), onnxruntime.InferenceSession(model)
+    session.module.save(tmp_path / "model.collage")
+    for each in (session, InferenceSession(tmp_path / "model.collage")):
+        for rows_ in (1, 3):
+            x = np.random.default_rng().normal(size=(rows_,) * len(shape) + (8,)).astype(np.float32)
+            check(each.run(None, {"x": x})[0], reference.run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize("names", [("batch",), ("batch", "length")])
+def test_dimensions_that_options_fix(names: tuple[str, ...], fast: dict[str, Any], tmp_path: Path) -> None:
+    model, options = linear("batch", "length"), ort.SessionOptions()
+    for name in names:
+        options.add_free_dimension_override_by_name(name, 3)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    session = InferenceSession(model, options, **fast)
+    assert not [*tmp_path.iterdir()] and options.optimized_model_filepath
+    reference = onnxruntime.InferenceSession(model, options)
+    for ours, theirs in (
+        (session.get_inputs(), reference.get_inputs()),
+        (session.get_outputs(), reference.get_outputs()),
+    ):
+        assert [each.shape for each in ours] == [each.shape for each in theirs]
+    x = np.random.default_rng().normal(size=(3, 3, 8)).astype(np.float32)
+    check(session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0])
+    with pytest.raises(collage.InputError, match="input x has shape 2x3x8"):
+        session.run(None, {"x": x[:2]})
+
+
+def test_methods_without_a_meaning(session: InferenceSession, caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(session.get_session_options(), ort.SessionOptions)
+    with caplog.at_level(logging.WARNING, "collage.doors"):
+        for _ in range(2):
+            assert session.end_profiling() == ""
+            assert session.get_profiling_start_time_ns() == 0
+            session.set_providers(["CPUExecutionProvider"])
+            session.disable_fallback()
+            session.enable_fallback()
+    names = [each.getMessage().partition("()")[0] for each in caplog.records]
+    assert names == [
+        *("end_profiling", "get_profiling_start_time_ns", "set_providers"),
+        *("disable_fallback", "enable_fallback"),
+    ]
+
+
+def test_a_session_is_not_pickled(session: InferenceSession) -> None:
+    with pytest.raises(TypeError, match=r"a compiled module is not pickled or copied: .* collage.load\(path\)"):
+        pickle.dumps(session)
 
 
 def test_any_number_of_rows(folder: Path, fast: dict[str, Any]) -> None:
