@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collage.frontend.messages import parsed
 from collage.graph.value_type import SEQUENCE, STRING, TENSOR, ValueType
-from collage.schedule.program import Port, Program
+from collage.kernel.model_artifact import model_artifact, protobuf
+from collage.module.fit import original_of
+from collage.module.module import CompiledModule
+from collage.module.shaped import ShapedModule
+from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
 
 if TYPE_CHECKING:
@@ -28,14 +33,40 @@ class NodeArg:
     shape: list[int | str | None]
 
 
-def of_programs(programs: Sequence[Program], for_one: Collection[str] = ()) -> tuple[list[NodeArg], list[NodeArg]]:
-    """The inputs and outputs of programs of one model. Extents that they differ in are open, and have no names.
+def of_module(module: CompiledModule | ShapedModule) -> tuple[list[NodeArg], list[NodeArg]]:
+    """The inputs and outputs of a module. Open extents have the names in the original model, if the module holds it.
 
-    So is the first axis of inputs that are placed ``for_one``, since other numbers run, too.
+    Extents that placements differ in are open, and so are all that the original model leaves open, if it runs calls of
+    other shapes.
     """
-    inputs = [_of_ports(ports) for ports in zip(*(each.model_inputs for each in programs), strict=True)]
+    modules = module.modules if isinstance(module, ShapedModule) else (module,)
+    programs, stored = [each.program for each in modules], modules[0].stored
+    inputs, outputs = (
+        [_of_ports(ports) for ports in zip(*side, strict=True)]
+        for side in ([each.model_inputs for each in programs], [each.model_outputs for each in programs])
+    )
+    for_one = modules[0].report.for_one
     inputs = [replace(each, shape=[None, *each.shape[1:]]) if each.name in for_one else each for each in inputs]
-    return inputs, [_of_ports(ports) for ports in zip(*(each.model_outputs for each in programs), strict=True)]
+    any_shapes = isinstance(module, ShapedModule) and module.fallback is not None
+    original = module.fallback.model if isinstance(module, ShapedModule) and module.fallback else original_of(stored)
+    if original is None:
+        return inputs, outputs
+    try:
+        known = parsed(
+            protobuf(model_artifact(original))
+        ).graph.input  # shapes of outputs may be wrong, and are left out
+    except ValueError:  # an engine's own form
+        return inputs, outputs
+    shapes = {each.name: _shape(each) for each in known}
+    return [_named(each, shapes.get(each.name, each.shape), any_shapes) for each in inputs], outputs
+
+
+def _named(each: NodeArg, shape: list[int | str | None], any_shapes: bool) -> NodeArg:
+    """The value with the names of its open extents; all that are open in ``shape`` are, if it is of ``any_shapes``."""
+    if len(shape) != len(each.shape):
+        return each
+    pairs = zip(each.shape, shape, strict=True)
+    return replace(each, shape=[name if own is None or any_shapes else own for own, name in pairs])
 
 
 def _of_ports(ports: Sequence[Port | ValuePort]) -> NodeArg:
@@ -62,10 +93,14 @@ def _tensor_text(dtype: str) -> str:
 
 def of_info(info: onnx.ValueInfoProto) -> NodeArg:
     """An input or output of a model, with the names of its open extents."""
+    return NodeArg(info.name, _type_text(info.type), _shape(info))
+
+
+def _shape(info: Any) -> list[int | str | None]:
+    """The extents of a tensor: numbers, names, and None for open ones without a name; [] for other values."""
     which = info.type.WhichOneof("value") or ""
     dims = getattr(info.type, which).shape.dim if which.endswith("tensor_type") else ()
-    shape = [each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in dims]
-    return NodeArg(info.name, _type_text(info.type), shape)
+    return [each.dim_value if each.HasField("dim_value") else each.dim_param or None for each in dims]
 
 
 def _type_text(kind: onnx.TypeProto) -> str:

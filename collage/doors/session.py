@@ -16,7 +16,7 @@ import numpy as np
 from collage import api
 from collage.core.extras import need_compiler
 from collage.doors.binding import IOBinding, given_value
-from collage.doors.node_args import NodeArg, of_info, of_programs
+from collage.doors.node_args import NodeArg, of_info, of_module
 from collage.errors import InputError, UsageError, unknown_names
 from collage.graph.value_type import TENSOR
 from collage.module.module import NOT_PICKLED, CompiledModule
@@ -114,9 +114,8 @@ class InferenceSession:
             self._open(path_or_module, options)
             return
         self._module = found
-        modules = found.modules if isinstance(found, ShapedModule) else (found,)
-        self._inputs, self._outputs = of_programs([each.program for each in modules], modules[0].report.for_one)
-        self._about = ModelMetadata(producer_name="collage", graph_name=modules[0].report.model)
+        self._inputs, self._outputs = of_module(found)
+        self._about = ModelMetadata(producer_name="collage", graph_name=found.report.model)
 
     def _open(self, source: Any, options: Mapping[str, Any]) -> None:
         """Read a model, and compile it unless its shapes are open."""
@@ -224,11 +223,11 @@ class InferenceSession:
         iobinding.run()
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs in the model's order. Open extents have the names that an ``.onnx`` file gives them."""
+        """The inputs in the model's order. Open extents have the names that the ``.onnx`` file gives them."""
         return self._inputs
 
     def get_outputs(self) -> list[NodeArg]:
-        """The outputs in the model's order."""
+        """The outputs in the model's order. A module knows the extents for which it was compiled, and no names."""
         return self._outputs
 
     def get_overridable_initializers(self) -> list[NodeArg]:

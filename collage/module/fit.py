@@ -12,6 +12,7 @@ from collage.core.typed import shown, typed
 from collage.errors import CollageError
 from collage.frontend.engine_models import input_names
 from collage.graph.value_type import TENSOR, ValueType
+from collage.kernel.frames import Artifact
 from collage.kernel.target import host
 from collage.module.file import target_of
 from collage.native.kernel_library import leaves_out_avx512
@@ -72,15 +73,19 @@ def fit_of(manifest: Mapping[str, Any], registry: Registry) -> Fit:
     return Fit(tuple(problems), tuple(differences))
 
 
+def original_of(parts: Parts) -> Artifact | None:
+    """The original model, if the parts hold it."""
+    if parts.original is None and parts.program.suffix is not None and not parts.program.launches:
+        return parts.artifacts[-1]  # files of older versions have it once if an engine runs it
+    return parts.original
+
+
 def on_original(parts: Parts) -> Parts:
     """The parts of a module that runs the original model on ONNX Runtime, with the same inputs and outputs.
 
     Raises CollageError if the file does not hold the model, or not with these inputs.
     """
-    program = parts.program
-    original = parts.original
-    if original is None and program.suffix is not None and not program.launches:
-        original = parts.artifacts[-1]  # files of older versions have it once if an engine runs it
+    program, original = parts.program, original_of(parts)
     if original is None:
         raise CollageError("the file does not hold the original model")
     inputs, outputs = (tuple(map(_as_value, side)) for side in (program.model_inputs, program.model_outputs))

@@ -204,7 +204,7 @@ def test_session_options(folder: Path, fast: dict[str, Any], caplog: pytest.LogC
     assert session.module.report.threads == 1 and session.get_session_options() is sess_options
 
 
-def test_open_shapes(fast: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_open_shapes(fast: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     weights = {"w": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)}
     model = make_model(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -222,6 +222,10 @@ def test_open_shapes(fast: dict[str, Any], caplog: pytest.LogCaptureFixture) -> 
             x = np.random.default_rng().normal(size=shape).astype(np.float32)
             check(session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0])
     assert sum("was not compiled for" in each.getMessage() for each in caplog.records) == 1
+    session.module.save(tmp_path / "model.collage")
+    saved = InferenceSession(tmp_path / "model.collage")
+    assert saved.get_inputs() == session.get_inputs()
+    assert [each.shape for each in saved.get_outputs()] == [[2, 3, 4]]
 
 
 def linear(*shape: str | int) -> bytes:
@@ -238,7 +242,9 @@ def test_the_module_of_open_shapes_before_the_first_run(
     model = linear(*shape)
     session, reference = InferenceSession(model, **fast), onnxruntime.InferenceSession(model)
     session.module.save(tmp_path / "model.collage")
-    for each in (session, InferenceSession(tmp_path / "model.collage")):
+    saved = InferenceSession(tmp_path / "model.collage")
+    assert saved.get_inputs() == session.get_inputs()
+    for each in (session, saved):
         for rows_ in (1, 3):
             x = np.random.default_rng().normal(size=(rows_,) * len(shape) + (8,)).astype(np.float32)
             check(each.run(None, {"x": x})[0], reference.run(None, {"x": x})[0])
