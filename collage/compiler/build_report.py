@@ -14,7 +14,7 @@ from collage.compiler.best import Best
 from collage.compiler.placing import usable
 from collage.compiler.plan import SEQUENTIAL, WRITTEN, Placed, Plan, Selection, Whole
 from collage.compiler.verdicts import Losses
-from collage.frontend.read.rows import column_names, predictions
+from collage.frontend.read.rows import column_names, label_dtype, predictions
 from collage.frontend.read.shapes import fixed_inputs
 from collage.measure.worker.protocol import CandidateRequest
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -74,6 +74,7 @@ def report_of(bench: Bench, best: Best, selected: Selection, started: float) -> 
         errors=_errors(bench, selected),
         fixed=fixed,
         predictions=predictions(task.source.original),
+        label_dtype=label_dtype(task.source.original),
         columns=column_names(task.source.original),
         rows=task.source.rows,
         for_one=task.source.for_one,

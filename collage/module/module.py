@@ -12,7 +12,7 @@ from collage.graph.dataflow import Array
 from collage.module.background import Background
 from collage.module.batched import Batched, joinable
 from collage.module.learned import LearnedShapes
-from collage.module.predict import as_array, table_inputs
+from collage.module.predict import as_array, predicted, probabilities, table_inputs
 from collage.module.save import save_modules
 from collage.module.torch_outputs import as_tensors, holds_tensor
 from collage.report.report import Report
@@ -137,13 +137,11 @@ class CompiledModule:
         in any numeric dtype; it is converted to the input's as the model's library does it. A model with an input for
         each column, or with names of its columns, takes a DataFrame with them in any order, or a mapping from names to
         columns. The result is the output that the file names (``collage.predict`` in an ONNX model's metadata), or the
-        first one; of rows x 1 values it has one axis.
+        first one; of rows x 1 values it has one axis. Labels have the dtype that the model's library gives.
 
         Raises InputError for a table that does not fit.
         """
-        outputs = self.run(self._table(table))
-        found = as_array(outputs[self.report.predictions.get("predict", next(iter(outputs)))])
-        return found.reshape(-1) if found.shape[1:] == (1,) else found
+        return predicted(self.run(self._table(table)), self.report)
 
     def predict_proba(self, table: Any) -> Array:
         """The probability of each class for each row of a table (see ``predict``), as rows x classes.
@@ -152,9 +150,7 @@ class CompiledModule:
         second one of a classifier. Raises UsageError for a model without probabilities, and InputError for a table that
         does not fit.
         """
-        name = self.report.predictions.get("predict_proba")
-        if name is None:
-            raise UsageError(f"{self.report.model} has no probabilities: use predict, or run for all outputs.")
+        name = probabilities(self.report)
         return as_array(self.run(self._table(table))[name])
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from collage.errors import InputError
+from collage.errors import InputError, UsageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING
+from collage.report.report import Report
 from collage.runtime.inputs import listing
 from collage.schedule.program import Port
 from collage.schedule.suffix import ValuePort
+
+
+def predicted(outputs: Mapping[str, Any], report: Report) -> Array:
+    """The predictions among the outputs, as the model's library gives them."""
+    found = as_array(outputs[report.predictions.get("predict", next(iter(outputs)))])
+    found = found.reshape(-1) if found.shape[1:] == (1,) else found
+    return found.astype(report.label_dtype) if report.label_dtype else found
+
+
+def probabilities(report: Report) -> str:
+    """The name of the output with probabilities. Raises UsageError if there is none."""
+    if "predict_proba" not in report.predictions:
+        raise UsageError(f"{report.model} has no probabilities: use predict, or run for all outputs.")
+    return report.predictions["predict_proba"]
 
 
 def table_inputs(ports: Sequence[Port | ValuePort], table: Any, columns: Sequence[str] = ()) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collage.module.background import Background
 from collage.module.batched import Batched, joinable
 from collage.module.learned import LearnedShapes
 from collage.module.module import CompiledModule
+from collage.module.predict import as_array, predicted, probabilities, table_inputs
 from collage.module.save import save_modules
 from collage.module.torch_outputs import as_tensors, holds_tensor
 from collage.report.report import Report
@@ -112,6 +113,18 @@ class ShapedModule:
         programs = [module.program for module in self.modules]
         joint = joinable(programs, self.run, any_rows=False, fallback=self.fallback is not None, fixed=self._fixed)
         return Batched(joint, max_batch, max_wait_ms)
+
+    def predict(self, table: Any) -> Array:
+        """The predictions for a table, as those of a ``CompiledModule``."""
+        return predicted(self.run(self._table(table)), self.report)
+
+    def predict_proba(self, table: Any) -> Array:
+        """The probability of each class for each row of a table, as that of a ``CompiledModule``."""
+        name = probabilities(self.report)
+        return as_array(self.run(self._table(table))[name])
+
+    def _table(self, table: Any) -> dict[str, Any]:
+        return table_inputs(self.modules[0].program.model_inputs, table, self.report.columns)
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         ports = self.modules[0].program.model_inputs

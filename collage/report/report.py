@@ -109,6 +109,7 @@ _IF_ANY = (
     "fixed",
     "first_mix",
     "predictions",
+    "label_dtype",
     "columns",
     "rows",
     "one_row_us",
@@ -172,6 +173,8 @@ class Report:
     """The model's overridable initializers, which are no inputs of the module."""
     predictions: Mapping[str, str] = field(default_factory=dict)
     """The names of the outputs of ``predict`` and ``predict_proba``, by these words."""
+    label_dtype: str = ""
+    """The dtype of the labels that ``predict`` gives, as numpy writes it; "" for that of the output."""
     columns: Sequence[str] = ()
     """The names of the columns of the only input, if the model has them."""
     rows: int = 0
@@ -228,7 +231,9 @@ class Report:
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""
         left_out = ("candidates", "nodes", "fixed", *(() if self.rows else ("rows", "one_row_us", "one_row")))
-        left_out += tuple(name for name in ("columns", "for_one", "sizes", "runs_on") if not getattr(self, name))
+        left_out += tuple(
+            name for name in ("label_dtype", "columns", "for_one", "sizes", "runs_on") if not getattr(self, name)
+        )
         names = (each.name for each in fields(self) if each.name not in left_out)
         found = {name: _plain(getattr(self, name)) for name in names}
         for name, digits in (("search_s", 4), ("compile_s", 3), ("epsilon_us", 3)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ _ELEMENTS = frozenset(range(TensorProto.FLOAT, TensorProto.UINT64 + 1))
 """Numbers and texts, as rows of tables hold them."""
 PREDICT, PREDICT_PROBA, COLUMNS = "collage.predict", "collage.predict_proba", "collage.features"
 """The keys of a model's metadata that name the outputs of ``predict`` and ``predict_proba``, and a list of features."""
+LABELS = "collage.labels"
+"""The key of the dtype of the labels that ``predict`` of the model's library gives, as numpy writes it."""
 
 _Extents: TypeAlias = "tuple[int | None, ...]"
 
@@ -151,6 +154,12 @@ def predictions(model: onnx.ModelProto) -> dict[str, str]:
         word: named[key] for word, key in (("predict", PREDICT), ("predict_proba", PREDICT_PROBA)) if key in named
     }
     return {word: name for word, name in found.items() if name in {info.name for info in outputs}}
+
+
+def label_dtype(model: onnx.ModelProto) -> str:
+    """The dtype of the labels of ``predict``, which the model's metadata has; or ""."""
+    given = next((each.value for each in model.metadata_props if each.key == LABELS), "")
+    return given if re.fullmatch(r"[<>|=]?[biufU][0-9]+", given) else ""
 
 
 def column_names(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -368,7 +377,10 @@ def _product(known: _Graph, node: onnx.NodeProto) -> list[_Rows]:
         return [_Rows(right.shape[-1:], lead=_broadcast([found.lead, right.shape[:-2]], len(found.lead)))]
     if right.ndim != 2 or about.get("transA") or found.lead:
         raise _NoRowsError("it is no product of rows with a matrix")
-    if len(node.input) > 2 and node.input[2]:
+    if len(node.input) > 2 and node.input[2] in known.rows:
+        if len(known.of(node.input[2]).tail) != 1:
+            raise _NoRowsError(f"{node.input[2]} has no rows on its first axis")
+    elif len(node.input) > 2 and node.input[2]:
         added = known.constant(node.input[2]).shape
         if len(added) == 2 and added[0] != 1:
             raise _NoRowsError(f"{node.input[2]} has rows of its own")

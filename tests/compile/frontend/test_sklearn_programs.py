@@ -118,3 +118,49 @@ def test_an_estimator_needs_no_example(compile: Any) -> None:
     ):
         compile(fitted, X)
     np.testing.assert_allclose(compile(fitted).predict(X), X[:, 0], atol=1e-4)
+
+
+def test_clusters(compile: Any) -> None:
+    """Of "Clustering": k-means, which predicts the nearest cluster, also at the end of a pipeline."""
+    from sklearn.cluster import KMeans
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)  # noqa: N806
+    for estimator in (KMeans(n_clusters=3, n_init=1), make_pipeline(StandardScaler(), KMeans(3, n_init=1))):
+        kmeans = estimator.fit(X)
+        module = compile(kmeans)
+        for count in (1, 7, 60):
+            found, wanted = module.predict(X[:count]), kmeans.predict(X[:count])
+            np.testing.assert_array_equal(found, wanted)
+            assert found.dtype == wanted.dtype
+
+
+def test_what_needs_all_rows_at_once_predicts_too(compile: Any) -> None:
+    """A nearest neighbour is looked for with a sort that is placed for one row."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)  # noqa: N806
+    neighbours = KNeighborsClassifier(3).fit(X, np.where(X[:, 0] > 0, "aa", "b"))
+    module = compile(neighbours)
+    np.testing.assert_array_equal(module.predict(X), neighbours.predict(X))
+    np.testing.assert_allclose(module.predict_proba(X), neighbours.predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "object", "int32", "uint8", "bool", "float32"])
+def test_labels_have_the_dtype_of_the_classes(compile: Any, dtype: str, tmp_path: Path) -> None:
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)  # noqa: N806
+    y = (X[:, 0] > 0).astype(np.int64)
+    y = np.array(["b", "aaa"])[y].astype(dtype) if dtype in ("U3", "object") else y.astype(dtype)
+    for estimator in (LogisticRegression(), RandomForestClassifier(3)):
+        classifier = estimator.fit(X, y)
+        module = compile(classifier)
+        module.save(tmp_path / "labels.collage")
+        for each in (module, collage.load(tmp_path / "labels.collage")):
+            found, wanted = each.predict(X), classifier.predict(X)
+            np.testing.assert_array_equal(found, wanted)
+            assert found.dtype == wanted.dtype
+            assert each.predict(X[:1]).dtype == wanted.dtype
