@@ -136,8 +136,8 @@ def test_clusters(compile: Any) -> None:
             assert found.dtype == wanted.dtype
 
 
-def test_what_needs_all_rows_at_once_predicts_too(compile: Any) -> None:
-    """A nearest neighbour is looked for with a sort that is placed for one row."""
+def test_what_is_placed_for_one_row_predicts_too(compile: Any) -> None:
+    """Nearest neighbours have operators of which nothing is known: they are placed for one row."""
     from sklearn.neighbors import KNeighborsClassifier
 
     X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)  # noqa: N806
