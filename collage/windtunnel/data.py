@@ -50,10 +50,23 @@ class Reader:
     fronts: tuple[Front, ...]
     n_features: int
     cache: Cache
+    unstored: bool = False
+    """Whether numbers that sparse rows do not store are missing ones."""
+
+    def frame(self, rows: Any) -> Any:
+        """A frame of pandas, or an array [rows, columns]. Raises InputError for anything else."""
+        if not self.unstored or not hasattr(rows, "tocsr"):
+            return as_frame(rows)
+        if self.fronts:
+            names = ", ".join(each.path for each in self.fronts)
+            raise InputError(f"XGBoost takes zeros of sparse rows for missing, and {names} may not: give dense rows.")
+        stored = rows.tocsr().copy()
+        stored.data = np.ones(len(stored.data), np.bool_)
+        return np.where(stored.toarray(), rows.toarray(), np.nan)
 
     def inputs(self, frame: Any, dtype: Any, *, keep: bool = False) -> tuple[Tensor, Tensor]:
         """Numbers and codes of the rows of a frame. ``keep`` puts the outputs of operators in front into the cache."""
-        frame = as_frame(frame)
+        frame = self.frame(frame)
         if not hasattr(frame, "iloc") and frame.shape[1] != self.n_features:
             raise InputError(f"the rows have {frame.shape[1]} columns, and the pipeline takes {self.n_features}.")
         frames = self.cache.run(self.fronts, frame) if keep else run_fronts(self.fronts, frame)
@@ -126,7 +139,7 @@ class Table:
             isinstance(self.rows, (list, tuple)) and bool(self.rows) and isinstance(self.rows[0], (str, Path))
         )
 
-    def readers(self) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
+    def readers(self, as_frame: Callable[[Any], Any]) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
         """A reader for each part of the rows, of a frame and its targets, and the number of rows."""
         if self.is_parquet:
             return self._parquet()
@@ -188,7 +201,7 @@ class Source:
     """The rows of a table as tensors, part by part. Parts are kept if all of them fit into ``memory`` bytes."""
 
     def __init__(self, table: Table, reader: Reader, head: Head, dtype: Any, memory: int) -> None:
-        self._readers, self.rows = table.readers()
+        self._readers, self.rows = table.readers(reader.frame)
         self._reader, self._head, self._dtype, self._what = reader, head, dtype, table.what
         size = torch.empty(0, dtype=dtype).element_size()
         self.fits = self.rows * (len(reader.columns) * size + 8) <= memory
@@ -200,6 +213,10 @@ class Source:
     @property
     def parts(self) -> list[Part]:
         return [lambda at=at: self._part(at) for at in range(len(self._readers))]  # type: ignore[misc]
+
+    def frame(self) -> Any:
+        """The first rows as they are given."""
+        return self._readers[0]()[0]
 
     def hold_out(self, share: float, seed: int) -> Source:
         """Keep a share of the rows, drawn at random, for the source that is given back."""

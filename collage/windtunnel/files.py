@@ -74,6 +74,7 @@ def save(path: Path, saved: Saved) -> None:
         "head": asdict(found.head),
         "n_features": found.n_features,
         "names": found.names,
+        "unstored": found.unstored,
         "history": [asdict(each) for each in saved.history],
         "settings": dict(saved.settings),
         "is_source": saved.is_source,
@@ -105,7 +106,8 @@ def load(path: Path, trust: bool) -> Saved:
         head = Head(**(about["head"] | {"classes": tuple(about["head"]["classes"])}))
         history = [Epoch(**each) for each in about["history"]]
         network, names = _network(about, read["tensors"]), tuple(about["names"])
-        translation = Translation(network, columns, fronts, head, int(about["n_features"]), names)
+        unstored = bool(about.get("unstored"))
+        translation = Translation(network, columns, fronts, head, int(about["n_features"]), names, unstored)
         return Saved(translation, settings, history, bool(about["is_source"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path.name} is damaged: save it again.") from error

@@ -28,6 +28,8 @@ class Front:
     """Whether it was fitted on a frame with names."""
     flat: bool = False
     """Whether it takes one column as [rows]."""
+    sparse: bool | None = None
+    """Whether its output has to be sparse; None if that makes no difference."""
 
     def run(self, frames: Sequence[Any]) -> Any:
         """Its output, a dense array or a frame, for the rows and the outputs of the operators before it."""
@@ -48,7 +50,13 @@ class Front:
             raise
         except Exception as error:  # operators raise anything for rows that they do not like
             raise InputError(f"{self.path}: {library_text(error)}") from error
-        return found.toarray() if hasattr(found, "toarray") else found
+        sparse = hasattr(found, "toarray")
+        if self.sparse is not None and sparse != self.sparse:
+            raise InputError(
+                f"{self.path} gives a {'sparse' if sparse else 'dense'} matrix, which XGBoost reads in another way: "
+                f"give it an attribute sparse_output={sparse}, and translate the pipeline again."
+            )
+        return found.toarray() if sparse else found
 
 
 @dataclass

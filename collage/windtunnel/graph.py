@@ -11,15 +11,18 @@ import numpy as np
 
 from collage.errors import ModelError, UsageError
 from collage.frontend.trees.columns import end_of
+from collage.frontend.trees.described import library_of
 from collage.frontend.trees.ensemble import shown
 from collage.windtunnel.columns import Column, Ref, category_column, recode
 from collage.windtunnel.converters import ESTIMATORS, TRANSFORMERS
 from collage.windtunnel.front import Front
 from collage.windtunnel.heads import Head, head_of
+from collage.windtunnel.layout import Layout, layout_of
 from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Select, Step, array
 from collage.windtunnel.modules.scale import Fill, Scale
+from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.registry import converter_of, registered
 
 WIDEST_TABLE = 512
@@ -40,6 +43,8 @@ class Raw:
     refs: tuple[Ref, ...]
     flat: bool = False
     """Whether it is one column that a ColumnTransformer hands on as [rows], to a tokeniser."""
+    layout: Layout = "dense"
+    """Of the matrix that the pipeline has here."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Dense:
     """Outputs of steps side by side."""
 
     steps: tuple[int, ...]
+    layout: Layout = "dense"
 
 
 Value: TypeAlias = "Raw | Dense"
@@ -63,6 +69,8 @@ class Translation:
     n_features: int
     names: tuple[str, ...]
     """The names of the columns of the frame; empty if it was fitted on an array."""
+    unstored: bool = False
+    """Whether numbers that sparse rows do not store are missing ones."""
 
 
 def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
@@ -95,9 +103,9 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
         count = first.n_features_
     names = tuple(map(str, named)) if named is not None else ()
     _check_categories(first, what)
-    walk = _Walk(frozenset(front), bool(names))
+    walk = _Walk(frozenset(front), bool(names), library_of(last) == "xgboost")
     refs = tuple(Ref(Column(0, index, names[index] if names else f"column {index}")) for index in range(int(count)))
-    value = walk.apply(pipeline, "", Raw(refs), last)
+    value = walk.apply(pipeline, "", Raw(refs, layout="dense" if names else "as rows"), last)
     if unknown := sorted(set(front) - walk.used):
         raise UsageError(f"front names {', '.join(unknown)}, and the places of operators are {', '.join(walk.places)}.")
     result = walk.one(value)
@@ -107,23 +115,28 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
         head = Head("transformer", "identity")
     walk.check_numbers()
     network = Network(walk.parts, walk.steps)
-    return Translation(network, tuple(walk.columns), tuple(walk.fronts), head, int(count), names)
+    return Translation(network, tuple(walk.columns), tuple(walk.fronts), head, int(count), names, walk.unstored)
 
 
 class _Walk:
     """A network under construction."""
 
-    def __init__(self, front: frozenset[str], named: bool) -> None:
+    def __init__(self, front: frozenset[str], named: bool, of_layout: bool) -> None:
+        """``of_layout``: whether sparse and dense rows mean something else to the estimator at the end."""
         self.parts: list[Part] = []
         self.steps: list[Step] = []
         self.columns: list[Column] = []
         self.fronts: list[Front] = []
         self.places: list[str] = []
         self.used: set[str] = set()
-        self._front, self._named = front, named
+        self.unstored = False
+        self._front, self._named, self._of_layout = front, named, of_layout
 
     def apply(self, op: Any, path: str, value: Value, last: Any) -> Value:
         """The value behind an operator at a place of the pipeline. ``last`` is the estimator at the end."""
+        return replace(self._applied(op, path, value, last), layout=layout_of(op, value.layout))
+
+    def _applied(self, op: Any, path: str, value: Value, last: Any) -> Value:
         from sklearn.compose import ColumnTransformer
         from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -211,12 +224,12 @@ class _Walk:
 
     def _select(self, value: Value, chosen: list[int], path: str) -> Value:
         if isinstance(value, Raw):
-            return Raw(tuple(value.refs[each] for each in chosen))
+            return replace(value, refs=tuple(value.refs[each] for each in chosen))
         if chosen == list(range(self.width(value))):
             return value
         if not chosen:
             return Raw(())
-        return Dense((self._add(Select.of(chosen), path, (self.one(value),)),))
+        return Dense((self._add(Select.of(chosen), path, (self.one(value),)),), value.layout)
 
     def _beside(self, values: Sequence[Value]) -> Value:
         if all(isinstance(each, Raw) for each in values):
@@ -257,9 +270,23 @@ class _Walk:
             return found
         made = converter(op, self.width(value))
         chain = made if isinstance(made, tuple) else (made,)
+        if is_last and self._of_layout:
+            self._xgboost(chain, path, value.layout)
         for part in chain:
             value = self._linear(part, path, value) if isinstance(part, Linear) else self._after(part, path, value)
         return value
+
+    def _xgboost(self, chain: Sequence[Part], path: str, layout: Layout) -> None:
+        """Zeros of a sparse matrix, which does not store them, are missing values for XGBoost."""
+        if layout == "unknown":
+            raise ModelError(
+                f"{path}: XGBoost takes zeros of sparse matrices for missing values, and whether its input is sparse "
+                "is not known: give the operator before it an attribute sparse_output, True or False."
+            )
+        self.unstored = layout == "as rows"
+        for part in chain:
+            if layout == "sparse" and isinstance(part, Forest):
+                part.settings["zeros"] = list(range(part.settings["features"]))
 
     def _after(self, part: Part, path: str, value: Value) -> Dense:
         return Dense((self._add(part, path, (self.one(value),)),))
@@ -325,7 +352,9 @@ class _Walk:
             raise ModelError(_no_converter(op, path))
         columns = tuple(each.column for each in value.refs)
         named = hasattr(end_of(op, 0), "feature_names_in_")
-        self.fronts.append(Front(path, op, columns, named, value.flat))
+        layout = layout_of(op, value.layout)
+        sparse = layout == "sparse" if self._of_layout and layout != "unknown" else None
+        self.fronts.append(Front(path, op, columns, named, value.flat, sparse))
         width = _width_of(op, len(columns), path)
         return Raw(tuple(Ref(Column(len(self.fronts), index, f"{path} {index}")) for index in range(width)))
 

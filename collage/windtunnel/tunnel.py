@@ -19,6 +19,7 @@ from collage.core.library_text import library_text
 from collage.errors import InputError, ModelError, UsageError, unknown_names
 from collage.windtunnel import files
 from collage.windtunnel.columns import Column
+from collage.windtunnel.compare import check_equal
 from collage.windtunnel.data import Reader, Rows, Source, Table, check_classes, sample
 from collage.windtunnel.export import export
 from collage.windtunnel.front import Cache, Front
@@ -44,7 +45,7 @@ def translate(pipeline: Any, *, front: Collection[str] = (), cache: str | Path |
     if isinstance(front, str):
         raise UsageError(f"front is a list of places, such as [{front!r}].")
     tunnel = Tunnel(pipeline, front=tuple(front), cache=cache)
-    tunnel._take(translate_graph(pipeline, tunnel.front))
+    tunnel._take(translate_graph(pipeline, tunnel.front), pipeline)
     return tunnel
 
 
@@ -149,7 +150,7 @@ class Tunnel(BaseEstimator):
         except ValueError as error:
             raise InputError(f"the rows cannot be split for validation: {library_text(error)}") from error
         fitted = clone(self.pipeline).fit(rows, labels)
-        self._take(translate_graph(fitted, self.front))
+        self._take(translate_graph(fitted, self.front), fitted)
         return self.fine_tune(rows, labels, validation=(apart, labels_apart))
 
     def fine_tune(
@@ -172,7 +173,8 @@ class Tunnel(BaseEstimator):
         what each epoch gave, and ``source_score_`` what the pipeline itself gives on the validation rows. If no epoch
         is better, the network is that of the pipeline again, unless ``keep_source`` is false.
 
-        Unless ``start`` is ``"current"``, training starts from the pipeline again.
+        Unless ``start`` is ``"current"``, training starts from the pipeline again. On some rows its network is first
+        compared with it: ModelError is raised if they differ.
         """
         self._check()
         settings = self._settings(changes)
@@ -206,6 +208,8 @@ class Tunnel(BaseEstimator):
         source_score = self.source_score_
         if settings.start != "current":
             network = self._fresh()
+            if self._fitted is not None:
+                check_equal(self._fitted, network, head, self._reader, train.frame())
             source_score = evaluate(network, head, valid.parts, settings.metric)
             exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
             soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
@@ -325,17 +329,20 @@ class Tunnel(BaseEstimator):
 
     @property
     def _reader(self) -> Reader:
-        return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache)
+        return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache, self._unstored)
 
     @property
     def _translation(self) -> Translation:
         names = tuple(map(str, getattr(self, "feature_names_in_", ())))
-        return Translation(self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names)
+        return Translation(
+            self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names, self._unstored
+        )
 
-    def _take(self, found: Translation) -> None:
-        """Keep a translation, and what is needed to start from it again."""
+    def _take(self, found: Translation, fitted: Any = None) -> None:
+        """Keep a translation, the pipeline that it is from, and what is needed to start from it again."""
+        self._fitted = fitted
         self.network_, self.columns_, self.fronts_, self.head_ = found.network, found.columns, found.fronts, found.head
-        self.n_features_in_ = found.n_features
+        self.n_features_in_, self._unstored = found.n_features, found.unstored
         if found.names:
             self.feature_names_in_ = np.array(found.names, object)
         self._cache = Cache(None if self.cache is None else Path(self.cache))

@@ -145,6 +145,7 @@ def test_every_row_is_in_a_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_operators_in_front_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     transform = KBinsDiscretizer.transform
+    monkeypatch.setattr("collage.windtunnel.tunnel.check_equal", lambda *given: None)
     monkeypatch.setattr(KBinsDiscretizer, "transform", lambda *given: runs.append(1) or transform(*given))
     bins = KBinsDiscretizer(4, encode="onehot-dense", quantile_method="averaged_inverted_cdf")
     rows, y = table()[["b", "d"]], labels()
