@@ -43,7 +43,7 @@ def check_equal(pipeline: Any, network: Network, head: Head, reader: Reader, fra
     except Exception as error:  # operators raise anything for rows that they do not like
         log.warning("the pipeline does not take these rows, and is not compared: %s", library_text(error))
         return
-    numbers, codes = reader.inputs(frame, torch.float64)
+    numbers, codes = reader.inputs(frame)
     network.eval()
     apart = np.full(wanted.shape, np.inf)
     with torch.no_grad():

@@ -25,7 +25,7 @@ CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as a network takes them: numbers in its precision, codes in int32, and what to predict."""
+    """Rows as a network takes them: numbers in float64, codes in int32, and what to predict."""
 
     numbers: Tensor
     codes: Tensor
@@ -64,14 +64,14 @@ class Reader:
         stored.data = np.ones(len(stored.data), np.bool_)
         return np.where(stored.toarray(), rows.toarray(), np.nan)
 
-    def inputs(self, frame: Any, dtype: Any, *, keep: bool = False) -> tuple[Tensor, Tensor]:
+    def inputs(self, frame: Any, *, keep: bool = False) -> tuple[Tensor, Tensor]:
         """Numbers and codes of the rows of a frame. ``keep`` puts the outputs of operators in front into the cache."""
         frame = self.frame(frame)
         if not hasattr(frame, "iloc") and frame.shape[1] != self.n_features:
             raise InputError(f"the rows have {frame.shape[1]} columns, and the pipeline takes {self.n_features}.")
         frames = self.cache.run(self.fronts, frame) if keep else run_fronts(self.fronts, frame)
         numbers, codes = read_columns(frames, self.columns)
-        return torch.from_numpy(numbers).to(dtype), torch.from_numpy(codes.astype(np.int32))
+        return torch.from_numpy(numbers), torch.from_numpy(codes.astype(np.int32))
 
 
 def as_frame(rows: Any) -> Any:
@@ -200,11 +200,10 @@ class Table:
 class Source:
     """The rows of a table as tensors, part by part. Parts are kept if all of them fit into ``memory`` bytes."""
 
-    def __init__(self, table: Table, reader: Reader, head: Head, dtype: Any, memory: int) -> None:
+    def __init__(self, table: Table, reader: Reader, head: Head, memory: int) -> None:
         self._readers, self.rows = table.readers(reader.frame)
-        self._reader, self._head, self._dtype, self._what = reader, head, dtype, table.what
-        size = torch.empty(0, dtype=dtype).element_size()
-        self.fits = self.rows * (len(reader.columns) * size + 8) <= memory
+        self._reader, self._head, self._what = reader, head, table.what
+        self.fits = self.rows * (len(reader.columns) + 1) * 8 <= memory
         self._keep_fronts = self.fits and not table.is_parquet
         self._kept: dict[int, Rows] = {}
         self._masks: dict[int, NDArray[np.bool_]] | None = None
@@ -234,7 +233,7 @@ class Source:
             drawn = np.random.default_rng((self._seed, at)).random(len(y)) < self._share
             chosen = np.flatnonzero(drawn == self._held_out)
             frame, y = frame.iloc[chosen] if hasattr(frame, "iloc") else frame[chosen], y[chosen]
-        numbers, codes = self._reader.inputs(frame, self._dtype, keep=self._keep_fronts)
+        numbers, codes = self._reader.inputs(frame, keep=self._keep_fronts)
         found = Rows(numbers, codes, targets_of(y, self._head, self._what))
         if self.fits:
             self._kept[at] = found

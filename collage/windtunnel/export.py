@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, helper
 
 from collage.errors import ModelError
@@ -23,14 +22,14 @@ def export(found: Translation) -> onnx.ModelProto:
     """The ONNX model of a network and its head.
 
     If it was fitted on a frame, or on texts, each column that it reads is an input of its own, [rows, 1], else there is
-    one input, X, [rows, columns]. Numbers are float32 after a fine-tuning of soft trees, else float64. The outputs are
-    what ``predict`` and ``predict_proba`` give, and metadata name them. Raises ModelError if operators are in front.
+    one input, X, [rows, columns]. Numbers are float64. The outputs are what ``predict`` and ``predict_proba`` give, and
+    metadata name them. Raises ModelError if operators are in front.
     """
     if found.fronts:
         names = ", ".join(each.path for each in found.fronts)
         raise ModelError(f"operators in front of the network cannot be written as ONNX: {names}.")
     network = found.network
-    to = Writer(np.float64 if network.dtype == torch.float64 else np.float32)
+    to = Writer(np.float64)
     inputs, numbers, codes = _inputs(to, found)
     values: list[Value] = []
     for part, step in zip(network.parts, network.steps, strict=True):

@@ -69,7 +69,6 @@ def save(path: Path, saved: Saved) -> None:
     about: dict[str, Any] = {
         "format": FORMAT,
         "parts": parts,
-        "double": network.dtype == torch.float64,
         "columns": [asdict(each) for each in found.columns],
         "head": asdict(found.head),
         "n_features": found.n_features,
@@ -123,10 +122,11 @@ def _network(about: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
             },
             **each["settings"],
         )
+        if not isinstance(part, Forest):
+            part.cast(torch.float64)  # older files may have float32
         parts.append(part)
         steps.append(Step(each["path"], tuple(each["inputs"])))
     network = Network(parts, steps)
-    network.cast(torch.float64 if about["double"] else torch.float32)
     network.eval()
     return network
 

@@ -101,10 +101,7 @@ class Epoch:
 
 
 def soften(network: Network, rows: Rows, level: Level, tau: float, tau_leaf: float) -> None:
-    """Start the soft trees of a translated network, which is in float64, from training rows.
-
-    With L1 trees stay hard, and the network in float64.
-    """
+    """Start the soft trees of a translated network from training rows. With L1 trees stay hard."""
     forests = [step for step, part in enumerate(network.parts) if isinstance(part, Forest)]
     for step in forests:
         part = network.parts[step]
@@ -115,8 +112,6 @@ def soften(network: Network, rows: Rows, level: Level, tau: float, tau_leaf: flo
                 for start in range(0, len(rows), 8192)
             ]
             part.soften(torch.cat(many), level, tau, tau_leaf)
-    if level != "L1" or not forests:
-        network.cast(torch.float32)
 
 
 def learnt_parts(network: Network, scope: str) -> list[Part]:
@@ -242,7 +237,7 @@ def evaluate(network: Network, head: Head, parts: Sequence[RowsPart], metric: st
     scores, labels = [], []
     with torch.no_grad():
         for each in batches(parts, 8192, None):
-            scores.append(network(each.numbers.to(network.dtype), each.codes))
+            scores.append(network(each.numbers, each.codes))
             labels.append(each.y)
     found, y = torch.cat(scores), torch.cat(labels)
     if (metric or ("auc" if len(head.classes) == 2 else "loss")) == "auc":

@@ -182,13 +182,9 @@ class Tunnel(BaseEstimator):
         if head.kind == "transformer":
             raise UsageError("the pipeline ends with a transformer, and there is nothing to fine-tune it towards.")
         forests = [part for part in network.parts if isinstance(part, Forest)]
-        if settings.start == "current":
-            dtype = network.dtype
-            if any(each.settings["level"] != settings.level for each in forests):
-                raise UsageError("start='current' goes on at the level of the fine-tuning before.")
-        else:  # trees that stay hard compare in float64
-            dtype = torch.float64 if forests and settings.level == "L1" else torch.float32
-        train = Source(Table(X, y, "the training data"), self._reader, head, dtype, settings.memory)
+        if settings.start == "current" and any(each.settings["level"] != settings.level for each in forests):
+            raise UsageError("start='current' goes on at the level of the fine-tuning before.")
+        train = Source(Table(X, y, "the training data"), self._reader, head, settings.memory)
         share = self.validation if validation is None else validation
         if isinstance(share, (int, float)):
             if not 0 < share < 1:
@@ -199,7 +195,7 @@ class Tunnel(BaseEstimator):
                 raise UsageError("validation is (X, y), or the share of the rows to hold out.")
             rows, labels = share
             table = Table(rows, labels, "the validation data")
-            valid = Source(table, self._reader, head, dtype, settings.memory)
+            valid = Source(table, self._reader, head, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
         drawn = sample(train.parts, SAMPLE, settings.seed)
         check_classes(drawn.y, head, "the training data")
@@ -211,8 +207,7 @@ class Tunnel(BaseEstimator):
             if self._fitted is not None:
                 check_equal(self._fitted, network, head, self._reader, train.frame())
             source_score = evaluate(network, head, valid.parts, settings.metric)
-            exact = type(drawn)(drawn.numbers.double(), drawn.codes, drawn.y)
-            soften(network, exact, settings.level, settings.taus[0], settings.tau_leaf)
+            soften(network, drawn, settings.level, settings.taus[0], settings.tau_leaf)
         history = tune(network, head, train.parts, valid.parts, settings, progress)
         self.network_, self._is_source, self.history_, self.source_score_ = network, False, history, source_score
         best = max(each.score for each in history)
@@ -229,7 +224,7 @@ class Tunnel(BaseEstimator):
         self._check()
         settings = self._settings(changes)
         network = self._fresh()
-        numbers, codes = self._reader.inputs(X, torch.float64)
+        numbers, codes = self._reader.inputs(X)
         if not len(numbers):
             raise InputError("there are no rows to start soft trees from.")
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
@@ -241,7 +236,7 @@ class Tunnel(BaseEstimator):
     def scores(self, X: Any) -> Tensor:  # noqa: N803
         """What the network gives for rows, [rows, width], before any link."""
         self._check()
-        numbers, codes = self._reader.inputs(X, self.network_.dtype)
+        numbers, codes = self._reader.inputs(X)
         self.network_.eval()
         with torch.no_grad():
             many = [
@@ -259,7 +254,7 @@ class Tunnel(BaseEstimator):
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Probabilities of the classes, [rows, classes]."""
         self._check()
-        return self.head_.probabilities(self.scores(X).double()).numpy()
+        return self.head_.probabilities(self.scores(X)).numpy()
 
     @available_if(_has())
     def decision_function(self, X: Any) -> Any:  # noqa: N803

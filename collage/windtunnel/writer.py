@@ -5,7 +5,8 @@ It imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,6 +61,18 @@ class Writer(Graph):
     def __init__(self, dtype: Any) -> None:
         super().__init__()
         self.dtype = np.dtype(dtype)
+
+    def of(self, dtype: Any) -> Writer:
+        """A writer of the same graph for numbers of another dtype."""
+        other = copy.copy(self)
+        other.dtype = np.dtype(dtype)
+        return other
+
+    def converted(self, value: Value) -> Value:
+        """A value of a writer of another dtype."""
+        return tuple(
+            each if isinstance(each, Hot) else replace(each, name=self.cast(each.name, self.dtype)) for each in value
+        )
 
     def number(self, values: Any) -> str:
         """The name of a constant."""

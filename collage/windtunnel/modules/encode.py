@@ -54,14 +54,7 @@ class OneHot(Part):
     def forward(self, codes: Tensor) -> Tensor:
         found = self.rows[codes[:, self.settings["columns"][0]]]
         hot = functional.one_hot(found + 1, self.width + 1)[:, 1:]
-        return hot.to(self.dtype)
-
-    @property
-    def dtype(self) -> Any:
-        return getattr(self, "_dtype", torch.float64)
-
-    def cast(self, dtype: Any) -> None:
-        self._dtype = dtype
+        return hot.double()
 
     def export(self, to: Writer, *inputs: Value) -> Value:
         return (Hot(to.dense(inputs[0]), np.eye(self.width + 1)[:, 1:][array(self.rows) + 1]),)

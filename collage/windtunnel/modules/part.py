@@ -19,8 +19,8 @@ Tensor: TypeAlias = Any
 class Part(nn.Module):
     """An operator as tensors, and settings that JSON can hold.
 
-    Parameters and constants become attributes. Floating ones start in float64, the precision in which a translated
-    network equals its source. ``forward`` takes and gives [rows, width].
+    Parameters and constants become attributes, floating ones in float64, the precision in which a translated network
+    equals its source. ``forward`` takes and gives [rows, width] in float64.
     """
 
     takes_missing = False
@@ -29,7 +29,7 @@ class Part(nn.Module):
     settles = False
     """Whether its outputs are finite also if NaN or infinities come in."""
     exact: frozenset[str] = frozenset()
-    """Constants that keep their dtype when the network changes its own."""
+    """Constants that ``cast`` leaves as they are."""
 
     def __init__(
         self, parameters: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None, **settings: Any
@@ -143,16 +143,6 @@ class Network(nn.Module):
         super().__init__()
         assert len(parts) == len(steps) and all(max(s.inputs, default=-1) < at for at, s in enumerate(steps))
         self.parts, self.steps = nn.ModuleList(parts), tuple(steps)
-
-    @property
-    def dtype(self) -> Any:
-        """The precision in which it computes."""
-        return getattr(self, "_dtype", torch.float64)
-
-    def cast(self, dtype: Any) -> None:
-        for part in self.parts:
-            part.cast(dtype)
-        self._dtype = dtype
 
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Scores of rows: ``numbers`` [rows, numeric columns], ``codes`` of categories [rows, other columns], int64."""

@@ -45,11 +45,12 @@ class Forest(Part):
     Hard, a row takes one path through each tree. Soft, a node is tanh((e x - theta) / tau), +1 for the child of larger
     numbers, and a leaf tanh((sum of the nodes on its path - their number + 1) / tau_leaf), which counts for
     (1 + leaf) / 2.
-    ``e`` and ``theta`` are in units of the spread of the node's own input.
+    ``e`` and ``theta`` are in units of the spread of the node's own input. Soft trees compute in float32, but for the
+    step before: numbers lose the columns' means in float64.
     """
 
     takes_missing = takes_infinite = settles = True
-    exact = frozenset(("split",))
+    exact = frozenset(("split", "centre", "scale"))
 
     @classmethod
     def of(cls, booster: Booster, output: Literal["scores", "leaves"] = "scores") -> Forest:
@@ -106,7 +107,7 @@ class Forest(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.settings["mode"] == "soft":
-            return self._soft(x)
+            return self._soft(x).double()
         leaves = self.route(x)  # [rows, trees]
         if self.settings["output"] == "leaves":
             reached = torch.zeros((len(x), self.values.shape[1]), dtype=x.dtype, device=x.device)
@@ -158,7 +159,7 @@ class Forest(Part):
     def _soft(self, x: Tensor) -> Tensor:
         about, (trees, leaves, nodes) = self.settings, self.path.shape
         x = self._prepared(x)
-        u = ((x - self.centre) / self.scale).t().contiguous()  # [features, rows]
+        u = ((x - self.centre) / self.scale).to(self.theta.dtype).t().contiguous()  # [features, rows]
         absent = torch.isnan(u)
         missing = bool(absent.any())
         u = torch.where(absent, 0.0, u) if missing else u
@@ -184,7 +185,7 @@ class Forest(Part):
         # Tree by tree, since the sum of all leaves, most of which are -1, would lose digits.
         values = (self.values * self.owned).view(len(self.values), trees, -1).transpose(0, 1)
         sums = torch.baddbmm(0.5 * values.sum(2, keepdim=True), values, leaf, alpha=0.5)
-        return sums.sum(0).t() + self.bias
+        return sums.sum(0).t().double() + self.bias
 
     def _prepared(self, x: Tensor) -> Tensor:
         about = self.settings
@@ -196,7 +197,7 @@ class Forest(Part):
         with torch.no_grad():
             number = x[:, self.feature[self.set_nodes]]
             right = self._member(self.set_nodes.expand(len(x), -1), number)
-            return torch.where(right, _SURE, -_SURE).to(x.dtype).t().contiguous()
+            return torch.where(right, _SURE, -_SURE).to(self.theta.dtype).t().contiguous()
 
     @torch.no_grad()
     def soften(self, x: Tensor, level: Level, tau: float, tau_leaf: float) -> None:
@@ -238,6 +239,8 @@ class Forest(Part):
             self.set_constant("weight", weight)
         for name, value in (("path", path), ("bend", bend)):
             (self.set_parameter if level == "L4" else self.set_constant)(name, value)
+        if level != "L1":
+            self.cast(torch.float32)
 
     def _spreads(self, x: Tensor, scale: NDArray[np.float64]) -> NDArray[np.float64]:
         """For each node the standard deviation of its input over the rows that reach it; of all rows if it is none."""
@@ -384,43 +387,45 @@ class Forest(Part):
         if about["missing"] is not None or about["zeros"] or about["categories"]:
             cleaned = add_cleaned(to, self.hard_booster(), to.dense(value), to.dtype)
             value = to.plain(cleaned, about["features"], missing=True)
-        scale = array(self.scale)
-        u = to.bounded(to.affine(value, 1 / scale, -array(self.centre) / scale), _FAR)
+        centred = to.affine(value, array(self.scale), array(self.centre), divides=True)
+        narrow = to.of(np.float32)
+        u = narrow.bounded(narrow.converted(centred), _FAR)
         feature, weight, theta = array(self.feature), array(self.weight), array(self.theta) / about["tau"]
         if weight.ndim == 2:
-            z = to.product(u.filled, weight.T / about["tau"], -theta)
+            z = narrow.product(u.filled, weight.T / about["tau"], -theta)
         else:
-            own = to.op("Gather", to.dense(u.filled), to.constant(feature), axis=1)
-            z = to.op("Sub", to.op("Mul", own, to.number(weight / about["tau"])), to.number(theta))
+            own = to.op("Gather", narrow.dense(u.filled), to.constant(feature), axis=1)
+            z = to.op("Sub", to.op("Mul", own, narrow.number(weight / about["tau"])), narrow.number(theta))
         if u.absent:
             # Above all else that is added: a threshold may be at the limits of float32.
             sure = np.zeros((about["features"], len(feature)))
             sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), 1e8, -1e8)
             for name, columns in u.absent:
-                z = to.op("Add", z, to.op("MatMul", name, to.number(sure[columns])))
+                z = to.op("Add", z, to.op("MatMul", name, narrow.number(sure[columns])))
         if len(self.set_nodes):
-            z = to.op("Sum", z, *self._export_decided(to, to.dense(value)))
+            z = to.op("Sum", z, *self._export_decided(to, narrow, to.dense(value)))
         node = to.op("Reshape", to.op("Tanh", z), to.constant([0, trees, nodes], np.int64))
         node = to.op("Transpose", node, perm=[1, 0, 2])
         path = array(self.path).transpose(0, 2, 1) / about["tau_leaf"]
         bend = array(self.bend)[:, None, :] / about["tau_leaf"]
-        leaf = to.op("Tanh", to.op("Add", to.op("MatMul", node, to.number(path)), to.number(bend)))
+        leaf = to.op("Tanh", to.op("Add", to.op("MatMul", node, narrow.number(path)), narrow.number(bend)))
         if about["output"] == "leaves":
             leaf = to.op("Reshape", to.op("Transpose", leaf, perm=[1, 0, 2]), to.constant([0, -1], np.int64))
             leaf = to.op("Gather", leaf, to.constant(array(self.of_leaves)), axis=1)
-            return to.affine(to.plain(leaf, self.width), np.full(self.width, 0.5), np.full(self.width, 0.5))
+            half = np.full(self.width, 0.5)
+            return to.converted(narrow.affine(to.plain(leaf, self.width), half, half))
         # [trees, leaves, targets]
         values = array(self.values * self.owned).reshape(-1, trees, leaves).transpose(1, 2, 0)
-        of_trees = to.op("MatMul", leaf, to.number(0.5 * values))
-        of_trees = to.op("Add", of_trees, to.number(0.5 * values.sum(1, keepdims=True)))
+        of_trees = to.op("MatMul", leaf, narrow.number(0.5 * values))
+        of_trees = to.op("Add", of_trees, narrow.number(0.5 * values.sum(1, keepdims=True)))
         sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
-        return to.plain(to.op("Add", sums, to.number(array(self.bias))), self.width)
+        return to.plain(to.op("Add", to.cast(sums, to.dtype), to.number(array(self.bias))), self.width)
 
-    def _export_decided(self, to: Writer, x: str) -> list[str]:
+    def _export_decided(self, to: Writer, narrow: Writer, x: str) -> list[str]:
         """+-``_SURE`` for nodes with sets, and 0 for all others: for each column of categories a table's row."""
         nodes, right = array(self.set_nodes), array(self.goes_right)
         last = right.shape[1] - 1  # the code of all others; that of NaN follows
-        if (last + 2) * len(self.feature) * to.dtype.itemsize > LARGEST_TABLE:
+        if (last + 2) * len(self.feature) * narrow.dtype.itemsize > LARGEST_TABLE:
             raise ModelError(f"soft trees that split at category {last} cannot be written as ONNX: fine-tune at L1.")
         found = []
         for column in np.unique(array(self.feature)[nodes]).tolist():
@@ -432,7 +437,7 @@ class Forest(Part):
             known = to.op("And", to.op("GreaterOrEqual", number, to.number(0)), to.op("Less", number, to.number(last)))
             code = to.op("Where", known, number, to.number(last))
             code = to.op("Where", to.op("IsNaN", number), to.number(last + 1), code)
-            found.append(to.op("Gather", to.number(table), to.cast(code, np.int64), axis=0))
+            found.append(to.op("Gather", narrow.number(table), to.cast(code, np.int64), axis=0))
         return found
 
 

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
 from collage.backends.tables import Tables
 from collage.backends.tables_kernels.session import TableSession
@@ -27,7 +27,7 @@ from collage.kernel.options import BuildOptions
 from collage.native.table import table_problem
 from collage.windtunnel import graph, translate
 from tests.compile.windtunnel.test_translate import CLASSIFIERS, imputed
-from tests.helpers.windtunnel import boosted, fitted, halves, labels, pipeline, strange, table
+from tests.helpers.windtunnel import ROWS, boosted, fitted, halves, labels, pipeline, strange, table
 
 _DTYPES = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64, TensorProto.STRING: object}
 
@@ -89,14 +89,15 @@ def test_tuned_networks(name: str, level: str) -> None:
         runs_on_our_kernels(model, found)
 
 
-def runs_on_our_kernels(model: Any, tunnel: Any) -> None:
+def runs_on_our_kernels(model: Any, tunnel: Any, frame: Any = None) -> None:
     """All of the model is one program of the backend for tables, if this processor has its kernels."""
     if table_problem():
         return
     session = Tables().session(model.SerializeToString(), BuildOptions(threads=2))
     assert isinstance(session, TableSession)
     names = [each.name for each in model.graph.output]
-    for rows in (strange(), strange()[:1]):
+    frame = strange() if frame is None else frame
+    for rows in (frame, frame[:1]):
         found = dict(zip(names, session.run(feeds(model, rows)), strict=True))
         np.testing.assert_array_equal(found["label"], tunnel.predict(rows))
         np.testing.assert_allclose(found["probabilities"], tunnel.predict_proba(rows), rtol=0, atol=1e-5)
@@ -173,3 +174,18 @@ def test_missing_texts_are_empty_ones() -> None:
     source = make_pipeline(columns, LogisticRegression()).fit(frame, labels())
     found = run(translate(source).to_onnx(), frame.fillna({"c": ""}))
     np.testing.assert_allclose(found["probabilities"], source.predict_proba(frame), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler(), None])
+def test_large_numbers_of_a_small_spread(level: str, scaler: Any) -> None:
+    """Seconds of one day, and latitudes of one town, have no digits left in float32."""
+    random = np.random.default_rng(0)
+    rows = table()[["b", "d"]].assign(at=1.7e9 + random.uniform(0, 3600, ROWS), lat=52.5 + random.normal(0, 1e-6, ROWS))
+    y = (rows["at"] - 1.7e9) / 1800 + (rows["lat"] - 52.5) * 1e6 > 1
+    source = make_pipeline(scaler, boosted()).fit(rows, y)
+    found = translate(source).soften(rows, level=level)
+    assert np.mean(found.predict(rows) == source.predict(rows)) > 0.95
+    runs_on_our_kernels(check(found, rows), found, rows)
+    moved = rows.assign(at=rows["at"] + 20)
+    assert np.abs(found.predict_proba(moved) - found.predict_proba(rows)).max() > 0.05

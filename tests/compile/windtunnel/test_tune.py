@@ -134,7 +134,7 @@ def test_every_row_is_in_a_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tunnel = translate(fitted())
     numbers = np.arange(len(table()))
     frame = table().assign(a=numbers.astype(float))
-    source = data.Source(data.Table(frame, labels(), "rows"), tunnel._reader, tunnel.head_, torch.float64, 0)
+    source = data.Source(data.Table(frame, labels(), "rows"), tunnel._reader, tunnel.head_, 0)
     apart = source.hold_out(0.2, 0)
     for rng in (None, np.random.default_rng(0)):
         both = [*data.batches(source.parts, 64, rng), *data.batches(apart.parts, 64, rng)]
