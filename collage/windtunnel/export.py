@@ -15,6 +15,7 @@ from collage.windtunnel.columns import Column
 from collage.windtunnel.graph import Translation
 from collage.windtunnel.heads import Head
 from collage.windtunnel.modules.part import Numbers
+from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.writer import Plain, Value, Writer
 
 
@@ -22,8 +23,8 @@ def export(found: Translation) -> onnx.ModelProto:
     """The ONNX model of a network and its head.
 
     If it was fitted on a frame, or on texts, each column that it reads is an input of its own, [rows, 1], else there is
-    one input, X, [rows, columns]. Numbers are float64. The outputs are what ``predict`` and ``predict_proba`` give, and
-    metadata name them. Raises ModelError if operators are in front.
+    one input, X, [rows, columns]. Numbers are float64, and those of the outputs float32 if trees are soft. The outputs
+    are what ``predict`` and ``predict_proba`` give, and metadata name them. Raises ModelError if operators are in front.
     """
     if found.fronts:
         names = ", ".join(each.path for each in found.fronts)
@@ -40,7 +41,11 @@ def export(found: Translation) -> onnx.ModelProto:
         else:
             given = [codes[each] for each in part.settings["columns"]]
         values.append(part.export(to, *given))
-    outputs, metadata = _end(to, found.head, to.dense(values[-1]), network.parts[-1].width)
+    scores = values[-1]
+    if any(isinstance(part, Forest) and part.settings["mode"] == "soft" for part in network.parts):
+        to = to.of(np.float32)
+        scores = to.converted(scores)
+    outputs, metadata = _end(to, found.head, to.dense(scores), network.parts[-1].width)
     if found.names:
         metadata["collage.features"] = json.dumps(found.names)
     model = to.model(inputs, outputs, metadata)

@@ -419,7 +419,7 @@ class Forest(Part):
         of_trees = to.op("MatMul", leaf, narrow.number(0.5 * values))
         of_trees = to.op("Add", of_trees, narrow.number(0.5 * values.sum(1, keepdims=True)))
         sums = to.op("ReduceSum", of_trees, to.constant([0], np.int64), keepdims=0)
-        return to.plain(to.op("Add", to.cast(sums, to.dtype), to.number(array(self.bias))), self.width)
+        return to.converted(to.plain(to.op("Add", sums, narrow.number(array(self.bias))), self.width))
 
     def _export_decided(self, to: Writer, narrow: Writer, x: str) -> list[str]:
         """+-``_SURE`` for nodes with sets, and 0 for all others: for each column of categories a table's row."""

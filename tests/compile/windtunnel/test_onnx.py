@@ -186,6 +186,9 @@ def test_large_numbers_of_a_small_spread(level: str, scaler: Any) -> None:
     source = make_pipeline(scaler, boosted()).fit(rows, y)
     found = translate(source).soften(rows, level=level)
     assert np.mean(found.predict(rows) == source.predict(rows)) > 0.95
-    runs_on_our_kernels(check(found, rows), found, rows)
+    model = check(found, rows)
+    types = [each.type.tensor_type.elem_type for each in (*model.graph.input, model.graph.output[1])]
+    assert types == [TensorProto.DOUBLE] * 4 + [TensorProto.FLOAT]
+    runs_on_our_kernels(model, found, rows)
     moved = rows.assign(at=rows["at"] + 20)
     assert np.abs(found.predict_proba(moved) - found.predict_proba(rows)).max() > 0.05
