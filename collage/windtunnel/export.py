@@ -24,13 +24,14 @@ def export(found: Translation) -> onnx.ModelProto:
 
     If it was fitted on a frame, or on texts, each column that it reads is an input of its own, [rows, 1], else there is
     one input, X, [rows, columns]. Numbers are float64, and those of the outputs float32 if trees are soft. The outputs
-    are what ``predict`` and ``predict_proba`` give, and metadata name them. Raises ModelError if operators are in front.
+    are what ``predict`` and ``predict_proba`` give, or ``decision_function`` if there are no probabilities; metadata
+    name them. Raises ModelError if operators are in front.
     """
     if found.fronts:
         names = ", ".join(each.path for each in found.fronts)
         raise ModelError(f"operators in front of the network cannot be written as ONNX: {names}.")
     network = found.network
-    to = Writer(np.float64)
+    to = Writer(np.float64, {each.name for each in found.columns})
     inputs, numbers, codes = _inputs(to, found)
     values: list[Value] = []
     for part, step in zip(network.parts, network.steps, strict=True):
@@ -124,31 +125,37 @@ def _end(to: Writer, head: Head, scores: str, width: int) -> tuple[list[onnx.Val
     """The outputs of the model, and the metadata that name them."""
     elem = helper.np_dtype_to_tensor_dtype(to.dtype)
     metadata = {"collage.library": "windtunnel", "collage.kind": head.kind}
+    outputs: list[onnx.ValueInfoProto] = []
+
+    def output(name: str, value: str, elem: int, *shape: int) -> str:
+        name = to.free(name)
+        to.op("Identity", value, result=name)
+        outputs.append(helper.make_tensor_value_info(name, elem, [ROWS, *shape]))
+        return name
+
+    def line(values: str) -> str:
+        return to.op("Squeeze", values, to.constant([1], np.int64))
+
     if head.kind != "classifier":
         linked = to.op("Exp", scores) if head.link == "exp" else scores
-        metadata["collage.predict"] = "prediction"
-        if width == 1 and head.kind == "regressor":
-            to.op("Squeeze", linked, to.constant([1], np.int64), result="prediction")
-            return [helper.make_tensor_value_info("prediction", elem, [ROWS])], metadata
-        to.op("Identity", linked, result="prediction")
-        return [helper.make_tensor_value_info("prediction", elem, [ROWS, width])], metadata
-    metadata["collage.predict"] = "label"
+        flat = width == 1 and head.kind == "regressor"
+        found = ("prediction", line(linked), elem) if flat else ("prediction", linked, elem, width)
+        metadata["collage.predict"] = output(*found)
+        return outputs, metadata
     labels = label_array(list(head.classes))
     if width == 1:
         cut = to.number(0.5 if head.link == "probabilities" else 0.0)
-        above = to.op("Squeeze", to.op("Greater", scores, cut), to.constant([1], np.int64))
-        best = to.cast(above, np.int64)
+        best = to.cast(line(to.op("Greater", scores, cut)), np.int64)
     else:
         best = to.op("ArgMax", scores, axis=1, keepdims=0)
-    if labels.dtype.kind in "iu" and np.array_equal(labels, np.arange(len(labels))):
-        to.op("Identity", best, result="label")
+    if labels.dtype.kind not in "iu" or not np.array_equal(labels, np.arange(len(labels))):
+        best = to.op("Gather", to.constant(labels), best, axis=0)
+    metadata["collage.predict"] = output("label", best, label_type(labels))
+    if head.link == "margin":
+        output(*(("scores", line(scores), elem) if width == 1 else ("scores", scores, elem, width)))
     else:
-        to.op("Gather", to.constant(labels), best, axis=0, result="label")
-    outputs = [helper.make_tensor_value_info("label", label_type(labels), [ROWS])]
-    if head.link != "margin":
-        to.op("Identity", _probabilities(to, head, scores, width), result="probabilities")
-        outputs.append(helper.make_tensor_value_info("probabilities", elem, [ROWS, len(labels)]))
-        metadata["collage.predict_proba"] = "probabilities"
+        found = ("probabilities", _probabilities(to, head, scores, width), elem, len(labels))
+        metadata["collage.predict_proba"] = output(*found)
     return outputs, metadata
 
 

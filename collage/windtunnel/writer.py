@@ -6,6 +6,7 @@ It imports no torch.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -56,11 +57,21 @@ class Bounded:
 
 
 class Writer(Graph):
-    """A graph whose numbers are of one dtype."""
+    """A graph whose numbers are of one dtype. None of its values has a name that is ``taken``, by an input."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: Any, taken: Collection[str] = ()) -> None:
         super().__init__()
         self.dtype = np.dtype(dtype)
+        self._taken = frozenset(taken)
+
+    def name(self, of: str) -> str:
+        return self.free(super().name(of))
+
+    def free(self, name: str) -> str:
+        """The name, with underscores if it is taken."""
+        while name in self._taken:
+            name += "_"
+        return name
 
     def of(self, dtype: Any) -> Writer:
         """A writer of the same graph for numbers of another dtype."""

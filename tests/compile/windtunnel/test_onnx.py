@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -16,7 +17,7 @@ pytest.importorskip("lightgbm")
 
 from onnx import TensorProto
 from sklearn.compose import make_column_transformer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 
@@ -58,6 +59,8 @@ def check(tunnel: Any, rows: Any) -> Any:
         np.testing.assert_array_equal(found["label"], tunnel.predict(some))
         if hasattr(tunnel, "predict_proba"):
             np.testing.assert_allclose(found["probabilities"], tunnel.predict_proba(some), rtol=0, atol=1e-5)
+        else:
+            np.testing.assert_allclose(found["scores"], tunnel.decision_function(some), rtol=0, atol=1e-5)
     return model
 
 
@@ -192,3 +195,20 @@ def test_large_numbers_of_a_small_spread(level: str, scaler: Any) -> None:
     runs_on_our_kernels(model, found, rows)
     moved = rows.assign(at=rows["at"] + 20)
     assert np.abs(found.predict_proba(moved) - found.predict_proba(rows)).max() > 0.05
+
+
+@pytest.mark.parametrize("of_classes", [True, False])
+def test_names_of_columns_that_outputs_and_inner_values_have(of_classes: bool) -> None:
+    frame = table()[["b", "d", "d", "b", "d"]]
+    frame.columns = ["label", "label_", "prediction", "probabilities", "constant_0"]
+    source = make_pipeline(StandardScaler(), LogisticRegression() if of_classes else Ridge()).fit(frame, labels())
+    tunnel = translate(source)
+    model = tunnel.to_onnx()
+    onnx.checker.check_model(model, full_check=True)
+    assert [each.name for each in model.graph.input] == list(frame)
+    names = {each.key: each.value for each in model.metadata_props}
+    found = run(model, frame)
+    np.testing.assert_allclose(found[names["collage.predict"]], tunnel.predict(frame), atol=1e-6)
+    if of_classes:
+        assert names["collage.predict"] == "label__"
+        np.testing.assert_allclose(found[names["collage.predict_proba"]], tunnel.predict_proba(frame), atol=1e-6)
