@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,11 @@ class Front:
         given: Any
         if self.flat:
             (only,) = self.columns
-            given = np.asarray(column_of(frames[only.source], only))
+            given = column_of(frames[only.source], only)
         elif len({each.source for each in self.columns}) == 1 and not hasattr(frames[self.columns[0].source], "iloc"):
             given = frames[self.columns[0].source][:, [each.index for each in self.columns]]
         else:
-            parts = {each.name: np.asarray(column_of(frames[each.source], each)) for each in self.columns}
-            given = pd.DataFrame(parts)
+            given = _beside({each.name: column_of(frames[each.source], each) for each in self.columns})
             if not self.named:
                 given = given.to_numpy()
         try:
@@ -57,6 +56,16 @@ class Front:
                 f"give it an attribute sparse_output={sparse}, and translate the pipeline again."
             )
         return found.toarray() if sparse else found
+
+
+def _beside(columns: Mapping[str, Any]) -> Any:
+    """A frame of columns, of frames or arrays, as they are: their types, and None among texts, stay."""
+    index = next((each.index for each in columns.values() if hasattr(each, "iloc")), None)
+    parts = {
+        name: pd.Series(each.array if hasattr(each, "iloc") else each, index, each.dtype)
+        for name, each in columns.items()
+    }
+    return pd.DataFrame(parts, index)
 
 
 @dataclass

@@ -132,11 +132,14 @@ class _Walk:
         self.unstored = False
         self._front, self._named, self._of_layout = front, named, of_layout
 
-    def apply(self, op: Any, path: str, value: Value, last: Any) -> Value:
-        """The value behind an operator at a place of the pipeline. ``last`` is the estimator at the end."""
-        return replace(self._applied(op, path, value, last), layout=layout_of(op, value.layout))
+    def apply(self, op: Any, path: str, value: Value, last: Any, gives: int | None = None) -> Value:
+        """The value behind an operator at a place of the pipeline. ``last`` is the estimator at the end.
 
-    def _applied(self, op: Any, path: str, value: Value, last: Any) -> Value:
+        ``gives`` is the number of columns that the operators behind it take, as far as it is known.
+        """
+        return replace(self._applied(op, path, value, last, gives), layout=layout_of(op, value.layout))
+
+    def _applied(self, op: Any, path: str, value: Value, last: Any, gives: int | None) -> Value:
         from sklearn.compose import ColumnTransformer
         from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -144,11 +147,12 @@ class _Walk:
             self.places.append(path)
         if path in self._front:
             self.used.add(path)
-            return self._in_front(op, path, value)
+            return self._in_front(op, path, value, gives)
         if isinstance(op, Pipeline):
-            for name, step in op.steps:
-                if step is not None and step != "passthrough":
-                    value = self.apply(step, _inside(path, name), value, last)
+            steps = [(name, step) for name, step in op.steps if step is not None and step != "passthrough"]
+            for at, (name, step) in enumerate(steps):
+                taken = getattr(steps[at + 1][1], "n_features_in_", None) if at + 1 < len(steps) else gives
+                value = self.apply(step, _inside(path, name), value, last, taken)
             return value
         if isinstance(op, ColumnTransformer):
             found = []
@@ -159,7 +163,8 @@ class _Walk:
                 if (isinstance(step, str) and step == "drop") or self.width(chosen) == 0:
                     continue
                 if not (isinstance(step, str) and step == "passthrough"):
-                    chosen = self.apply(step, _inside(path, name), chosen, last)
+                    places = op.output_indices_[name]
+                    chosen = self.apply(step, _inside(path, name), chosen, last, places.stop - places.start)
                 found.append(self._weighted(chosen, (op.transformer_weights or {}).get(name), path))
             return self._beside(found)
         if isinstance(op, FeatureUnion):
@@ -171,7 +176,7 @@ class _Walk:
                 part = value if passes else self.apply(step, _inside(path, name), value, last)
                 found.append(self._weighted(part, (op.transformer_weights or {}).get(name), path))
             return self._beside(found)
-        return self._single(op, path or type(op).__name__, value, op is last)
+        return self._single(op, path or type(op).__name__, value, op is last, gives)
 
     def width(self, value: Value) -> int:
         if isinstance(value, Raw):
@@ -245,12 +250,18 @@ class _Walk:
         factor = np.full(self.width(value), float(weight))
         return Dense((self._add(Scale.of(factor, np.zeros(len(factor))), path, (self.one(value),)),))
 
-    def _single(self, op: Any, path: str, value: Value, is_last: bool) -> Value:
+    def _single(self, op: Any, path: str, value: Value, is_last: bool, gives: int | None) -> Value:
         """The value behind an operator that is no container."""
+        from sklearn.preprocessing import FunctionTransformer
+
         kind = type(op).__name__
         count = getattr(op, "n_features_in_", None)
         if count is not None and int(count) != self.width(value):
-            raise ModelError(f"{path} ({kind}) takes {count} columns, and {self.width(value)} come in.")
+            text = f"{path} ({kind}) takes {count} columns, and {self.width(value)} come in"
+            unnamed = [each.path for each in self.fronts if isinstance(each.operator, FunctionTransformer)]
+            if unnamed:
+                text += f": {', '.join(unnamed)} does not say how many it gives, so set its feature_names_out"
+            raise ModelError(f"{text}.")
         if kind == "FunctionTransformer" and op.func is None:
             return value
         if kind in ENCODERS or (hasattr(op, "categories_") and hasattr(op, "tables_")):
@@ -263,7 +274,7 @@ class _Walk:
         if converter is None:
             if is_last and hasattr(op, "predict"):
                 raise ModelError(_no_converter(op, path, can_stay=False))
-            found = self._in_front(op, path, value)
+            found = self._in_front(op, path, value, gives)
             if kind not in _USUAL_IN_FRONT:
                 text = f"{path} ({kind}) has no converter: it stays in front of the network, and is not fine-tuned."
                 warnings.warn(text, stacklevel=2)
@@ -346,7 +357,7 @@ class _Walk:
         flush()
         return Dense(tuple(steps))
 
-    def _in_front(self, op: Any, path: str, value: Value) -> Raw:
+    def _in_front(self, op: Any, path: str, value: Value, gives: int | None) -> Raw:
         """Let scikit-learn run an operator on raw columns. Its outputs are raw columns, too."""
         if isinstance(value, Dense) or any(each.recoded or each.fill is not None for each in value.refs):
             raise ModelError(_no_converter(op, path))
@@ -355,7 +366,7 @@ class _Walk:
         layout = layout_of(op, value.layout)
         sparse = layout == "sparse" if self._of_layout and layout != "unknown" else None
         self.fronts.append(Front(path, op, columns, named, value.flat, sparse))
-        width = _width_of(op, len(columns), path)
+        width = _width_of(op, len(columns), path) if gives is None else gives
         return Raw(tuple(Ref(Column(len(self.fronts), index, f"{path} {index}")) for index in range(width)))
 
 
@@ -432,11 +443,8 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
     frequent = np.array([each not in few for each in categories.tolist()], np.bool_)
     number = np.where(frequent, np.cumsum(frequent) - 1, frequent.sum())
     if kind == "OrdinalEncoder":
-        values = number.astype(np.float64)
-        absent = [each is None or each != each for each in categories.tolist()]
-        values[absent] = op.encoded_missing_value
         unknown = op.unknown_value if op.handle_unknown == "use_encoded_value" else np.nan
-        return np.append(values, unknown)[:, None], op.handle_unknown == "error"
+        return np.append(_ordinal_codes(op, index), unknown)[:, None], op.handle_unknown == "error"
     unknown = frequent.sum() if few and op.handle_unknown in ("infrequent_if_exist", "warn") else -1
     number = np.append(number, unknown)
     dropped = None if op.drop_idx_ is None else op.drop_idx_[index]
@@ -444,6 +452,19 @@ def _table(op: Any, index: int) -> tuple[Any, bool]:
         gone = number[int(dropped)]
         number = np.where(number == gone, -1, number - (number > gone))
     return number, op.handle_unknown == "error"
+
+
+def _ordinal_codes(op: Any, index: int) -> Any:
+    """The code of each category of a column, from an OrdinalEncoder itself."""
+    import pandas as pd
+
+    many = len(op.categories_[index])
+    columns = {}
+    names = getattr(op, "feature_names_in_", range(len(op.categories_)))
+    for at, (name, known) in enumerate(zip(names, op.categories_, strict=True)):
+        values = known if at == index else np.repeat(known[:1], many)
+        columns[name] = pd.Series(values, dtype=known.dtype if known.dtype.kind in "biuf" else object)
+    return np.asarray(op.transform(pd.DataFrame(columns)), np.float64)[:, index]
 
 
 def _no_converter(op: Any, path: str, *, can_stay: bool = True) -> str:

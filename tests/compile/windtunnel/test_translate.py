@@ -15,6 +15,7 @@ pytest.importorskip("lightgbm")
 
 import lightgbm
 import onnxruntime
+import pandas as pd
 import torch
 from sklearn.cluster import KMeans
 from sklearn.compose import make_column_transformer
@@ -34,6 +35,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SG
 from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
+    FunctionTransformer,
     MaxAbsScaler,
     MinMaxScaler,
     Normalizer,
@@ -46,6 +48,7 @@ from sklearn.preprocessing import (
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from collage.errors import ModelError
 from collage.windtunnel import graph, translate
 from collage.windtunnel.sources import (
     BinaryEncoder,
@@ -296,3 +299,55 @@ def test_only_transformers_transform() -> None:
     assert not hasattr(translate(KMeans(3, n_init=1).fit(rows)), "transform")
     scaler = StandardScaler().fit(rows)
     np.testing.assert_allclose(translate(scaler).transform(rows), scaler.transform(rows), atol=1e-12)
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+@pytest.mark.parametrize("kind", [object, "str", "category"])
+@pytest.mark.parametrize("settings", [{}, {"handle_unknown": "use_encoded_value", "unknown_value": -1}])
+def test_ordinal_codes_are_those_of_the_encoder(missing: Any, kind: Any, settings: Any) -> None:
+    """scikit-learn has a code of its own for None."""
+    texts = pd.Series(np.where(np.arange(len(table())) % 3, table().c, missing), dtype=object).astype(kind)
+    frame = table()[["d"]].assign(text=texts)
+    encoder = OrdinalEncoder(encoded_missing_value=-2, max_categories=5, **settings)
+    source = make_pipeline(encoder, DecisionTreeClassifier(max_depth=6)).fit(frame, labels())
+    np.testing.assert_allclose(translate(source).predict_proba(frame), source.predict_proba(frame), atol=1e-9)
+    found = translate(encoder.fit(frame)).transform(frame)
+    np.testing.assert_allclose(found, encoder.transform(frame), atol=1e-9)
+
+
+def test_operators_in_front_take_columns_as_they_are() -> None:
+    """None among texts stays None, and types stay."""
+    texts = pd.Series(np.where(np.arange(len(table())) % 3, table().c, None), dtype=object, index=table().index[::-1])
+    frame = table()[["b"]].set_axis(texts.index).assign(text=texts, other=texts, at=pd.Timestamp("2020-01-01"))
+    imputer = SimpleImputer(missing_values=None, strategy="constant", fill_value="?")
+    columns = make_column_transformer(
+        (make_pipeline(imputer, _dense(handle_unknown="ignore")), ["text", "other"]),
+        (FunctionTransformer(lambda frame: frame.assign(at=frame["at"].dt.month)), ["at", "b"]),
+        (StandardScaler(), ["b"]),
+    )
+    source = make_pipeline(columns, LogisticRegression()).fit(frame, labels())
+    for rows in (frame, frame[:1]):
+        np.testing.assert_allclose(translate(source).predict_proba(rows), source.predict_proba(rows), atol=1e-9)
+
+
+def _days(frame: Any) -> Any:
+    return np.stack([frame["at"].dt.month, frame["at"].dt.year, frame["at"].dt.day], 1)
+
+
+def test_functions_that_change_the_number_of_columns() -> None:
+    """What comes behind them says how many they give; in a union nothing does."""
+    frame = table()[["b"]].assign(at=pd.Timestamp("2020-01-01") + pd.to_timedelta(table().d, unit="D"))
+    for columns in (
+        make_column_transformer((FunctionTransformer(_days), ["at"]), (StandardScaler(), ["b"])),
+        make_column_transformer((make_pipeline(FunctionTransformer(_days), StandardScaler()), ["at"])),
+        FunctionTransformer(_days),
+    ):
+        source = make_pipeline(columns, StandardScaler(), LogisticRegression()).fit(frame, labels())
+        np.testing.assert_allclose(translate(source).predict_proba(frame), source.predict_proba(frame), atol=1e-9)
+    function = FunctionTransformer(_days)
+    union = FeatureUnion([("days", function), ("b", make_column_transformer((StandardScaler(), ["b"])))])
+    source = make_pipeline(union, LogisticRegression()).fit(frame, labels())
+    with pytest.raises(ModelError, match=r"takes 4 columns.*featureunion\.days does not say.*feature_names_out"):
+        translate(source)
+    function.set_params(feature_names_out=lambda *given: ["month", "year", "day"])
+    np.testing.assert_allclose(translate(source).predict_proba(frame), source.predict_proba(frame), atol=1e-9)
