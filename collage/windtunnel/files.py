@@ -20,7 +20,7 @@ from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.machine import Machine
 from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Select, Step
-from collage.windtunnel.modules.scale import Fill, Normalise, Scale
+from collage.windtunnel.modules.scale import Absent, Fill, Normalise, Scale
 from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.tune import Epoch
 
@@ -28,7 +28,21 @@ FORMAT = 1
 _PARTS: Mapping[str, type[Part]] = {
     each.__name__: each
     for each in (
-        *(Binarise, Concat, Distances, Embed, Fill, Forest, Linear, Lookup, Machine, Normalise, Numbers, OneHot),
+        *(
+            Absent,
+            Binarise,
+            Concat,
+            Distances,
+            Embed,
+            Fill,
+            Forest,
+            Linear,
+            Lookup,
+            Machine,
+            Normalise,
+            Numbers,
+            OneHot,
+        ),
         *(Quadratic, Scale, Select, Sum),
     )
 }

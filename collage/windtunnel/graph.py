@@ -21,7 +21,7 @@ from collage.windtunnel.layout import Layout, layout_of
 from collage.windtunnel.modules.encode import Embed, Lookup, OneHot, Sum
 from collage.windtunnel.modules.linear import Linear
 from collage.windtunnel.modules.part import Concat, Network, Numbers, Part, Select, Step, array
-from collage.windtunnel.modules.scale import Fill, Scale
+from collage.windtunnel.modules.scale import Absent, Fill, Scale
 from collage.windtunnel.modules.trees import Forest
 from collage.windtunnel.registry import converter_of, registered
 
@@ -252,6 +252,7 @@ class _Walk:
 
     def _single(self, op: Any, path: str, value: Value, is_last: bool, gives: int | None) -> Value:
         """The value behind an operator that is no container."""
+        from sklearn.feature_selection import SelectorMixin
         from sklearn.preprocessing import FunctionTransformer
 
         kind = type(op).__name__
@@ -267,7 +268,14 @@ class _Walk:
         if kind in ENCODERS or (hasattr(op, "categories_") and hasattr(op, "tables_")):
             return self._encoder(op, path, value)
         if kind == "SimpleImputer" and (filled := _filled(op, value)) is not None:
-            return filled if isinstance(filled, Raw) else self._after(filled, path, value)
+            found: Value = filled if isinstance(filled, Raw) else self._after(filled, path, value)
+            if not op.add_indicator or not len(op.indicator_.features_):
+                return found
+            return self._beside([found, self._after(Absent.of(op.indicator_.features_), path, value)])
+        if kind == "MissingIndicator" and _of_nan(op):
+            return self._after(Absent.of(op.features_), path, value)
+        if isinstance(op, SelectorMixin) and not (is_last and hasattr(op, "predict")):
+            return self._select(value, op.get_support(indices=True).tolist(), path)
         if kind in _RECODERS and isinstance(value, Raw):
             return Raw(tuple(map(_recoder(op), value.refs, range(len(value.refs)))))
         converter = converter_of(op, ESTIMATORS if is_last and hasattr(op, "predict") else TRANSFORMERS)
@@ -399,11 +407,18 @@ def _width_of(op: Any, inputs: int, path: str) -> int:
     raise ModelError(f"{path} ({type(op).__name__}) does not say how many columns it gives (get_feature_names_out).")
 
 
+def _of_nan(op: Any) -> bool:
+    return isinstance(op.missing_values, float) and np.isnan(op.missing_values)
+
+
 def _filled(op: Any, value: Value) -> Raw | Fill | None:
-    """A SimpleImputer that puts one value for NaN in each column, and does nothing else; None for another one."""
+    """A SimpleImputer that puts one value for NaN in each column, without its indicator; None for another one."""
     values = [each.item() if isinstance(each, np.generic) else each for each in op.statistics_]
-    plain = isinstance(op.missing_values, float) and np.isnan(op.missing_values) and not op.add_indicator
-    if not plain or any(each is None or each != each for each in values):
+    if not _of_nan(op) or any(each is None or each != each for each in values):
+        return None
+    if op.add_indicator and (
+        any(isinstance(each, str) for each in values) or (isinstance(value, Raw) and any(r.recoded for r in value.refs))
+    ):
         return None
     if isinstance(value, Dense):
         return Fill.of(values)

@@ -62,6 +62,23 @@ class Fill(Part):
         return to.plain(found, self.width, missing=bool(np.isnan(values).any()))
 
 
+class Absent(Part):
+    """1 for NaN in some columns, else 0. No gradient passes."""
+
+    takes_missing = settles = True
+
+    @classmethod
+    def of(cls, columns: Any) -> Absent:
+        return cls({}, {"columns": np.asarray(columns, np.int64)}, width=len(columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.isnan(x.index_select(1, self.columns)).to(x.dtype)
+
+    def export(self, to: Writer, *inputs: Value) -> Value:
+        x = to.op("Gather", to.dense(inputs[0]), to.constant(array(self.columns)), axis=1)
+        return to.plain(to.cast(to.op("IsNaN", x), to.dtype), self.width)
+
+
 class Normalise(Part):
     """Each row divided by its norm: l1, l2 or max."""
 

@@ -77,7 +77,7 @@ TREES = ["lightgbm", "xgboost", "catboost", "boosting", "target", *(name for nam
 """Those with a comma have sets of categories, or other numbers than NaN that mean missing."""
 
 
-@pytest.mark.parametrize("name", [*TREES, "logistic", "buckets"])
+@pytest.mark.parametrize("name", [*TREES, "logistic", "buckets", "indicators", "selections"])
 @pytest.mark.parametrize("level", ["L1", "L2", "L3", "L4"])
 def test_tuned_networks(name: str, level: str) -> None:
     with warnings.catch_warnings():

@@ -30,7 +30,8 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.impute import SimpleImputer
+from sklearn.feature_selection import SelectFromModel, SelectKBest, VarianceThreshold
+from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, SGDClassifier
 from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
 from sklearn.pipeline import FeatureUnion, make_pipeline
@@ -115,6 +116,25 @@ CLASSIFIERS = {
     ),
     "target": lambda: pipeline(boosted(), categories=TargetEncoder(random_state=0)),
     "two-hot": lambda: pipeline(boosted(), categories=make_pipeline(RareCategories(25), TwoHotEncoder())),
+    "indicators": lambda: pipeline(
+        LogisticRegression(max_iter=500),
+        numbers=FeatureUnion(
+            [
+                ("filled", make_pipeline(SimpleImputer(add_indicator=True), StandardScaler())),
+                ("absent", MissingIndicator(features="all")),
+            ]
+        ),
+    ),
+    "selections": lambda: pipeline(
+        VarianceThreshold(),
+        SelectKBest(k=12),
+        SelectFromModel(LogisticRegression(max_iter=500)),
+        LogisticRegression(max_iter=500),
+        numbers=imputed(StandardScaler()),
+    ),
+    "selected columns": lambda: pipeline(
+        DecisionTreeClassifier(max_depth=5), numbers=make_pipeline(VarianceThreshold(1.5), StandardScaler())
+    ),
     "buckets": lambda: pipeline(
         LogisticRegression(), numbers=imputed(Buckets(7), HashEncoder(5)), categories=BinaryEncoder()
     ),
