@@ -25,17 +25,18 @@ CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as a network takes them: numbers in float64, codes in int32, and what to predict."""
+    """Rows as a network takes them: numbers in float64, codes in int32, what to predict, and weights in the loss."""
 
     numbers: Tensor
     codes: Tensor
     y: Tensor
+    weight: Tensor
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, chosen: Tensor) -> Rows:
-        return Rows(self.numbers[chosen], self.codes[chosen], self.y[chosen])
+        return Rows(*(each[chosen] for each in _tensors(self)))
 
 
 Part: TypeAlias = Callable[[], Rows]
@@ -125,13 +126,18 @@ def check_classes(y: Tensor, head: Head, what: str) -> None:
         raise InputError(f"{what} has no row of class {', '.join(missing)}.")
 
 
+_Read: TypeAlias = "Callable[[], tuple[Any, Any, NDArray[np.float64]]]"
+"""It gives a frame of some rows, their targets, and their weights, whose mean over all rows is 1."""
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows in memory, or parquet files of them with the name of the column to predict."""
+    """Rows in memory, or parquet files of them with the names of the columns to predict and of weights."""
 
     rows: Any
     y: Any
     what: str
+    weight: Any = None
 
     @property
     def is_parquet(self) -> bool:
@@ -139,8 +145,8 @@ class Table:
             isinstance(self.rows, (list, tuple)) and bool(self.rows) and isinstance(self.rows[0], (str, Path))
         )
 
-    def readers(self, as_frame: Callable[[Any], Any]) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
-        """A reader for each part of the rows, of a frame and its targets, and the number of rows."""
+    def readers(self, as_frame: Callable[[Any], Any]) -> tuple[list[_Read], int]:
+        """A reader for each part of the rows, and the number of rows."""
         if self.is_parquet:
             return self._parquet()
         frame = as_frame(self.rows)
@@ -153,46 +159,73 @@ class Table:
             raise InputError(f"{self.what} has {len(frame)} rows, and {len(y)} values to predict.")
         if not len(frame):
             raise InputError(f"{self.what} has no rows.")
+        weight = self._weights(np.ones(len(y)) if self.weight is None else self.weight)
+        if len(weight) != len(y):
+            raise InputError(f"{self.what} has {len(y)} rows, and {len(weight)} weights.")
+        weight = weight / self._mean(float(weight.sum()), len(weight))
 
-        def part(start: int) -> Callable[[], tuple[Any, Any]]:
-            stop = start + CHUNK
-            return lambda: (frame.iloc[start:stop] if hasattr(frame, "iloc") else frame[start:stop], y[start:stop])
+        def part(start: int) -> _Read:
+            some = slice(start, start + CHUNK)
+            return lambda: (frame.iloc[some] if hasattr(frame, "iloc") else frame[some], y[some], weight[some])
 
         return [part(start) for start in range(0, len(frame), CHUNK)], len(frame)
 
-    def _parquet(self) -> tuple[list[Callable[[], tuple[Any, Any]]], int]:
+    def _weights(self, given: Any) -> NDArray[np.float64]:
+        try:
+            found = np.asarray(given, np.float64).ravel()
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{self.what}: sample_weight has to hold numbers: {library_text(error)}") from error
+        if not np.isfinite(found).all() or found.min(initial=0) < 0:
+            raise InputError(f"{self.what}: sample_weight has finite numbers from 0 on.")
+        return found
+
+    def _mean(self, total: float, rows: int) -> float:
+        if not total:
+            raise InputError(f"{self.what}: all of sample_weight is 0.")
+        return total / rows
+
+    def _parquet(self) -> tuple[list[_Read], int]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         paths = [self.rows] if isinstance(self.rows, (str, Path)) else list(self.rows)
         if not isinstance(self.y, str):
             raise UsageError(f"{self.what} is in parquet files: name the column to predict.")
-        found, rows = [], 0
+        if not isinstance(self.weight, (str, type(None))):
+            raise UsageError(f"{self.what} is in parquet files: sample_weight is the name of a column there.")
+        found, rows, total = [], 0, 0.0
         for path in paths:
             try:
                 file = pq.ParquetFile(path)
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"cannot read {path}: {library_text(error)}") from error
-            if self.y not in file.schema_arrow.names:
-                raise InputError(f"{path} has no column {self.y}.")
+            for name in (self.y, self.weight):
+                if name is not None and name not in file.schema_arrow.names:
+                    raise InputError(f"{path} has no column {name}.")
+            if self.weight is not None:
+                total += float(self._weights(file.read(columns=[self.weight]).column(0).to_numpy()).sum())
             groups: list[int] = []
             for group in range(file.num_row_groups):
                 groups.append(group)
                 rows += file.metadata.row_group(group).num_rows
                 many = sum(file.metadata.row_group(each).num_rows for each in groups)
                 if many >= CHUNK or group == file.num_row_groups - 1:
-                    found.append(self._groups(path, groups))
+                    found.append((path, groups))
                     groups = []
         if not rows:
             raise InputError(f"{self.what} has no rows.")
-        return found, rows
+        mean = 1.0 if self.weight is None else self._mean(total, rows)
+        return [self._groups(*each, mean) for each in found], rows
 
-    def _groups(self, path: str | Path, groups: Sequence[int]) -> Callable[[], tuple[Any, Any]]:
+    def _groups(self, path: str | Path, groups: Sequence[int], mean: float) -> _Read:
         import pyarrow.parquet as pq
 
-        def read() -> tuple[Any, Any]:
-            frame = pq.ParquetFile(path).read_row_groups(list(groups)).to_pandas()
-            return frame.drop(columns=self.y), frame[self.y].to_numpy()
+        def read() -> tuple[Any, Any, NDArray[np.float64]]:
+            frame = pq.ParquetFile(path).read_row_groups(groups).to_pandas()
+            y, weight = frame.pop(self.y).to_numpy(), np.ones(len(frame))
+            if self.weight is not None:
+                weight = self._weights(frame.pop(self.weight)) / mean
+            return frame, y, weight
 
         return read
 
@@ -203,7 +236,7 @@ class Source:
     def __init__(self, table: Table, reader: Reader, head: Head, memory: int) -> None:
         self._readers, self.rows = table.readers(reader.frame)
         self._reader, self._head, self._what = reader, head, table.what
-        self.fits = self.rows * (len(reader.columns) + 1) * 8 <= memory
+        self.fits = self.rows * (len(reader.columns) + 2) * 8 <= memory
         self._keep_fronts = self.fits and not table.is_parquet
         self._kept: dict[int, Rows] = {}
         self._masks: dict[int, NDArray[np.bool_]] | None = None
@@ -228,13 +261,14 @@ class Source:
     def _part(self, at: int) -> Rows:
         if at in self._kept:
             return self._kept[at]
-        frame, y = self._readers[at]()
+        frame, y, weight = self._readers[at]()
         if self._share:
             drawn = np.random.default_rng((self._seed, at)).random(len(y)) < self._share
             chosen = np.flatnonzero(drawn == self._held_out)
-            frame, y = frame.iloc[chosen] if hasattr(frame, "iloc") else frame[chosen], y[chosen]
+            frame = frame.iloc[chosen] if hasattr(frame, "iloc") else frame[chosen]
+            y, weight = y[chosen], weight[chosen]
         numbers, codes = self._reader.inputs(frame, keep=self._keep_fronts)
-        found = Rows(numbers, codes, targets_of(y, self._head, self._what))
+        found = Rows(numbers, codes, targets_of(y, self._head, self._what), torch.from_numpy(weight))
         if self.fits:
             self._kept[at] = found
         return found
@@ -257,8 +291,8 @@ def batches(parts: Sequence[Part], batch: int, rng: np.random.Generator | None) 
         yield left
 
 
-def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    return rows.numbers, rows.codes, rows.y
+def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return rows.numbers, rows.codes, rows.y, rows.weight
 
 
 def sample(parts: Sequence[Part], most: int, seed: int) -> Rows:

@@ -76,14 +76,14 @@ class Head:
         found = (scores.exp() if self.link == "exp" else scores).cpu().numpy()
         return found[:, 0] if found.shape[1] == 1 and self.kind == "regressor" else found
 
-    def loss(self, scores: Tensor, y: Tensor, of_each: bool = False) -> Tensor:
-        """The mean loss of rows: the negative log likelihood of classes, Poisson's for exp, that of a quantile, or else
-        a squared error.
+    def loss(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The mean of the weighted losses of rows: the negative log likelihood of classes, Poisson's for exp, that of a
+        quantile, or else a squared error.
         """
         each = self._losses(scores, y)
         if self.weights is not None and self.weights != "balanced":
             each = each * torch.tensor(self.weights, dtype=each.dtype)[y]
-        return each if of_each else each.mean()
+        return (each * weight.to(each.dtype)).mean()
 
     def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
         if self.kind == "classifier":

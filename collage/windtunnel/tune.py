@@ -195,7 +195,7 @@ def _epoch(network: Network, head: Head, adam: Any, rows: Any) -> float:
     total, many = 0.0, 0
     for each in rows:
         adam.zero_grad(set_to_none=True)
-        loss = head.loss(network(each.numbers, each.codes), each.y)
+        loss = head.loss(network(each.numbers, each.codes), each.y, each.weight)
         loss.backward()
         adam.step()
         total, many = total + float(loss.detach()) * len(each), many + len(each)
@@ -232,19 +232,20 @@ def _weights(network: Network, forests: Sequence[Forest]) -> tuple[dict[str, Ten
 
 
 def evaluate(network: Network, head: Head, parts: Sequence[RowsPart], metric: str | None = None) -> float:
-    """The area under the curve of two classes, or the negative mean loss."""
+    """The area under the curve of two classes, or the negative mean loss, of weighted rows."""
     network.eval()
-    scores, labels = [], []
+    scores, labels, weights = [], [], []
     with torch.no_grad():
         for each in batches(parts, 8192, None):
             scores.append(network(each.numbers, each.codes))
             labels.append(each.y)
-    found, y = torch.cat(scores), torch.cat(labels)
+            weights.append(each.weight)
+    found, y, weight = torch.cat(scores), torch.cat(labels), torch.cat(weights)
     if (metric or ("auc" if len(head.classes) == 2 else "loss")) == "auc":
         if len(head.classes) != 2:
             raise UsageError("the area under the curve is for two classes: give metric='loss'.")
         from sklearn.metrics import roc_auc_score
 
         line = found[:, 0] if found.shape[1] == 1 else found[:, 1] - found[:, 0]
-        return float(roc_auc_score(y.numpy(), line.double().numpy()))
-    return -float(head.loss(found.double(), y))
+        return float(roc_auc_score(y.numpy(), line.numpy(), sample_weight=weight.numpy()))
+    return -float(head.loss(found, y, weight / weight.mean()))

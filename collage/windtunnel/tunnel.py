@@ -69,6 +69,23 @@ def _has(*links: str) -> Callable[[Any], bool]:
     return check
 
 
+def _weight_name(pipeline: Any) -> str:
+    """The name by which ``fit`` of a pipeline takes the weights of rows for its last estimator."""
+    from sklearn.pipeline import Pipeline
+    from sklearn.utils.validation import has_fit_parameter
+
+    places = ""
+    while not has_fit_parameter(pipeline, "sample_weight"):
+        if isinstance(pipeline, Pipeline):
+            name, pipeline = pipeline.steps[-1]
+            places += f"{name}__"
+        elif hasattr(pipeline, "estimator"):  # a search
+            pipeline = pipeline.estimator
+        else:
+            raise UsageError(f"the {type(pipeline).__name__} takes no sample_weight.")
+    return f"{places}sample_weight"
+
+
 class Tunnel(BaseEstimator):
     """A pipeline and its network. ``fit`` trains the pipeline, translates it and fine-tunes the network.
 
@@ -131,10 +148,11 @@ class Tunnel(BaseEstimator):
         self.front = front
         self.cache = cache
 
-    def fit(self, X: Any, y: Any) -> Tunnel:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Tunnel:  # noqa: N803
         """Train a clone of the pipeline on rows in memory, translate it, and fine-tune the network.
 
-        A share of the rows, ``validation``, is kept from both for the early stop.
+        A share of the rows, ``validation``, is kept from both for the early stop. The weights of rows are for the
+        pipeline's last estimator, and for the fine-tuning.
         """
         from sklearn.model_selection import train_test_split
 
@@ -143,21 +161,24 @@ class Tunnel(BaseEstimator):
         if y is None:
             raise InputError("there is nothing to predict: y is None.")
         by_class = y if is_classifier(self.pipeline) else None
+        weights = () if sample_weight is None else (np.asarray(sample_weight),)
         try:
-            rows, apart, labels, labels_apart = train_test_split(
-                X, y, test_size=self.validation, random_state=self.seed, stratify=by_class
+            rows, apart, labels, labels_apart, *weights = train_test_split(
+                X, y, *weights, test_size=self.validation, random_state=self.seed, stratify=by_class
             )
         except ValueError as error:
             raise InputError(f"the rows cannot be split for validation: {library_text(error)}") from error
-        fitted = clone(self.pipeline).fit(rows, labels)
+        fitted = clone(self.pipeline).fit(rows, labels, **{_weight_name(self.pipeline): each for each in weights[:1]})
         self._take(translate_graph(fitted, self.front), fitted)
-        return self.fine_tune(rows, labels, validation=(apart, labels_apart))
+        weight, *of_apart = weights or [None]
+        return self.fine_tune(rows, labels, sample_weight=weight, validation=(apart, labels_apart, *of_apart))
 
     def fine_tune(
         self,
         X: Any,  # noqa: N803
         y: Any,
         *,
+        sample_weight: Any = None,
         validation: Any = None,
         progress: Callable[[Epoch], None] | None = None,
         **changes: Any,
@@ -165,9 +186,11 @@ class Tunnel(BaseEstimator):
         """Train the network, and keep the weights of the epoch that is best on validation rows.
 
         ``X`` is a frame, an array, or the path or paths of parquet files, whose column ``y`` is the one to predict.
-        ``validation`` is (X, y) of the same kinds, or the share of the rows to hold out. The rows that the pipeline was
-        trained on tell little about others: hold out rows that it has not seen. An encoder of targets gives training
-        rows values that hold their own target. ``changes`` are settings that differ from the tunnel's.
+        ``sample_weight`` has the weight of each row in the loss, or is the name of a column of the files.
+        ``validation`` is (X, y) or (X, y, weights) of the same kinds, or the share of the rows to hold out. The rows
+        that the pipeline was trained on tell little about others: hold out rows that it has not seen. An encoder of
+        targets gives training rows values that hold their own target. ``changes`` are settings that differ from the
+        tunnel's.
 
         Ctrl-C ends it with the best weights so far, and before the start is scored it changes nothing. ``history_`` has
         what each epoch gave, and ``source_score_`` what the pipeline itself gives on the validation rows. If no epoch
@@ -184,17 +207,17 @@ class Tunnel(BaseEstimator):
         forests = [part for part in network.parts if isinstance(part, Forest)]
         if settings.start == "current" and any(each.settings["level"] != settings.level for each in forests):
             raise UsageError("start='current' goes on at the level of the fine-tuning before.")
-        train = Source(Table(X, y, "the training data"), self._reader, head, settings.memory)
+        train = Source(Table(X, y, "the training data", sample_weight), self._reader, head, settings.memory)
         share = self.validation if validation is None else validation
         if isinstance(share, (int, float)):
             if not 0 < share < 1:
                 raise UsageError(f"validation is a share of the rows between 0 and 1, and not {share}.")
             valid = train.hold_out(float(share), settings.seed)
         else:
-            if not isinstance(share, (tuple, list)) or len(share) != 2:
-                raise UsageError("validation is (X, y), or the share of the rows to hold out.")
-            rows, labels = share
-            table = Table(rows, labels, "the validation data")
+            if not isinstance(share, (tuple, list)) or len(share) not in (2, 3):
+                raise UsageError("validation is (X, y), (X, y, weights), or the share of the rows to hold out.")
+            rows, labels, *of_apart = share
+            table = Table(rows, labels, "the validation data", *of_apart)
             valid = Source(table, self._reader, head, settings.memory)
         check_classes(torch.cat([part().y for part in valid.parts]), head, valid._what)
         drawn = sample(train.parts, SAMPLE, settings.seed)
@@ -228,7 +251,7 @@ class Tunnel(BaseEstimator):
         if not len(numbers):
             raise InputError("there are no rows to start soft trees from.")
         chosen = torch.from_numpy(np.random.default_rng(settings.seed).permutation(len(numbers))[:SAMPLE])
-        rows = Rows(numbers[chosen], codes[chosen], chosen)
+        rows = Rows(numbers[chosen], codes[chosen], chosen, torch.ones(len(chosen)))
         soften(network, rows, settings.level, settings.taus[0], settings.tau_leaf)
         self.network_, self._is_source, self.history_ = network, False, []
         return self

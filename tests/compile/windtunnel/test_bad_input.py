@@ -121,6 +121,14 @@ def test_what_to_predict() -> None:
     refused(UsageError, "fitted with a pipeline", Tunnel(3).fit, train, y)
     refused(InputError, "list has the shape", tune, [1, 2], y)
     refused(InputError, "rows are a frame", tune, [[1, 2], [3]], y)
+    for wrong, words in (
+        (y[:5] + 1, "5 weights"),
+        (y * 0, "all of"),
+        (y - 5.0, "from 0 on"),
+        (["x"] * len(y), "numbers"),
+    ):
+        refused(InputError, words, tune, train, y, sample_weight=wrong)
+    refused(UsageError, "KNeighborsClassifier takes no", Tunnel(KNeighborsClassifier()).fit, train[["b"]], y, y + 1)
     counts = LGBMRegressor(objective="poisson", n_estimators=2, verbose=-1).fit(train[["b", "d"]], y)
     refused(InputError, "negative value", translate(counts).fine_tune, train[["b", "d"]], y - 1)
 

@@ -230,6 +230,43 @@ def test_weights_of_classes_stay(weight: Any) -> None:
     assert mean > 2 * y.mean()
 
 
+def test_weights_of_rows(tmp_path: Path) -> None:
+    """Rows of the weight 0 are as if they were not there; all other weights are equal ones."""
+    frame, y = table()[["b", "d"]], labels()
+    weight = np.where(np.arange(len(y)) % 3, 7.0, 0.0)
+    wrong, kept = np.where(weight > 0, y, 1 - y), weight > 0
+    source = make_pipeline(StandardScaler(), LogisticRegression(C=0.01)).fit(frame, y)
+    settings = {"epochs": 3, "batch": 5000, "rate": 0.1, "keep_source": False}
+    found = translate(source).fine_tune(
+        frame, wrong, sample_weight=weight, validation=(frame, wrong, weight), **settings
+    )
+    alone = translate(source).fine_tune(frame[kept], y[kept], validation=(frame[kept], y[kept]), **settings)
+    plain = translate(source).fine_tune(frame, wrong, validation=(frame[kept], y[kept]), **settings)
+    wanted = alone.predict_proba(frame)
+    np.testing.assert_allclose(found.predict_proba(frame), wanted, rtol=0, atol=1e-9)
+    assert [each.score for each in found.history_] == pytest.approx([each.score for each in alone.history_])
+    assert np.abs(plain.predict_proba(frame) - wanted).max() > 1e-3
+    pytest.importorskip("pyarrow")
+    frame.assign(y=wrong, w=weight).to_parquet(tmp_path / "rows")
+    both = (tmp_path / "rows", "y", "w")
+    found = translate(source).fine_tune(*both[:2], sample_weight="w", validation=both, **settings)
+    np.testing.assert_allclose(found.predict_proba(frame), wanted, rtol=0, atol=1e-9)
+
+
+def test_weights_of_rows_are_the_pipelines_too() -> None:
+    frame, y = table()[["b", "d"]], labels()
+    weight = np.where(y == 1, 20.0, 1.0)
+    searched = GridSearchCV(
+        make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [1.0]}, cv=2
+    )
+    for source in (searched, LogisticRegression()):
+        means = [
+            Tunnel(source, epochs=0, seed=1).fit(frame, y, given).predict_proba(frame)[:, 1].mean()
+            for given in (None, weight)
+        ]
+        assert means[1] > means[0] + 0.3
+
+
 def test_no_rows() -> None:
     train, y, apart, of_apart = halves()
     found = translate(fitted())
