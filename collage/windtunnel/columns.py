@@ -207,7 +207,8 @@ def _codes(frame: Any, column: Column) -> NDArray[np.int64]:
     values = column_of(frame, column)
     found = codes(values, column.keys)
     unseen = found == len(column.keys)
-    if unseen.all() and len(found) and _of_other_type(values, column.keys):
+    refused = column.strict or (bool(column.keys) and isinstance(column.keys[0], str))  # texts are unseen numbers
+    if refused and unseen.all() and len(found) and _of_other_type(values, column.keys):
         raise InputError(
             f"the column {shown(column.name)} is {values.dtype}, and its categories were "
             f"{'text' if isinstance(column.keys[0], str) else 'numbers'}."

@@ -53,6 +53,8 @@ class Reader:
     cache: Cache
     unstored: bool = False
     """Whether numbers that sparse rows do not store are missing ones."""
+    by_name: bool = False
+    """Whether rows have to be a frame."""
 
     def frame(self, rows: Any) -> Any:
         """A frame of pandas, or an array [rows, columns]. Raises InputError for anything else."""
@@ -68,6 +70,8 @@ class Reader:
     def inputs(self, frame: Any, *, keep: bool = False) -> tuple[Tensor, Tensor]:
         """Numbers and codes of the rows of a frame. ``keep`` puts the outputs of operators in front into the cache."""
         frame = self.frame(frame)
+        if self.by_name and not hasattr(frame, "iloc"):
+            raise InputError("the pipeline takes columns by their names: give a frame of pandas, and no array.")
         if not hasattr(frame, "iloc") and frame.shape[1] != self.n_features:
             raise InputError(f"the rows have {frame.shape[1]} columns, and the pipeline takes {self.n_features}.")
         frames = self.cache.run(self.fronts, frame) if keep else run_fronts(self.fronts, frame)
@@ -112,9 +116,16 @@ def targets_of(y: Any, head: Head, what: str) -> Tensor:
         return torch.from_numpy(numbers)
     classes = {each: number for number, each in enumerate(head.classes)}
     found, inverse = np.unique(values.ravel(), return_inverse=True)
-    if unknown := [str(each) for each in found.tolist() if each not in classes]:
-        raise InputError(f"{what} has the class {unknown[0]}, and the pipeline knows {', '.join(map(str, classes))}.")
+    if unknown := [each for each in found.tolist() if each not in classes]:
+        text = f"{what} has the class {_quoted(unknown[0])}, and the pipeline knows {', '.join(map(_quoted, classes))}"
+        if isinstance(unknown[0], float) and (len(found) > 2 * len(classes) or unknown[0] % 1):
+            text += ": it looks like numbers to regress, and the pipeline is a classifier"
+        raise InputError(f"{text}.")
     return torch.from_numpy(np.array([classes[each] for each in found.tolist()], np.int64)[inverse])
+
+
+def _quoted(label: Any) -> str:
+    return repr(label) if isinstance(label, str) else str(label)
 
 
 def check_classes(y: Tensor, head: Head, what: str) -> None:
@@ -122,7 +133,7 @@ def check_classes(y: Tensor, head: Head, what: str) -> None:
     if head.kind != "classifier":
         return
     found = set(torch.unique(y).tolist())
-    if missing := [str(each) for number, each in enumerate(head.classes) if number not in found]:
+    if missing := [_quoted(each) for number, each in enumerate(head.classes) if number not in found]:
         raise InputError(f"{what} has no row of class {', '.join(missing)}.")
 
 

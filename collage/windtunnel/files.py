@@ -87,7 +87,7 @@ def save(path: Path, saved: Saved) -> None:
         "head": asdict(found.head),
         "n_features": found.n_features,
         "names": found.names,
-        "unstored": found.unstored,
+        "taken": [found.unstored, found.by_name],
         "history": [asdict(each) for each in saved.history],
         "settings": dict(saved.settings),
         "is_source": saved.is_source,
@@ -119,8 +119,8 @@ def load(path: Path, trust: bool) -> Saved:
         head = Head(**(about["head"] | {"classes": tuple(about["head"]["classes"])}))
         history = [Epoch(**each) for each in about["history"]]
         network, names = _network(about, read["tensors"]), tuple(about["names"])
-        unstored = bool(about.get("unstored"))
-        translation = Translation(network, columns, fronts, head, int(about["n_features"]), names, unstored)
+        taken = about.get("taken", ())
+        translation = Translation(network, columns, fronts, head, int(about["n_features"]), names, *taken)
         return Saved(translation, settings, history, bool(about["is_source"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path.name} is damaged: save it again.") from error

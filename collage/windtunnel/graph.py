@@ -71,6 +71,8 @@ class Translation:
     """The names of the columns of the frame; empty if it was fitted on an array."""
     unstored: bool = False
     """Whether numbers that sparse rows do not store are missing ones."""
+    by_name: bool = False
+    """Whether a ColumnTransformer takes columns of the frame by their names."""
 
 
 def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
@@ -82,6 +84,9 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
 
+    if isinstance(pipeline, type):
+        name = pipeline.__name__
+        raise ModelError(f"WindTunnel takes fitted estimators, and {name} is a class: {name}().fit(X, y).")
     while hasattr(pipeline, "best_estimator_"):
         pipeline = pipeline.best_estimator_
     what = f"the {type(pipeline).__name__}"
@@ -114,8 +119,8 @@ def translate_graph(pipeline: Any, front: Collection[str] = ()) -> Translation:
     else:
         head = Head("transformer", "identity")
     walk.check_numbers()
-    network = Network(walk.parts, walk.steps)
-    return Translation(network, tuple(walk.columns), tuple(walk.fronts), head, int(count), names, walk.unstored)
+    network, columns, fronts = Network(walk.parts, walk.steps), tuple(walk.columns), tuple(walk.fronts)
+    return Translation(network, columns, fronts, head, int(count), names, walk.unstored, walk.by_name)
 
 
 class _Walk:
@@ -129,7 +134,7 @@ class _Walk:
         self.fronts: list[Front] = []
         self.places: list[str] = []
         self.used: set[str] = set()
-        self.unstored = False
+        self.unstored = self.by_name = False
         self._front, self._named, self._of_layout = front, named, of_layout
 
     def apply(self, op: Any, path: str, value: Value, last: Any, gives: int | None = None) -> Value:
@@ -157,6 +162,7 @@ class _Walk:
         if isinstance(op, ColumnTransformer):
             found = []
             for name, step, asked in op.transformers_:
+                self.by_name |= isinstance(value, Raw) and self._named and _names_columns(asked)
                 chosen = self._select(value, [int(each) for each in op._transformer_to_input_indices[name]], path)
                 if isinstance(chosen, Raw) and isinstance(asked, (str, int)):
                     chosen = replace(chosen, flat=True)
@@ -405,6 +411,12 @@ def _width_of(op: Any, inputs: int, path: str) -> int:
     if hasattr(op, "transform") and type(op).__name__ == "FunctionTransformer":
         return inputs
     raise ModelError(f"{path} ({type(op).__name__}) does not say how many columns it gives (get_feature_names_out).")
+
+
+def _names_columns(asked: Any) -> bool:
+    """Whether a ColumnTransformer's choice of columns has names."""
+    each = [asked.start, asked.stop] if isinstance(asked, slice) else [asked] if isinstance(asked, str) else asked
+    return any(isinstance(name, str) for name in np.asarray(each, object).ravel().tolist())
 
 
 def _of_nan(op: Any) -> bool:

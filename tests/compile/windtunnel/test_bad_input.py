@@ -48,6 +48,7 @@ def test_pipelines() -> None:
     refused(ModelError, "not fitted", translate, make_pipeline(StandardScaler(), LogisticRegression()))
     refused(ModelError, "not fitted", translate, boosted())
     refused(ModelError, "int is none", translate, 5)
+    refused(ModelError, r"LGBMRegressor is a class: LGBMRegressor\(\)", translate, LGBMRegressor)
     rows, y = table()[["b", "d"]], labels()
     neighbours = make_pipeline(StandardScaler(), KNeighborsClassifier()).fit(rows, y)
     refused(
@@ -72,8 +73,10 @@ def test_rows() -> None:
     refused(InputError, "b has an infinite number", tunnel.predict, rows.assign(b=np.inf))
     refused(InputError, r"shape \[900\]", tunnel.predict, rows.a.to_numpy())
     refused(InputError, "Series", tunnel.predict, rows.a)
-    refused(InputError, "3 columns, and the pipeline takes 4", tunnel.predict, rows.to_numpy()[:, :3])
+    refused(InputError, "by their names: give a frame", tunnel.predict, rows.to_numpy())
     scaled = translate(make_pipeline(StandardScaler(), LogisticRegression()).fit(rows[["b", "d"]], labels()))
+    refused(InputError, "3 columns, and the pipeline takes 2", scaled.predict, rows[["b", "b", "d"]].to_numpy())
+    np.testing.assert_array_equal(scaled.predict(rows[["b", "d"]].to_numpy()), scaled.predict(rows))
     refused(InputError, "b has NaN", scaled.predict, rows.assign(b=np.nan))
 
 
@@ -93,6 +96,10 @@ def test_tuning(tmp_path: Path) -> None:
     refused(InputError, "training data has no row of class 1", tune, train, y * 0, validation=(apart, of_apart))
     refused(InputError, "validation data has no row of class 0", tune, train, y, validation=(apart, of_apart * 0 + 1))
     refused(InputError, "the class 7, and the pipeline knows 0, 1", tune, train, y + 7)
+    refused(InputError, "the class '1', and the pipeline knows 0, 1", tune, train, np.full(len(y), "1"))
+    refused(InputError, "numbers to regress, and the pipeline is a classifier", tune, train, y + 0.5)
+    texts = translate(boosted().fit(train[["b", "d"]], y.astype(str)))
+    refused(InputError, "the class 0, and the pipeline knows '0', '1'", texts.fine_tune, train[["b", "d"]], y)
     refused(InputError, "600 rows, and 5 values", tune, train, y[:5])
     refused(InputError, "no rows", tune, train[:0], y[:0])
     refused(UsageError, "unknown level: L9", tune, train, y, level="L9")
@@ -166,3 +173,10 @@ def test_folders_that_are_not_there(tmp_path: Path) -> None:
     tunnel = translate(fitted())
     refused(InputError, "cannot write", tunnel.save, tmp_path / "none" / "a.tunnel")
     refused(InputError, "cannot write", tunnel.to_onnx, tmp_path / "none" / "a.onnx")
+
+
+def test_texts_where_categories_were_numbers_are_unseen() -> None:
+    made = pipeline(LogisticRegression(max_iter=999), numbers=SimpleImputer()).fit(table(), labels())
+    rows = table().assign(d="new")
+    np.testing.assert_allclose(translate(made).predict_proba(rows), made.predict_proba(rows), atol=1e-9)
+    refused(InputError, "c is .*categories were text", translate(made).predict, table().assign(c=1))
