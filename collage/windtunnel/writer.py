@@ -37,7 +37,10 @@ class Hot:
 
     code: str
     table: NDArray[np.float64]
-    missing: bool = False
+
+    @property
+    def missing(self) -> bool:
+        return bool(np.isnan(self.table).any())
 
     @property
     def width(self) -> int:
@@ -53,7 +56,7 @@ class Bounded:
     """Columns without NaN and infinities, and for some columns 1 for each NaN that was there, else 0."""
 
     filled: Value
-    absent: tuple[tuple[str, slice], ...]
+    absent: tuple[tuple[Plain | Hot, slice], ...]
 
 
 class Writer(Graph):
@@ -107,7 +110,7 @@ class Writer(Graph):
         scale = ("Div" if divides else "Mul", factor, 1)
         move = ("Sub" if divides else "Add", shift, 0)
         found: list[Plain | Hot] = []
-        for each, columns in _spans(value):
+        for each, columns in spans(value):
             if isinstance(each, Hot):
                 table = each.table * factor[columns] + shift[columns]
                 if divides:
@@ -124,15 +127,20 @@ class Writer(Graph):
     def bounded(self, value: Value, most: float) -> Bounded:
         """Columns with 0 for NaN, and at most ``most`` in size."""
         found: list[Plain | Hot] = []
-        absent = []
-        for each, columns in _spans(value):
-            if isinstance(each, Hot) or not each.missing:
+        absent: list[tuple[Plain | Hot, slice]] = []
+        for each, columns in spans(value):
+            if not each.missing:
                 found.append(each)
+                continue
+            if isinstance(each, Hot):
+                gone = np.isnan(each.table)
+                found.append(Hot(each.code, np.where(gone, 0.0, each.table)))
+                absent.append((Hot(each.code, gone.astype(np.float64)), columns))
                 continue
             nan = self.op("IsNaN", each.name)
             name = self.op("Where", nan, self.number(0), each.name)
             found.append(Plain(self.op("Clip", name, self.number(-most), self.number(most)), each.width))
-            absent.append((self.cast(nan, self.dtype), columns))
+            absent.append((Plain(self.cast(nan, self.dtype), each.width), columns))
         return Bounded(tuple(found), tuple(absent))
 
     def product(self, value: Value, weight: NDArray[np.float64], bias: NDArray[np.float64] | None = None) -> str:
@@ -141,7 +149,7 @@ class Writer(Graph):
         rest: list[Plain | Hot] = []
         rows: list[NDArray[np.float64]] = []
         outputs = weight.shape[1]
-        for each, columns in _spans(value):
+        for each, columns in spans(value):
             small = isinstance(each, Hot) and len(each.table) * outputs * self.dtype.itemsize <= LARGEST_TABLE
             if isinstance(each, Hot) and small and each.width >= min(_WIDE, outputs):
                 terms.append(self._gather(Hot(each.code, each.table @ weight[columns])))
@@ -160,7 +168,7 @@ class Writer(Graph):
         return self.op("Gather", self.number(hot.table), hot.code, axis=0)
 
 
-def _spans(value: Value) -> list[tuple[Plain | Hot, slice]]:
+def spans(value: Value) -> list[tuple[Plain | Hot, slice]]:
     """The segments of a value with their columns."""
     found, start = [], 0
     for each in value:

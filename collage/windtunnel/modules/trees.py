@@ -5,6 +5,7 @@ Trees are padded to equal numbers of nodes and leaves. Inside, rows are the last
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from collage.frontend.trees.ensemble import (
     tree_of_nodes,
 )
 from collage.windtunnel.modules.part import Part, Tensor, array
-from collage.windtunnel.writer import LARGEST_TABLE, Value, Writer
+from collage.windtunnel.writer import LARGEST_TABLE, Hot, Plain, Value, Writer, spans
 
 Level = Literal["L1", "L2", "L3", "L4"]
 """The parameters to learn: values of leaves; and thresholds; and weights of features; and the layer of the leaves."""
@@ -321,9 +322,27 @@ class Forest(Part):
             self.bend.data = torch.where(real, 0.0, self.bend)
 
     def export(self, to: Writer, *inputs: Value) -> Value:
+        value = self._export_zeros(to, inputs[0])
+        booster = replace(self.hard_booster(), near_zero_is_missing=())
         if self.settings["mode"] == "hard":
-            return self._export_hard(to, to.dense(inputs[0]))
-        return self._export_soft(to, inputs[0])
+            return self._export_hard(to, booster, to.dense(value))
+        return self._export_soft(to, booster, value)
+
+    def _export_zeros(self, to: Writer, value: Value) -> Value:
+        """NaN for zeros that mean missing. In the tables of encoders that costs nothing."""
+        limits = np.full(self.settings["features"], -1.0)
+        limits[self.settings["zeros"]] = ZERO
+        found: list[Plain | Hot] = []
+        for each, columns in spans(value):
+            limit = limits[columns]
+            if isinstance(each, Hot):
+                found.append(Hot(each.code, np.where(np.abs(each.table) <= limit, np.nan, each.table)))
+            elif (limit > 0).any():
+                zero = to.op("LessOrEqual", to.op("Abs", each.name), to.number(limit))
+                found.append(Plain(to.op("Where", zero, to.number(np.nan), each.name), each.width, True))
+            else:
+                found.append(each)
+        return tuple(found)
 
     def hard_booster(self) -> Booster:
         """The trees as they take exact routes, with the values that were learnt."""
@@ -377,15 +396,14 @@ class Forest(Part):
             bias=bias,
         )
 
-    def _export_hard(self, to: Writer, x: str) -> Value:
-        booster = self.hard_booster()
+    def _export_hard(self, to: Writer, booster: Booster, x: str) -> Value:
         sums, _ = add_sums(to, booster, to.cast(x, booster.dtype))
         return to.plain(to.cast(sums, to.dtype), self.width)
 
-    def _export_soft(self, to: Writer, value: Value) -> Value:
+    def _export_soft(self, to: Writer, booster: Booster, value: Value) -> Value:
         about, (trees, leaves, nodes) = self.settings, self.path.shape
-        if about["missing"] is not None or about["zeros"] or about["categories"]:
-            cleaned = add_cleaned(to, self.hard_booster(), to.dense(value), to.dtype)
+        if about["missing"] is not None or about["categories"]:
+            cleaned = add_cleaned(to, booster, to.dense(value), to.dtype)
             value = to.plain(cleaned, about["features"], missing=True)
         centred = to.affine(value, array(self.scale), array(self.centre), divides=True)
         narrow = to.of(np.float32)
@@ -400,8 +418,8 @@ class Forest(Part):
             # Above all else that is added: a threshold may be at the limits of float32.
             sure = np.zeros((about["features"], len(feature)))
             sure[feature, np.arange(len(feature))] = np.where(array(self.missing_right), 1e8, -1e8)
-            for name, columns in u.absent:
-                z = to.op("Add", z, to.op("MatMul", name, narrow.number(sure[columns])))
+            for each, columns in u.absent:
+                z = to.op("Add", z, narrow.product((each,), sure[columns]))
         if len(self.set_nodes):
             z = to.op("Sum", z, *self._export_decided(to, narrow, to.dense(value)))
         node = to.op("Reshape", to.op("Tanh", z), to.constant([0, trees, nodes], np.int64))

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from collage.backends.tables import Tables
 from collage.backends.tables_kernels.session import TableSession
@@ -212,3 +212,12 @@ def test_names_of_columns_that_outputs_and_inner_values_have(of_classes: bool) -
     if of_classes:
         assert names["collage.predict"] == "label__"
         np.testing.assert_allclose(found[names["collage.predict_proba"]], tunnel.predict_proba(frame), atol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["L1", "L2", "L3", "L4"])
+def test_encoders_that_give_missing_numbers(level: str) -> None:
+    encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan)
+    source = pipeline(boosted(), categories=encoder).fit(table(), labels())
+    found = translate(source).soften(table(), level=level)
+    assert np.isfinite(found.predict_proba(strange())).all()
+    runs_on_our_kernels(check(found, strange()), found)
