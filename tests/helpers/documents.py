@@ -116,6 +116,10 @@ def _training(folder: Path) -> None:
     (folder / "cluster.toml").write_text(blocks("toml", page)[0])
 
 
+def _backend(folder: Path) -> None:
+    (folder / "my_package.py").write_text("from tests.helpers.planted import Right as MyBackend\n")
+
+
 def _databases(folder: Path) -> None:
     from collage.measure_db.database import Database
 
@@ -133,6 +137,7 @@ _MAKERS: Mapping[str, Callable[[Path], None]] = {
     r"gpt2( |/)": _exported,
     r"model\.py": _training,
     r"\ba\.sqlite": _databases,
+    r"my_package:": _backend,
 }
 
 

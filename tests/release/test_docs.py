@@ -187,7 +187,7 @@ def names_in(found: Mapping[str, Any], lists: Sequence[str]) -> set[str]:
                 names |= {*candidate}
     for name in ("engines", "ratios", "finalists"):
         for value in found.get(name, {}).values():
-            names |= {*value}
+            names |= {*value} if isinstance(value, Mapping) else set()
     return names
 
 
