@@ -33,7 +33,7 @@ class ValueStore:
         Raises MeasurementError when the system refuses, since the disk is full.
         """
         dense = np.ascontiguousarray(array).reshape(array.shape)
-        plain = dense if dense.dtype.isbuiltin == 1 else dense.view(f"u{dense.dtype.itemsize}")
+        plain = dense if dense.dtype.isbuiltin != 2 else dense.view(f"u{dense.dtype.itemsize}")
         partial = self._path(value).with_suffix(".partial")
         try:
             with no_room("the values of the model"), partial.open("wb") as file:

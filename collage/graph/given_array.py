@@ -25,7 +25,7 @@ def given_array(value: Any, wanted: np.dtype[Any]) -> Array:
     a floating-point type, and to no other.
     """
     found, typed = _array(value)
-    if found.dtype.type is np.void and wanted.isbuiltin != 1 and found.dtype.itemsize == wanted.itemsize:
+    if found.dtype.type is np.void and wanted.isbuiltin == 2 and found.dtype.itemsize == wanted.itemsize:
         return found.view(wanted)  # files of numpy hold bfloat16 and similar types as raw bytes
     return found if typed or found.dtype == wanted else _converted(found, wanted)
 

@@ -29,7 +29,7 @@ def exported(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: s
     import torch
 
     try:
-        with _quiet(), _without_fused_attention(), torch.no_grad():
+        with _quiet(), _beside_threads(), _without_fused_attention(), torch.no_grad():
             return torch.export.export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # tracing runs the module's code, which raises anything
         raise ModelError(f"PyTorch cannot export {what}: {_reason(error)}") from error
@@ -50,7 +50,7 @@ def to_onnx(program: Any, inputs: Sequence[str], outputs: Sequence[str], what: s
             f"{what} needs onnxscript, PyTorch's exporter to ONNX: pip install 'collage-compiler[torch]'."
         ) from error
     try:
-        with _quiet():
+        with _quiet(), _beside_threads():
             made = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=list(inputs), output_names=list(outputs)
             )
@@ -88,6 +88,25 @@ def _quiet() -> Iterator[None]:
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
+
+
+@contextlib.contextmanager
+def _beside_threads() -> Iterator[None]:
+    """Within it no other thread traces with TorchDynamo, and compiled functions run in all of them.
+
+    PyTorch's tracers note in globals what they do, and one that traces has others' compiled functions raise errors
+    unless PyTorch says that it compiles.
+    """
+    import torch
+    from torch._dynamo import convert_frame
+
+    with convert_frame.compile_lock:
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager

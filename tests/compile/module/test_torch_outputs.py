@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -70,3 +72,11 @@ def test_outputs_of_all_kinds() -> None:
     assert torch.equal(found[3][0], torch.ones(1, dtype=torch.int64))
     assert found[4] is texts and found[5] is None and found[6] == [{0: 0.5}]
     assert ValueType(TENSOR, STRING).check(texts) is texts
+
+
+def test_tensors_of_arrays_from_another_process() -> None:
+    """numpy does not count the dtypes of unpickled arrays as its own."""
+    for dtype in (np.float32, np.int64, ml_dtypes.bfloat16):
+        array = pickle.loads(pickle.dumps(np.arange(6).astype(dtype)))
+        found = tensor_of(array)
+        np.testing.assert_array_equal(array_over(found), array)
