@@ -52,9 +52,7 @@ def of_module(module: CompiledModule | ShapedModule) -> tuple[list[NodeArg], lis
     if original is None:
         return inputs, outputs
     try:
-        known = parsed(
-            protobuf(model_artifact(original))
-        ).graph.input  # shapes of outputs may be wrong, and are left out
+        known = parsed(protobuf(model_artifact(original))).graph.input  # outputs' shapes may be wrong
     except ValueError:  # an engine's own form
         return inputs, outputs
     shapes = {each.name: _shape(each) for each in known}

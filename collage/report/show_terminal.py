@@ -174,8 +174,11 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]], *, detailed: b
     for node, entry in entries:
         origin = f" ({entry['source']})" if entry["source"] else ""
         parts.append(Text(f"node {node}: {entry['op']}{origin} on {entry['backend']}", style="bold"))
-        candidates = sorted(entry["candidates"], key=_by_verdict)
-        listed = [each for each in candidates if detailed or "cost_us" in each or each["verdict"] == "chosen"]
+        listed: list[Mapping[str, Any]] = []
+        others: list[Mapping[str, Any]] = []
+        for each in sorted(entry["candidates"], key=_by_verdict):
+            timed = "cost_us" in each or each["verdict"] == "chosen"
+            (listed if detailed or timed else others).append(each)
         found = table(
             ("backend", "pattern", "layout", "us", "in place", "verdict"),
             [_candidate(each) for each in listed] or [("no candidate", *[""] * 5)],
@@ -185,12 +188,13 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]], *, detailed: b
         if listed and listed[0]["verdict"] == "chosen":
             found.rows[0].style = "bold"
         parts += [found, Text()]
-        if others := [each for each in candidates if each not in listed]:
+        if others:
             parts += [_by_reason(others), Text()]
     return Group(*parts)
 
 
 def _by_reason(candidates: Iterable[Mapping[str, Any]]) -> Table:
+    """The table of verdicts with the numbers of candidates. Verdicts that differ in their numbers are one."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for each in candidates:
         groups.setdefault(_NUMBER.sub("#", each["verdict"]), []).append(each)

@@ -157,7 +157,7 @@ class _Running:
         return self._outputs(args) if self._is_current else self._graph.eager(*args)
 
     def _has_changed(self, args: Sequence[Any]) -> bool:
-        """If a constant was written to. Fused optimizers, NumPy and ``.data`` show in the piece of it alone."""
+        """Whether a constant was written to. PyTorch does not count fused optimizers, NumPy and ``.data``."""
         return self._versions_of(args) != self._versions or [each.tobytes() for each in self._pieces] != self._contents
 
     def _versions_of(self, args: Sequence[Any]) -> list[int]:

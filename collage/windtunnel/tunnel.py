@@ -347,20 +347,20 @@ class Tunnel(BaseEstimator):
 
     @property
     def _reader(self) -> Reader:
-        return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache, *self._taken)
+        return Reader(self.columns_, self.fronts_, self.n_features_in_, self._cache, *self._row_rules)
 
     @property
     def _translation(self) -> Translation:
         names = tuple(map(str, getattr(self, "feature_names_in_", ())))
         return Translation(
-            self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names, *self._taken
+            self.network_, self.columns_, self.fronts_, self.head_, self.n_features_in_, names, *self._row_rules
         )
 
     def _take(self, found: Translation, fitted: Any = None) -> None:
         """Keep a translation, the pipeline that it is from, and what is needed to start from it again."""
         self._fitted = fitted
         self.network_, self.columns_, self.fronts_, self.head_ = found.network, found.columns, found.fronts, found.head
-        self.n_features_in_, self._taken = found.n_features, (found.unstored, found.by_name)
+        self.n_features_in_, self._row_rules = found.n_features, (found.unstored, found.by_name)
         if found.names:
             self.feature_names_in_ = np.array(found.names, object)
         self._cache = Cache(None if self.cache is None else Path(self.cache))
