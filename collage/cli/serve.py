@@ -9,7 +9,8 @@ import click
 
 from collage.cli.completion import MODULES, complete_files
 from collage.cli.console import say
-from collage.cli.options import PATH, Count, Number, Seconds, given, option, refuse_unused
+from collage.cli.errors import log_lines
+from collage.cli.options import PATH, Count, Number, Seconds, flag, given, option, refuse_unused
 from collage.errors import UsageError
 
 _OF_DECODERS = (
@@ -43,6 +44,7 @@ def parse_origin(text: str) -> str:
     help="Let pages from there use the server in a browser (CORS), such as http://localhost:3000; * for all pages. "
     "Repeatable. Default: none.",
 )
+@flag("--access-log", help="Write a line for each request: client, path, status, time, and id.")
 @option("--name", metavar="NAME", help="What clients call the model. Default: the file's name.")
 @option(
     "--tokenizer",
@@ -150,6 +152,7 @@ def serve(
     max_batch: int | None,
     max_wait_ms: float,
     max_body_mib: int,
+    access_log: bool,
     **options: Any,
 ) -> None:
     """Serve a compiled decoder by OpenAI's API, or a module by KServe's protocol V2, to many clients at a time.
@@ -181,6 +184,8 @@ def serve(
     from collage.serve.options import EngineOptions
     from collage.serve.parallel.options import Parallelism
 
+    if access_log:
+        click.get_current_context().with_resource(log_lines("collage.serve.http.asgi"))
     if (module := _module_file(model)) is not None:
         _refuse(_OF_DECODERS, f"a decoder, and {module} is a module")
         if max_batch is None:
@@ -192,6 +197,8 @@ def serve(
         refuse_unused("--processes", "--parallel")
     if replicas is None:
         refuse_unused("--cluster", "--replicas")
+    else:
+        _refuse(("--access-log",), "one process, and the proxies of Ray Serve have logs of their own")
     engine = EngineOptions(policy, max_running, max_waiting, itl_target)
     parallelism = None if parallel is None else Parallelism(parallel, processes)
     server = ServerOptions(model, engine, parallelism=parallelism, **options)

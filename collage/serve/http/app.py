@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from collage.serve.http.asgi import HEADER, Receive, RequestIds, read_body, unless_gone
+from collage.serve.http.asgi import Receive, error_handlers, middleware, read_body, unless_gone
 from collage.serve.http.bodies import ApiError, ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.objects import AnswerShape, ChatShape, CompletionShape
 from collage.serve.http.service import HttpJob, Service
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-logger = logging.getLogger(__name__)
-
 _MAX_BODY = 4 << 20
 """The most bytes of a body: more than half a million token ids.
 
@@ -30,29 +27,12 @@ All streams wait while a body is read, and one of 16 MiB took seconds.
 
 def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    async def failed(request: Request, error: ApiError) -> Response:
+    def failed(error: ApiError) -> Response:
         service.metrics.refused(error.status)
         return JSONResponse(error.body(), error.status, error.headers())
-
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        text = f"{request.method} {request.url.path}: {error.detail.lower()}."
-        answer = await failed(request, ApiError(error.status_code, text, None))
-        answer.headers.update(error.headers or {})  # the methods that there are
-        return answer
-
-    async def broken(request: Request, error: Exception) -> Response:
-        id = request.scope[HEADER]
-        logger.error("the request %s has failed", id, exc_info=error)
-        text = f"a fault in the server: {type(error).__name__}."
-        answer = await failed(request, ApiError(500, text, "fault"))
-        answer.headers[HEADER] = id  # as nothing that adds it is around this
-        return answer
 
     async def health(request: Request) -> Response:
         if service.draining:
@@ -82,16 +62,6 @@ def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
         job = await service.job(body, [text], body.most_tokens, body.most_logprobs, special=False)
         return await _answer(service, request, job, ChatShape(service), body)
 
-    middleware = [Middleware(RequestIds)]
-    if allow_origins:
-        cross_origin = Middleware(
-            CORSMiddleware,
-            allow_origins=allow_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, "Retry-After"],
-        )
-        middleware.insert(0, cross_origin)
     return Starlette(
         routes=[
             Route("/health", health),
@@ -101,8 +71,8 @@ def make_app(service: Service, allow_origins: Sequence[str] = ()) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ],
-        middleware=middleware,
-        exception_handlers={ApiError: failed, HTTPException: no_route, Exception: broken},
+        middleware=middleware(allow_origins),
+        exception_handlers=error_handlers(failed),
     )
 
 

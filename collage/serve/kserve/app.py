@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage._version import __version__
-from collage.serve.http.asgi import HEADER, RequestIds, read_body, unless_gone
+from collage.serve.http.asgi import error_handlers, middleware, read_body, unless_gone
 from collage.serve.http.bodies import ApiError, bad_request
 from collage.serve.kserve.messages import VERSION
 from collage.serve.kserve.service import ModuleService
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-logger = logging.getLogger(__name__)
-
 _LENGTH = "Inference-Header-Content-Length"
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """How zlib reads bodies by their encoding."""
@@ -27,29 +24,12 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 def make_module_app(service: ModuleService, allow_origins: Sequence[str] = ()) -> Starlette:
     from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    async def failed(request: Request, error: ApiError) -> Response:
+    def failed(error: ApiError) -> Response:
         service.metrics.refused(error.status)
         return JSONResponse({"error": error.message}, error.status, error.headers())
-
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        answer = await failed(
-            request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail.lower()}.")
-        )
-        answer.headers.update(error.headers or {})  # the methods that there are
-        return answer
-
-    async def broken(request: Request, error: Exception) -> Response:
-        id = request.scope[HEADER]
-        logger.error("the request %s has failed", id, exc_info=error)
-        answer = await failed(request, ApiError(500, f"a fault in the server: {type(error).__name__}."))
-        answer.headers[HEADER] = id  # as nothing that adds it is around this
-        return answer
 
     async def server(request: Request) -> Response:
         return JSONResponse({"name": "collage", "version": __version__, "extensions": ["binary_tensor_data"]})
@@ -81,16 +61,6 @@ def make_module_app(service: ModuleService, allow_origins: Sequence[str] = ()) -
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    middleware = [Middleware(RequestIds)]
-    if allow_origins:
-        cross_origin = Middleware(
-            CORSMiddleware,
-            allow_origins=allow_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, _LENGTH, "Retry-After"],
-        )
-        middleware.insert(0, cross_origin)
     of_model = [
         route
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
@@ -109,8 +79,8 @@ def make_module_app(service: ModuleService, allow_origins: Sequence[str] = ()) -
             Route("/metrics", metrics),
             *of_model,
         ],
-        middleware=middleware,
-        exception_handlers={ApiError: failed, HTTPException: no_route, Exception: broken},
+        middleware=middleware(allow_origins, _LENGTH),
+        exception_handlers=error_handlers(failed),
     )
 
 

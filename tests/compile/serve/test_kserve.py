@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -245,6 +246,19 @@ def test_metrics(fixed_file: Path) -> None:
         assert server.end(signal.SIGINT) == 0
 
 
+def test_access_log(fixed_file: Path) -> None:
+    with served(fixed_file, "--access-log") as server:
+        id = server.ask("GET", "/v2/models/m")[1]["x-request-id"]
+        with closing(server.connect()) as connection:
+            connection.request("POST", "/v2/none%0Awhere", b"{}", {"X-Request-Id": "a\x1b[31mb"})
+            assert connection.getresponse().status == 404
+        assert server.end() == 0
+        lines = server.log.read_text().splitlines()
+    assert re.fullmatch(rf"127\.0\.0\.1 GET /v2/models/m 200 \d+\.\d ms {id}", lines[-2]), lines
+    assert re.fullmatch(r"127\.0\.0\.1 POST /v2/none%0Awhere 404 \d+\.\d ms a.*b", lines[-1]), lines
+    assert "\x1b" not in lines[-1]
+
+
 def test_two_inputs(fixed: Served) -> None:
     rng = np.random.default_rng()
     x, shift = rng.normal(size=(4, 8)).astype(np.float32), rng.normal(size=(4, 4)).astype(np.float32)
@@ -421,6 +435,7 @@ def test_a_client_that_leaves(joined: Served) -> None:
 
 
 def test_what_cannot_be_served(folder: Path, fixed_file: Path, tmp_path: Path) -> None:
+    fails(2, "serve", tmp_path, "--replicas", "2", "--access-log", words=("--access-log: for one process",))
     (tmp_path / "text.collage").write_text("no module")
     fails(1, "serve", tmp_path / "text.collage", words=("is no module file",))
     fails(1, "serve", tmp_path / "none.collage", words=("there is no", "or a module"))
