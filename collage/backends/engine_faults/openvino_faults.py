@@ -69,6 +69,8 @@ def _faults(
         data.update(filter(None, node.output))
         if node.op_type == "Range" and not any(types.is_integer(name) for name in node.input):
             found[index] = "counts in floats that depend on data, where it ends elsewhere"
+        if node.op_type == "Hardmax":
+            found[index] = "marks another one than the first of equal numbers"
         # The floor of 41 * (1 / 41) is 0. Random samples hold no multiples of the divisor.
         if _is_inexact_quotient(node, types, constants):
             quotients[node.output[0]] = index

@@ -39,6 +39,18 @@ def _take(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
     return np.take(args[0], args[1], axis=axis if isinstance(axis, int) else None, mode="wrap")
 
 
+def _strided_slice(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
+    """The result's shape tells how many elements there are, since ends may be ambiguous."""
+    result = args[0]
+    axes, begins, strides = _ints(attrs["arg1"]), _ints(attrs["arg2"]), _ints(attrs.get("arg4") or ())
+    for axis, begin, stride in zip(axes, begins, strides or (1,) * len(axes), strict=True):
+        extent, count = result.shape[axis], out.shape[axis]
+        begin = begin + extent if begin < 0 else begin
+        first = min(max(begin, 0), extent) if stride > 0 else min(max(begin, -1), extent - 1)
+        result = result.take(first + stride * np.arange(count), axis)
+    return result
+
+
 def _elementwise(function: Callable[..., Any]) -> _Folder:
     return lambda args, attrs, out: function(*args)
 
@@ -62,6 +74,7 @@ _FOLDERS: Mapping[str, _Folder] = {
     "take": _take,
     "less": _elementwise(np.less),
     "where": _elementwise(np.where),
+    "strided_slice": _strided_slice,
     "shape_to_tensor": lambda args, attrs, out: np.array(attrs["arg0"], dtype=np.int64),
     "full": lambda args, attrs, out: np.full(out.shape, args[0]),
     "zeros": lambda args, attrs, out: np.zeros(out.shape, np_dtype(out.dtype)),

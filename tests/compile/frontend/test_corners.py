@@ -19,9 +19,11 @@ from collage.check.store import ValueStore
 from collage.errors import ModelError
 from collage.frontend.model import import_model
 from collage.frontend.read import load
+from collage.frontend.relax.build import fold
 from collage.frontend.rewrite.simplify import simplify
 from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import TensorType
 from collage.patterns import BackendPattern
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
@@ -163,6 +165,33 @@ def test_a_pattern_in_a_model_with_a_constant_output() -> None:
     context = MatchContext(import_model(model))
     matches, _ = find_matches(context, "test", [BackendPattern(is_op("relu")(wildcard()))])
     assert [tuple(each.nodes) for each in matches] == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "steps"),
+    [((0, 1), (2, 4), (1, 1)), ((-3, -2), (99, -1), (2, 1)), ((-1, 9), (-99, 0), (-1, -2)), ((1, 0), (2, 5), (1, 3))],
+)
+def test_slices_of_constants_are_constants(
+    starts: tuple[int, int], ends: tuple[int, int], steps: tuple[int, int]
+) -> None:
+    table = np.arange(15, dtype=np.float32).reshape(3, 5)
+    axes = np.array([0, 1], np.int64)
+    expected = table[slice(starts[0], ends[0], steps[0]), slice(starts[1], ends[1], steps[1])]
+    attrs = {"arg1": (-2, 1), "arg2": starts, "arg3": ends, "arg4": steps}
+    found = fold("strided_slice", [table], attrs, TensorType(expected.shape, "float32"))
+    np.testing.assert_array_equal(found, expected)
+    weights = {"t": table, "s": np.array(starts), "e": np.array(ends), "a": axes, "n": np.array(steps)}
+    nodes = [N("Slice", ["t", "s", "e", "a", "n"], ["c"]), N("Add", ["x", "c"], ["y"])]
+    shape = list(expected.shape)
+    model = import_model(make_model(nodes, {"x": shape}, {"y": shape}, weights))
+    assert [node.op for node in model.graph.nodes] == ["add"]
+
+
+def test_rows_to_scatter_are_constants() -> None:
+    """TVM computes them from ONNX's rows, which may count from the end, by slices of the data's shape."""
+    nodes = [N("ScatterND", ["x", "i", "u"], ["y"])]
+    model = make_model(nodes, {"x": [4, 3], "u": [2, 3]}, {"y": [4, 3]}, {"i": np.array([[-1], [1]], np.int64)})
+    assert [node.op for node in import_model(model).graph.nodes] == ["scatter_nd"]
 
 
 def test_bfloat16_that_is_input_and_output() -> None:

@@ -75,6 +75,7 @@ REFUSED = {
         {"zero": np.float32(0), "one": np.float32(0.1)},
     ),
     "rounded reciprocal": single(N("Div", ["x", "c"], ["q"]), N("Floor", ["q"], ["y"]), c=np.float32(41)),
+    "equal numbers": make_model([N("Hardmax", ["x"], ["y"])], {"x": [4, 32]}, {"y": [4, 32]}),
 }
 
 
@@ -130,13 +131,19 @@ def test_regions_with_a_fault_are_not_offered() -> None:
     assert any("rounded reciprocal" in each.reason for each in rejected)
 
 
-def test_the_quotient_is_still_wrong_there() -> None:
-    """If this fails, OpenVINO divides, and the fault can go."""
+@pytest.mark.parametrize(
+    ("reason", "x"),
+    [
+        ("rounded reciprocal", np.arange(16, dtype=np.float32).reshape(4, 4) * 41),
+        ("equal numbers", np.arange(128, dtype=np.float32).reshape(4, 32) % 3),
+    ],
+)
+def test_what_is_refused_is_still_wrong(reason: str, x: Any) -> None:
+    """If this fails, OpenVINO is right by now, and the fault can go."""
     pytest.importorskip("openvino")
-    model, multiples = REFUSED["rounded reciprocal"], np.arange(16, dtype=np.float32).reshape(4, 4) * 41
-    session = OpenVino().session(model.SerializeToString(), BuildOptions())
-    (expected,) = reference_run(model, {"x": multiples})
-    assert not np.array_equal(session.run([multiples])[0], expected)
+    session = OpenVino().session(REFUSED[reason].SerializeToString(), BuildOptions())
+    (expected,) = reference_run(REFUSED[reason], {"x": x})
+    assert not np.array_equal(session.run([x])[0], expected)
 
 
 FINITE_ONLY = Measurement(1.0, 0.1, 0.9, 10, 0.0, finite_only=True)

@@ -69,7 +69,7 @@ def test_a_transformer_runs_in_bfloat16_where_that_is_faster(database: Path, tmp
     model = transformer()
     options: dict[str, Any] = {
         "db": database,
-        "backends": ["onednn", "native", "onnxruntime"],
+        "backends": ["onednn", "native", "tvm"],  # none that runs the model whole, which may win if others compute
         "progress": False,
     }
     module = collage.compile(model, tolerance=TOLERANCE, **options)
