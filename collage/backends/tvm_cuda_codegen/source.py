@@ -53,8 +53,13 @@ class CudaSource:
 def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     """The source of a scheduled PrimFunc, whose kernels' names begin with ``name``.
 
-    Raises RuntimeError or ValueError where TVM refuses the schedule, and ValueError for more blocks than a grid has.
+    Raises RuntimeError or ValueError where TVM refuses the schedule, and ValueError for more blocks than a grid has
+    and for a schedule that leaves loops to the host, as DLight's for transposes does with what reads the result.
     """
+    body = func.body.block.body
+    for each in body.seq if isinstance(body, tirx.SeqStmt) else (body,):
+        if all(loop.thread_binding is None for loop in collect(each, tirx.For)):
+            raise ValueError("the schedule leaves loops to the host")
     func, between = _with_all_buffers(func)
     func = func.with_attrs({"global_symbol": name, "tirx.noalias": True})
     module = tirx.transform.BindTarget(target)(tvm.IRModule({name: func}))
