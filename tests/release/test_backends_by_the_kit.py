@@ -47,10 +47,9 @@ def known(name: str, finding: Finding) -> bool:
         return False
     if name == "openvino":
         # OpenVINO says only when it loads a model that it lacks an operator or a mode. We know some of its faults.
-        words = ("FrontEnd API failed", "the engine would be wrong")
-        return any(each in finding.what for each in words) or bool(
-            NARROW.search(" ".join((*where.inputs, *where.outputs)))
-        )
+        refused = ("FrontEnd API failed", "the engine would be wrong")
+        types = " ".join((*where.inputs, *where.outputs))
+        return any(each in finding.what for each in refused) or bool(NARROW.search(types))
     if name == "tables" and finding.kind == "raises":
         return " a row, not " in finding.what  # inputs whose first axes differ are refused only when it is bound
     return name in ("tables", "tvm") and finding.kind == "hostile" and bool(WINDOWS.search(where.operators))

@@ -53,8 +53,9 @@ class CudaSource:
 def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     """The source of a scheduled PrimFunc, whose kernels' names begin with ``name``.
 
-    Raises RuntimeError or ValueError where TVM refuses the schedule, and ValueError for more blocks than a grid has
-    and for a schedule that leaves loops to the host, as DLight's for transposes does with what reads the result.
+    Raises RuntimeError or ValueError if TVM refuses the schedule, and ValueError for more blocks than a grid has.
+    Raises ValueError, too, if the schedule leaves loops to the host: DLight's rule for transposes schedules the
+    transpose alone.
     """
     body = func.body.block.body
     for each in body.seq if isinstance(body, tirx.SeqStmt) else (body,):

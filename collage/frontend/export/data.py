@@ -51,8 +51,7 @@ def _strided_slice(c: ExportedCall) -> str:
     starts, stops = [], []
     for axis, begin, stride in zip(axes, begins, strides, strict=True):
         extent, count = shape[axis], c.out.shape[axis]
-        begin = begin + extent if begin < 0 else begin
-        begin = min(max(begin, 0), extent) if stride > 0 else min(max(begin, -1), extent - 1)
+        begin = slice(begin, None, stride).indices(extent)[0]
         stop = begin + count * stride
         starts.append(begin if count else 0)
         stops.append((stop if stop >= 0 else _BEGIN) if count else 0)

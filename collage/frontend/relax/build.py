@@ -44,10 +44,7 @@ def _strided_slice(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
     result = args[0]
     axes, begins, strides = _ints(attrs["arg1"]), _ints(attrs["arg2"]), _ints(attrs.get("arg4") or ())
     for axis, begin, stride in zip(axes, begins, strides or (1,) * len(axes), strict=True):
-        extent, count = result.shape[axis], out.shape[axis]
-        begin = begin + extent if begin < 0 else begin
-        first = min(max(begin, 0), extent) if stride > 0 else min(max(begin, -1), extent - 1)
-        result = result.take(first + stride * np.arange(count), axis)
+        result = result.take(np.arange(result.shape[axis])[begin::stride][: out.shape[axis]], axis)
     return result
 
 

@@ -28,10 +28,11 @@ HEADER = "x-request-id"
 _LONGEST = 256
 
 
-class Requests:
+class IdsAndLog:
     """Gives each answer of an application the id that the client has given, or a new one, and logs its request.
 
-    A line of the log: "127.0.0.1 POST /v1/completions 200 31.4 ms 5f0c…", at its end; a stream is over by then.
+    A line of the log, "127.0.0.1 POST /v1/completions 200 31.4 ms 5f0c…", is written when the answer, or its stream,
+    is over.
     """
 
     def __init__(self, app: Any) -> None:
@@ -58,13 +59,12 @@ class Requests:
         finally:
             ms = (time.perf_counter() - begin) * 1e3
             client = scope["client"][0] if scope.get("client") else "-"
-            # As sent, so that no line break of a client is one of the log; an id has only what a header may have.
-            path = scope.get("raw_path", b"").decode("latin-1")
+            path = scope.get("raw_path", b"").decode("latin-1")  # as sent: its line breaks are escaped
             logger.info("%s %s %s %d %.1f ms %s", client, scope["method"], path, status, ms, scope[HEADER])
 
 
 def middleware(allow_origins: Sequence[str], *exposed: str) -> list[Middleware]:
-    """What is around all routes. Pages of ``allow_origins`` can use them and read the headers ``exposed``."""
+    """The middleware of all routes. Pages of ``allow_origins`` can use the routes and read the headers ``exposed``."""
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
 
@@ -75,7 +75,7 @@ def middleware(allow_origins: Sequence[str], *exposed: str) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=[HEADER, "Retry-After", *exposed],
     )
-    return [*([cross_origin] if allow_origins else []), Middleware(Requests)]
+    return [*([cross_origin] if allow_origins else []), Middleware(IdsAndLog)]
 
 
 def error_handlers(answer: Callable[[ApiError], Response]) -> dict[Any, Any]:
